@@ -15,17 +15,28 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 if TYPE_CHECKING:
     from equivtest.capturing import capture, capture_update
-    from equivtest.module import ids, mask, module_property, positions, real, targets
+    from equivtest.programs.groups import Judge, Training, World
+    from equivtest.programs.inputs import Input, ids, mask, positions, real, targets
+    from equivtest.programs.program import program
+    from equivtest.programs.property import module_property
+
+_HOMES = {
+    "capturing": ("capture", "capture_update"),
+    "programs.groups": ("Judge", "Training", "World"),
+    "programs.inputs": ("Input", "ids", "mask", "positions", "real", "targets"),
+    "programs.program": ("program",),
+    "programs.property": ("module_property",),
+}
+"""Modules -> what is public of them, imported when somebody first asks for it: most take torch."""
 
 __all__ = [
-    "NotSupported", "__version__", "capture", "capture_update", "ids", "mask", "module_property", "positions", "real",
-    "targets",
+    "Input", "Judge", "NotSupported", "Training", "World", "__version__", "capture", "capture_update", "ids", "mask",
+    "module_property", "positions", "program", "real", "targets",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """What describes or captures a module of your own, imported when it is asked for: it takes torch."""
-    if name not in __all__:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "equivtest.capturing" if name.startswith("capture") else "equivtest.module"
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

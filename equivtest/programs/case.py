@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Self
 
+from equivtest.base.functions import parts_of
 from equivtest.cases.case import Shape, at_step, parts_from, require
 from equivtest.cases.case_tensor import CaseTensor, Role
 from equivtest.cases.rules import OneOf
@@ -196,11 +197,17 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """The mesh, and whether the sizes that ranks may divide are multiples of their number."""
+        """The mesh, whether the sizes that ranks may divide are multiples of their number, and the options."""
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
-        return frozenset({"even" if is_even else "uneven", f"mesh {self.mesh_shape}"})
+        return frozenset({"even" if is_even else "uneven", f"mesh {self.mesh_shape}", *self.options})
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """'bias=False' of each argument that the names of its functions carry."""
+        carried = parts_of(self.build)[3] | parts_of(self.parallelize)[3]
+        return tuple(f"{name}={value!r}" for name, value in carried.items())
 
     @property
     def takes(self) -> str:

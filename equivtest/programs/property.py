@@ -1,19 +1,23 @@
-"""A property of a module of your own, in one line of a test file."""
+"""A property of a user's program, from the functions that make it."""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from equivtest.base import limits
-from equivtest.base.functions import Named, name_of
+from equivtest.base.functions import Named, name_of, plain, with_arguments
+from equivtest.base.importing import load_named, suggestion
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
 from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
 from equivtest.programs.fields import require_axes
+from equivtest.programs.groups import Judge, Training, World, flat, refuse_text, refuse_unknown
 from equivtest.programs.inputs import Input, sizes_in, written
 from equivtest.programs.mesh import mesh_along
 from equivtest.programs.state import STATES
@@ -35,6 +39,29 @@ CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_pa
 
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
+MOST_VARIANTS = 64
+"""Combinations of options: the unsharded module runs for each before anything is drawn."""
+
+Options = Mapping[str, Sequence[Any]]
+
+
+class Variant(NamedTuple):
+    """The program under one combination of its options.
+
+    Attributes:
+        options: (name, code of the value) of each.
+        batch: None if the ranks are still to be asked, see `_resolve`.
+    """
+
+    options: tuple[tuple[str, str], ...]
+    door: Door
+    batch: str | None
+
+    @property
+    def rows(self) -> str:
+        """The batch; WHOLE if it is unknown."""
+        return self.batch or WHOLE
+
 
 def module_property(
     build: Named,
@@ -44,164 +71,156 @@ def module_property(
     inputs: Mapping[str, Input] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     positional: Sequence[str] = (),
-    outputs: Sequence[str] = (),
-    loss: str = "",
     batch: str | None = None,
-    optimizer: Named = "",
-    step: Named = "",
-    steps: int | None = None,
-    micro_batches: int = 1,
-    max_norm: float = 0.0,
-    norm_type: float = 2.0,
-    examples: Sequence[ModuleCase] = (),
-    conclusive_dtypes: Sequence[str] = (),
-    without_collectives: str = "",
-    by_parts: bool | None = None,
-    axes: Sequence[str] = (),
-    batch_axis: str = "",
-    placed: Named = "",
-    state: str | None = None,
-    zero_or_none: Sequence[str] = (),
-    needs_world: bool = False,
-    set_up: Named = "",
-    tear_down: Named = "",
-    world_sizes: Sequence[int] = (),
-    limit_s: float = limits.CASE_S,
+    options: Options | None = None,
+    **grouped: Any,
 ) -> Property:
-    """That a parallelized module computes what the unsharded one computes, forward and backward.
+    """The older form of `equivtest.program`: arguments of its groups lie beside the others.
 
-    Assigned to a name of a test module, it is collected by pytest and judged as the shipped properties are.
+    `x_shapes` is what `program` takes as a list of `inputs`.
 
     Args:
-        build: A function without arguments that makes the unsharded module.  It is sent to the ranks as file and
-            name; a name, 'package.module:NAME' or 'file.py:NAME', is as good, here and below.  Those of its
-            parameters that require a gradient are trained.  A module that only adds, multiplies, takes maxima and
-            moves values is judged on integers, for equality in every dtype.  Any other is judged on real numbers,
-            within a bound: in float64 and float32 that of the whole module where it says something, else that of
-            each of its parts.
-        parallelize: 'package.module:NAME' of a function (module, mesh) -> module, which every rank calls.
-        x_shapes: Shapes that x is drawn from, the simplest first, where the module takes one floating-point x.  A
-            shape is left out in a dtype that cannot hold its sums, or in which its bounds say nothing, and, where the
-            batch is divided, on more ranks than it has rows.
-        inputs: The inputs of any other module, by name, made by `real`, `ids`, `mask`, `targets` and `positions`,
-            with shapes of numbers and of names of sizes.  Where the batch is divided, each rank has rows of the
-            inputs whose first dim is 'batch', and the whole of all others.
-        sizes: What each named size is drawn from, the simplest first; a name that is left out is drawn from
-            BATCH_SIZES or OTHER_SIZES.
-        positional: Names of the inputs that are handed over by place, in order; all others are handed over by name.
-        outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all but those that
-            are None.
-        loss: The output from which backward starts, with 1.  '': one that is called 'loss', or the only one, where it
-            is one number; else backward starts from all, each with a cotangent of its own.
-        batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
-            each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
-            'parts of the whole', with a `step`: each rank has rows of its own, and the gradients, the numbers that the
-            step reports and the updates are those of the whole batch.
-            None: 'mean of parts', or with a step 'parts of the whole', where what `parallelize` makes has
-            DistributedDataParallel, fully_shard or the like in it, else 'whole'.  The ranks are asked once; where one
-            raises, hangs or dies then, the property ends as misuse.
-        optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer.  It is called with the
-            parallel module and with the unsharded one; the optimizer's own code, applied to one tensor after the
-            other, judges the updates from the gradients that the ranks hold.
-        step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs: one step of
-            training as every rank runs it, from forward to update.  See docs/how-to/training.md.
-        steps: Number of steps, each on inputs of its own; None: 2 with an optimizer, else 1.
-        micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
-        max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.
-        norm_type: The type of that norm: 1, 2 or math.inf.
-        examples: Cases that are always run.
-        conclusive_dtypes: The dtypes in which a conformance run wants conclusions; (): all.
-        without_collectives: Why the parallel module calls no collective, where that is right.
-        by_parts: Whether each submodule is judged by itself, from what the ranks held where it begins, so that a bound
-            says something however deep the module is: on real numbers, in every dtype.  None: only in those dtypes in
-            which the bound of the whole module says nothing, and only where integers judge the module in no dtype.
-            In a `step` the submodules are not judged: what the ranks held there makes the bounds of all else narrow.
-        axes: Names of the axes of the mesh that `parallelize` is handed, such as ('dp', 'tp'): meshes of every shape
-            are drawn, sizes of 1 among them.  Empty: one axis without a name.
-        batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
-            '': the first.
-        placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), for
-            programs from which it cannot be read which elements a rank holds: see `ModuleCase.placed`.
-        state: What the buffers follow that the forward changes, if each rank has rows of its own.  'own rows': a rank's
-            buffers are the unsharded module's after its own rows, as of BatchNorm under DistributedDataParallel.
-            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as of SyncBatchNorm
-            or of counts that an all_reduce adds up; the outputs are then rows of what it gives on the whole batch, and
-            gradients are its gradients, divided by the ranks if they are averaged.  None: no buffer depends on the
-            rows, or a `step` leaves those of the whole batch.
-        zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
-            ranks if each of its elements is 0 in the unsharded module, as of an expert that no token reaches.
-        needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
-            environment.
-        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None that ranks call around each draw; either
-            implies needs_world.  With set_up alone each case has fresh ranks.
-        world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
-            on others leaves it out there, and says so.  What else it does not support it says by `NotSupported`.
-        limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out; at most 300.
+        grouped: Fields of `Training`, `World` and `Judge`.
 
     Raises:
-        Misuse: x_shapes is no sequence of shapes, inputs are no inputs, both or neither is given, or there is no such
-            batch; or limit_s is no such number.
+        Misuse: As of `program`.
     """
-    build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
-    optimizer, step, placed = name_of(optimizer, "optimizer"), name_of(step, "step"), name_of(placed, "placed")
-    set_up, tear_down = name_of(set_up, "set_up"), name_of(tear_down, "tear_down")
-    require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
+    groups: list[Any] = [
+        group(**{each.name: grouped[each.name] for each in fields(group) if each.name in grouped})
+        for group in (Training, World, Judge)
+    ]
+    known = [each.name for group in groups for each in fields(group)]
+    refuse_unknown("module_property", grouped, [*known, "inputs", "sizes", "positional", "batch", "options"])
     require(
         (x_shapes is None) != (inputs is None),
         "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
         f"got {'neither' if inputs is None else 'both'}",
     )
-    require(state is None or state in STATES, f"state must be {' or '.join(map(repr, STATES))}, got {state!r}")
-    require_axes(tuple(axes), batch_axis)
-    require(
-        all(isinstance(size, int) and size >= 1 for size in world_sizes),
-        f"world_sizes must be numbers of ranks, of at least 1, got {tuple(world_sizes)}",
-    )
-    for name, names in (
-        ("outputs", outputs), ("positional", positional), ("axes", axes), ("zero_or_none", zero_or_none)
-    ):  # fmt: skip
-        require(not isinstance(names, str), f"{name} must hold names, such as {name}=({names!r},), got {names!r}")
-    common: Fields = (
-        ("axes", tuple(axes)), ("batch_axis", batch_axis), ("placed", placed), ("state", state or ""),
-        ("zero_or_none", tuple(zero_or_none)),
-        ("needs_world", needs_world or bool(set_up or tear_down)), ("set_up", set_up),
-        ("tear_down", tear_down), ("optimizer", optimizer), ("step", step),
-        ("steps", (2 if optimizer else 1) if steps is None else steps), ("micro_batches", micro_batches),
-        ("max_norm", float(max_norm)), ("norm_type", float(norm_type)),
-    )  # fmt: skip
     if inputs is None:
-        _require_shapes(x_shapes)
-        require(not sizes and not positional, "sizes and positional go with inputs, not with x_shapes")
-        fields: Fields = (*common, ("outputs", tuple(outputs)), ("loss", loss))
-        door = Door(build, parallelize, "x_shape", tuple(map(tuple, x_shapes or ())), fields, by_parts)
-    else:
-        fields = (
-            *common,
-            ("inputs", written(inputs)),
-            ("positional", tuple(positional)),
-            ("outputs", tuple(outputs)),
-            ("loss", loss),
-        )
-        door = Door(build, parallelize, "sizes", combinations(sizes_in(written(inputs)), sizes or {}), fields, by_parts)
+        _require_shapes(x_shapes, "x_shapes")
+    given = x_shapes if inputs is None else inputs
+    return make_property(build, parallelize, given, sizes, positional, batch, options, *groups)
+
+
+def make_property(
+    build: Named,
+    parallelize: Named,
+    inputs: Mapping[str, Input] | Sequence[Shape] | None,
+    sizes: Mapping[str, Sequence[int]] | None,
+    positional: Sequence[str],
+    batch: str | None,
+    options: Options | None,
+    training: Training,
+    world: World,
+    judge: Judge,
+) -> Property:
+    """The property; arguments and errors as of `equivtest.program`."""
+    build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
+    require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
+    require(
+        judge.state is None or judge.state in STATES,
+        f"state must be {' or '.join(map(repr, STATES))}, got {judge.state!r}",
+    )
+    refuse_text(positional=positional)
+    require_axes(tuple(world.axes), world.batch_axis)
+    varied, layouts, taken = _arguments(inputs, sizes, positional)
+    common = (*_common_fields(training, world, judge), *taken)
+    variants = tuple(
+        Variant(chosen, Door(named_build, named_parallelize, varied, layouts, common, judge.by_parts), batch)
+        for chosen, named_build, named_parallelize in _named_with(options or {}, build, parallelize)
+    )
     return Property(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
-        cases=partial(_cases, door, batch or WHOLE),
-        claims=(*CLAIMS, trains_like_unsharded) if optimizer else CLAIMS,
-        examples=tuple(examples),
+        cases=partial(_cases, variants),
+        claims=(*CLAIMS, trains_like_unsharded) if training.optimizer else CLAIMS,
+        examples=tuple(judge.examples),
         shards=False,
-        conclusive_dtypes=tuple(conclusive_dtypes),
-        without_collectives=without_collectives,
-        leaves_out=partial(_left_out, door, batch or WHOLE),
-        aspects=partial(_aspects, door, batch or WHOLE),
-        world_sizes=tuple(world_sizes),
-        resolve=partial(_resolve, door) if batch is None else None,
-        limit_s=limit_s,
+        conclusive_dtypes=tuple(judge.conclusive_dtypes),
+        without_collectives=judge.without_collectives,
+        leaves_out=partial(_left_out, variants),
+        aspects=partial(_aspects, variants),
+        world_sizes=tuple(world.world_sizes),
+        resolve=partial(_resolve, variants) if batch is None else None,
+        limit_s=world.limit_s,
     )
 
 
-def _require_shapes(x_shapes: object) -> None:
+def _common_fields(training: Training, world: World, judge: Judge) -> Fields:
+    """Returns the fields of the groups that all cases share."""
+    of_training, of_world, of_judge = flat(training), flat(world), flat(judge)
+    if of_training["steps"] is None:
+        of_training["steps"] = 2 if training.optimizer else 1
+    of_training |= {name: float(of_training[name]) for name in ("max_norm", "norm_type")}
+    of_world["needs_world"] = world.needs_world or bool(world.set_up or world.tear_down)
+    of_judge["state"] = judge.state or ""
+    of_property = ("world_sizes", "limit_s", "by_parts", "without_collectives", "conclusive_dtypes", "examples")
+    together = of_training | of_world | of_judge
+    return tuple((name, value) for name, value in together.items() if name not in of_property)
+
+
+def _arguments(
+    inputs: Mapping[str, Input] | Sequence[Shape] | None,
+    sizes: Mapping[str, Sequence[int]] | None,
+    positional: Sequence[str],
+) -> tuple[str, tuple[Any, ...], Fields]:
+    """The field in which layouts differ, what it holds, and the fields that say what the module takes."""
+    if isinstance(inputs, Mapping):
+        named = written(inputs)
+        layouts = combinations(sizes_in(named), sizes or {})
+        return "sizes", layouts, (("inputs", named), ("positional", tuple(positional)))
+    _require_shapes(inputs, "inputs")
+    require(not sizes and not positional, "sizes and positional go with inputs that have names, not with shapes of x")
+    return "x_shape", tuple(map(tuple, inputs or ())), ()
+
+
+def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tuple[tuple[str, str], ...], str, str]]:
+    """Each combination of options, the simplest first, and the names of both functions with their own of them.
+
+    Raises:
+        Misuse: No function takes an option, an option has no values or others than plain ones, or there are too many.
+    """
+    if not options:
+        return [((), build, parallelize)]
+    for name, values in options.items():
+        is_table = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
+        require(
+            is_table, f"options must hold the values of each, such as {{{name!r}: (1, 2)}}, got {values!r} of {name}"
+        )
+    number = len(list(itertools.product(*options.values())))
+    require(
+        number <= MOST_VARIANTS,
+        f"options have {number} combinations, at most {MOST_VARIANTS} are judged: take fewer values, or two properties",
+    )
+    takers = [_taken_of(options, name, what) for name, what in ((build, "build"), (parallelize, "parallelize"))]
+    for name in options:
+        require(
+            any(name in taken for taken, _ in takers),
+            f"options: neither build nor parallelize takes {name!r}: "
+            f"{suggestion(name, [each for _, known in takers for each in known] or ['none'])}",
+        )
+    found = []
+    for values in itertools.product(*options.values()):
+        chosen = dict(zip(options, values, strict=True))
+        codes = tuple((name, plain(value, f"option {name}")) for name, value in chosen.items())
+        own = [{name: value for name, value in chosen.items() if name in taken} for taken, _ in takers]
+        named_build = with_arguments(build, (), own[0], "build")
+        found.append((codes, named_build, with_arguments(parallelize, (), own[1], "parallelize")))
+    return found
+
+
+def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
+    """Which options a function takes, and all arguments that it takes by name."""
+    function: Any = load_named(name, what)
+    require(callable(function), f"{what} {name!r} is no function: {function!r}")
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return [each for each in options if takes_any or each in known], known
+
+
+def _require_shapes(x_shapes: object, called: str) -> None:
     """Raises Misuse for what is no sequence of shapes, such as one shape."""
     is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
     shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
@@ -209,32 +228,35 @@ def _require_shapes(x_shapes: object) -> None:
     are_shapes = all(isinstance(shape, Sequence) and not isinstance(shape, str) for shape in shapes)
     require(
         bool(shapes) and are_shapes,
-        f"x_shapes must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}{one}",
+        f"{called} must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}{one}",
     )
     other = next((shape for shape in shapes if not all(isinstance(size, int) for size in shape)), None)
     require(
         other is None,
-        f"a shape of x_shapes must hold numbers, got {other!r}: names of sizes go with inputs={{'x': real({other!r})}}",
+        f"a shape of {called} must hold numbers, got {other!r}: names of sizes go with inputs={{'x': real({other!r})}}",
     )
 
 
-def _resolve(door: Door, prop: Property, pool: Pool, space: Space) -> Property:
-    """The property of a batch that is divided where what `parallelize` makes reduces gradients."""
+def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
+    """The property of batches that are divided if what `parallelize` makes reduces gradients."""
+    asked = [each._replace(batch=_resolved_batch(each.door, prop, pool, space)) for each in variants]
+    return replace(
+        prop,
+        cases=partial(_cases, asked),
+        leaves_out=partial(_left_out, asked),
+        aspects=partial(_aspects, asked),
+        resolve=None,
+    )
+
+
+def _resolved_batch(door: Door, prop: Property, pool: Pool, space: Space) -> str:
     num_ranks = space.world_sizes[0]
     mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
     cases = _made_in(
         space.dtypes, partial(door.make, world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
     )
     batch = _batch_of(cases, pool, prop.limit_s)
-    if cases[0].training.step and batch == MEAN_OF_PARTS:
-        batch = PARTS_OF_WHOLE
-    return replace(
-        prop,
-        cases=partial(_cases, door, batch),
-        leaves_out=partial(_left_out, door, batch),
-        aspects=partial(_aspects, door, batch),
-        resolve=None,
-    )
+    return PARTS_OF_WHOLE if cases[0].training.step and batch == MEAN_OF_PARTS else batch
 
 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
@@ -314,15 +336,21 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
     return MEAN_OF_PARTS if reducing else WHOLE
 
 
-def _cases(door: Door, batch: str, space: Space) -> SearchStrategy[ModuleCase]:
-    from equivtest.programs.strategy import module_cases
+def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCase]:
+    from equivtest.programs.strategy import module_cases, option_cases
 
-    layouts = {size: judged_layouts(door, batch, size, space.dtypes) for size in space.world_sizes}
-    return module_cases(space, partial(door.make, batch=batch), door.varied, layouts)
+    found = {}
+    for each in variants:
+        if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes):
+            layouts = {size: judged_layouts(each.door, each.rows, size, space.dtypes) for size in space.world_sizes}
+            make = partial(each.door.make, batch=each.rows)
+            found[each.options] = module_cases(space, make, each.door.varied, layouts)
+    return option_cases(found) if len(found) > 1 else next(iter(found.values()))
 
 
-def _aspects(door: Door, batch: str, space: Space) -> list[str]:
-    """Names the aspects of all cases, in the order of the meshes and layouts that they are drawn from."""
+def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
+    """Names the aspects of the simplest variant's cases, as they are drawn, and each value of each option."""
+    door, batch = variants[0].door, variants[0].rows
     found: dict[str, None] = {}
     for size in space.world_sizes:
         for mesh, by_dtype in judged_layouts(door, batch, size, space.dtypes).items():
@@ -331,14 +359,21 @@ def _aspects(door: Door, batch: str, space: Space) -> list[str]:
                     fields = {door.varied: layout, "largest": largest, "by_parts": by_parts, "values": ((mode, 0),)}
                     case = door.make(world_size=size, mesh=mesh, dtype=dtype, batch=batch, **fields)
                     found |= dict.fromkeys(sorted(case.aspects))
-    return list(found)
+    return [*found, *dict.fromkeys(f"{name}={code}" for each in variants for name, code in each.options)]
 
 
-def _left_out(door: Door, batch: str, space: Space) -> dict[str, str]:
+def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
+    """The dtypes in which no variant is judged, with the reason."""
+    first, *others = (_left_out_of(each, space) for each in variants)
+    return {dtype: why for dtype, why in first.items() if all(dtype in left_out for left_out in others)}
+
+
+def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
     """The dtypes in which the unsharded module does not run, with the reason, or no sums are exact and bounds too wide.
 
     None if that is so in every dtype there is.
     """
+    door, batch = variant.door, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
     judged = {
         dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.case import Shape
 from equivtest.cases.picks import pick, pick_run
@@ -19,6 +19,9 @@ Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int, bool]
 
 Layouts = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Layout]]]]
 """World size -> mesh -> dtype -> layouts of cases, the simplest first; no mesh and no dtype without any."""
+
+Options = tuple[tuple[str, str], ...]
+"""(name, code of the value) of each option of a program."""
 
 
 @st.composite
@@ -46,3 +49,17 @@ def module_cases(
         **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
         **{varied: layout},
     )
+
+
+@st.composite
+def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
+    """Cases of a program under each of its options; failures shrink to the first value of each.
+
+    Args:
+        variants: The options' names and values -> the cases; all have the same names.
+    """
+    remaining = list(variants)
+    for place, (name, _) in enumerate(remaining[0]):
+        value = pick(draw, f"option {name}", tuple(dict.fromkeys(each[place][1] for each in remaining)))
+        remaining = [each for each in remaining if each[place][1] == value]
+    return draw(variants[remaining[0]])

@@ -24,7 +24,7 @@ FLOORS = (
     ("families", "fingerprint", "rank", "verdicts"),
     ("programs", "report", "verdicts.judging"),
     ("captured", "diagnose", "programs.property"),
-    ("capturing", "module", "search"),
+    ("capturing", "module", "programs.program", "search"),
     ("pytest_plugin",),
     ("__init__", "cli", "options", "plugin"),
 )

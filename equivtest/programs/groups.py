@@ -1,0 +1,226 @@
+"""Groups of arguments of `equivtest.program`: how a program trains, the world it runs in, how it is judged."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from equivtest.base import limits
+from equivtest.base.functions import Named, name_of
+from equivtest.base.importing import closest
+from equivtest.errors import Misuse
+
+if TYPE_CHECKING:
+    from equivtest.programs.case import ModuleCase
+
+T = TypeVar("T")
+
+FUNCTIONS = ("optimizer", "step", "set_up", "tear_down", "placed")
+"""The fields of groups that hold functions."""
+
+OTHER_WORDS = {
+    "x_shapes": "write inputs=[(1, 3), (4, 3)]",
+    "x_shape": "write inputs=[(1, 3), (4, 3)]",
+    "shapes": "write inputs=[(1, 3), (4, 3)]",
+    "nprocs": "write world=World(world_sizes=...)",
+    "ranks": "write world=World(world_sizes=...)",
+    "timeout": "write world=World(limit_s=...)",
+    "tolerance": "no tolerance is set, since bounds are derived",
+    "atol": "no tolerance is set, since bounds are derived",
+    "rtol": "no tolerance is set, since bounds are derived",
+}
+"""What other libraries call some arguments -> what to write here."""
+
+
+def answers_wrong_names(group: type[T]) -> type[T]:
+    """Has the class answer the name of an argument that it does not have with the nearest right one."""
+    make: Any = group.__init__
+
+    @functools.wraps(make)
+    def checked(self: object, *args: Any, **given: Any) -> None:
+        if args:
+            raise Misuse(f"{group.__name__} takes arguments by name, such as {_example(group)}, got {args[0]!r}")
+        refuse_unknown(group.__name__, given, [each.name for each in fields(group)])  # type: ignore[arg-type]
+        make(self, **given)
+
+    setattr(group, "__init__", checked)  # noqa: B010  (mypy lets no method be assigned)
+    return group
+
+
+def _example(group: type[Any]) -> str:
+    return f"{group.__name__}({fields(group)[0].name}=...)"
+
+
+def refuse_unknown(what: str, given: Sequence[str] | dict[str, object], known: Sequence[str]) -> None:
+    """Raises Misuse for the first name that is not known, with what to write in its place."""
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise Misuse(f"{what} has no argument {unknown!r}: {_in_place_of(unknown, known)}")
+
+
+def _in_place_of(unknown: str, known: Sequence[str]) -> str:
+    if unknown in OTHER_WORDS:
+        return OTHER_WORDS[unknown]
+    elsewhere = {each.name: group.__name__ for group in (Training, World, Judge) for each in fields(group)}
+    if near := closest(unknown, known):
+        return f"did you mean {near}=?"
+    if near := closest(unknown, elsewhere):
+        return f"write {elsewhere[near].lower()}={elsewhere[near]}({near}=...)"
+    return f"its arguments are {', '.join(known)}"
+
+
+def refuse_text(**named: object) -> None:
+    """Raises Misuse for one string where names belong, since its letters would be taken for names."""
+    for name, value in named.items():
+        if isinstance(value, str):
+            raise Misuse(f"{name} must hold names, such as {name}=({value!r},), got {value!r}")
+
+
+@answers_wrong_names
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the program trains.  Without it, it is one forward and one backward.
+
+        training=Training(optimizer=sgd, steps=3, max_norm=1.0)
+
+    Attributes:
+        optimizer: Function (module) -> torch.optim.Optimizer, which is called with the parallel module and with the
+            unsharded one.  The optimizer's own code, applied to one tensor after the other, judges the updates from
+            the ranks' gradients.
+        step: Function (module, mesh, micro_batches, optimizer) -> outputs: one step of training as every rank runs it,
+            from forward to update.  See docs/how-to/training.md.
+        steps: Number of steps, each on inputs of its own; None: 2 with an optimizer, else 1.
+        micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
+        max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.
+        norm_type: The type of that norm: 1, 2 or math.inf.
+
+    Raises:
+        Misuse: A function cannot be sent to the ranks, or a number is out of its range.
+    """
+
+    optimizer: Named = ""
+    step: Named = ""
+    steps: int | None = None
+    micro_batches: int = 1
+    max_norm: float = 0.0
+    norm_type: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("micro_batches", 1)):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int) or number < least):
+                raise Misuse(f"Training: {name} must be a whole number of at least {least}, got {number!r}")
+        if not self.max_norm >= 0:
+            raise Misuse(f"Training: max_norm must be at least 0, where 0 clips nothing, got {self.max_norm!r}")
+        named_functions(self)
+
+
+@answers_wrong_names
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes and the mesh that the program runs on.  Without it: one axis without a name, on any ranks.
+
+        world=World(axes=("dp", "tp"), world_sizes=(1, 2, 4))
+
+    Attributes:
+        axes: Names of the axes of the mesh that `parallelize` takes: meshes of every shape are drawn, sizes of 1 among
+            them.
+        batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
+            '': the first.
+        world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
+            on others leaves the property out there, and says so.  What else the program does not support it says by
+            `NotSupported`.
+        needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
+            environment.
+        set_up, tear_down: Functions (mesh) -> None that ranks call around each draw; either implies needs_world.  With
+            set_up alone each case has fresh ranks.
+        limit_s: Seconds that one run of one case may take on all ranks, before it has timed out; at most 300.
+
+    Raises:
+        Misuse: A function cannot be sent to the ranks, or a number is out of its range.
+    """
+
+    axes: Sequence[str] = ()
+    batch_axis: str = ""
+    world_sizes: Sequence[int] = ()
+    needs_world: bool = False
+    set_up: Named = ""
+    tear_down: Named = ""
+    limit_s: float = limits.CASE_S
+
+    def __post_init__(self) -> None:
+        refuse_text(axes=self.axes)
+        sizes = self.world_sizes
+        if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise Misuse(f"world_sizes must be numbers of ranks, of at least 1, got {sizes!r}")
+        named_functions(self)
+
+
+@answers_wrong_names
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """What is judged of the program, and how.  Without it: all outputs, gradients, parameters and buffers.
+
+        judge=Judge(outputs=("logits",), by_parts=True)
+
+    Attributes:
+        outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all except None.
+        loss: The output from which backward starts, with 1.  '': the one called 'loss', or the only one, if it is one
+            number; else backward starts from all, each with a cotangent of its own.
+        by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
+            bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
+            the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
+            submodules are not judged: the ranks' values there make the bounds of all else narrow.
+        placed: Function (parallel module, name of a parameter) -> (tensor, indices), for programs from which it cannot
+            be read which elements a rank has: see `ModuleCase.placed`.
+        state: What the buffers follow that the forward changes, if each rank has rows of its own.  'own rows': a rank's
+            buffers are the unsharded module's after its own rows, as of BatchNorm under DistributedDataParallel.
+            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as of SyncBatchNorm
+            or of counts that an all_reduce adds up; the outputs are then rows of what it gives on the whole batch, and
+            gradients are its gradients, divided by the ranks if they are averaged.  None: no buffer depends on the
+            rows, or a `step` leaves those of the whole batch.
+        zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
+            ranks if each of its elements is 0 in the unsharded module, as of an expert that no token reaches.
+        without_collectives: Why the parallel module calls no collective, if that is right.
+        conclusive_dtypes: The dtypes in which a conformance run wants conclusions; (): all.
+        examples: Cases that are always run, as messages print them.
+
+    Raises:
+        Misuse: A function cannot be sent to the ranks, or names are no sequence of strings.
+    """
+
+    outputs: Sequence[str] = ()
+    loss: str = ""
+    by_parts: bool | None = None
+    placed: Named = ""
+    state: str | None = None
+    zero_or_none: Sequence[str] = ()
+    without_collectives: str = ""
+    conclusive_dtypes: Sequence[str] = ()
+    examples: Sequence[ModuleCase] = ()
+
+    def __post_init__(self) -> None:
+        refuse_text(
+            outputs=self.outputs, zero_or_none=self.zero_or_none, conclusive_dtypes=self.conclusive_dtypes
+        )  # fmt: skip
+        named_functions(self)
+
+
+def named_functions(group: Training | World | Judge) -> dict[str, str]:
+    """The names of the group's functions, by field; '' for those that it does not have.
+
+    Raises:
+        Misuse: A function cannot be sent to the ranks.
+    """
+    return {name: name_of(getattr(group, name), name) for name in FUNCTIONS if hasattr(group, name)}
+
+
+def flat(group: Training | World | Judge) -> dict[str, Any]:
+    """All fields of the group, functions by name and sequences as tuples."""
+    values = {each.name: getattr(group, each.name) for each in fields(group)} | named_functions(group)
+    return {
+        name: value if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
+        for name, value in values.items()
+    }

@@ -1,0 +1,91 @@
+"""`equivtest.program`: the property of a user's program, in one line of a test file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Never
+
+from equivtest.base.functions import Named, is_rank
+from equivtest.errors import Misuse
+from equivtest.programs.groups import Judge, Training, World, refuse_unknown
+
+if TYPE_CHECKING:
+    from equivtest.cases.case import Shape
+    from equivtest.programs.inputs import Input
+    from equivtest.property import Property
+
+ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "world", "judge")
+"""The arguments that go by name."""
+
+
+class InRank:
+    """What `program` gives in a rank, which imports a file for its functions and judges nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Misuse(
+            f"a rank imports your file for its functions, and the file uses .{name} of a property at its top level: "
+            "put that into a test, or below if __name__ == '__main__':"
+        )
+
+
+def program(
+    build: Named,
+    parallelize: Named,
+    inputs: Mapping[str, Input] | Sequence[Shape] | None = None,
+    *,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    positional: Sequence[str] = (),
+    batch: str | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    training: Training | None = None,
+    world: World | None = None,
+    judge: Judge | None = None,
+    **unknown: Never,
+) -> Property:
+    """The property that a parallel program computes what the unsharded module computes, forward and backward.
+
+    Assigned to a name of a test file, it is collected by pytest and judged as the shipped properties are:
+
+        test_block = equivtest.program(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
+
+    Functions are sent to the ranks as file and name, so they lie at the top level of a file; `functools.partial` of one
+    and plain values works.  A name, 'package.module:NAME' or 'file.py:NAME', is as good as the function.
+
+    Args:
+        build: Function without arguments, or a class, that makes the unsharded module.  Those of its parameters that
+            require a gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is
+            judged on integers, for equality in every dtype.  Any other is judged on real numbers, within a bound: that
+            of the whole module in float64 and float32 if it is narrow enough, else that of each submodule.
+        parallelize: Function (module, mesh) -> module, which every rank calls.
+        inputs: For a module of one floating-point x its shapes, the simplest first.  For any other its inputs by name,
+            made by `real`, `ids`, `mask`, `targets` and `positions`, with shapes of numbers and of names of sizes.  If
+            the batch is divided, each rank has rows of x, or of the inputs whose first dim is 'batch', and the whole
+            of all others.
+        sizes: Values of each named size, the simplest first; without them a batch has 1 to 7 rows, any other size is 2,
+            3 or 5.
+        positional: Names of the inputs that are passed by place, in order; all others are passed by name.
+        batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
+            each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
+            'parts of the whole', with a step: each rank has rows of its own, and the gradients, the numbers that the
+            step reports and the updates are those of the whole batch.
+            None: 'mean of parts', or with a step 'parts of the whole', if `parallelize` applies
+            DistributedDataParallel, fully_shard or the like, else 'whole'.  The ranks are asked once; if one raises,
+            hangs or dies then, the property ends as misuse.
+        options: Values of keyword arguments of `build` and `parallelize`, the simplest first, such as
+            {'bias': (True, False)}: plain values as JSON has them.  Each value is drawn, failures shrink to the first,
+            and the case prints the arguments, so that it can be run again.
+        training, world, judge: See `Training`, `World` and `Judge`.
+
+    Raises:
+        Misuse: No rank can find a function, or an argument has a name or a value that it cannot have.
+    """
+    refuse_unknown("program", list(unknown), ARGUMENTS)
+    if is_rank():
+        return InRank()  # type: ignore[return-value]
+    from equivtest.programs.property import make_property
+
+    groups = (training or Training(), world or World(), judge or Judge())
+    for name, group, wanted in zip(("training", "world", "judge"), groups, (Training, World, Judge), strict=True):
+        if not isinstance(group, wanted):
+            raise Misuse(f"{name} must be a {wanted.__name__}, such as {name}={wanted.__name__}(...), got {group!r}")
+    return make_property(build, parallelize, inputs, sizes, positional, batch, options, *groups)
