@@ -1,6 +1,6 @@
-"""What this package raises on purpose, but for failures of claims: those are in `equivtest.verdicts.verdict`.
+"""The exceptions that this package raises on purpose, except claim failures (`equivtest.verdicts.verdict`).
 
-Exit codes: a `ClaimFailed` is 1, everything here is 2.
+Exit codes: a `ClaimFailed` is 1, every exception here is 2.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 
 VALUE_CHARS = 300
-"""Characters of one value of the user that a message shows."""
+"""Most characters of one user value in a message."""
 
 MISUSE_CHARS = 2_000
-"""Characters of the whole message of a `Misuse`."""
+"""Most characters of the whole message of a `Misuse`."""
 
 _VALUES = (r"\S", r"(?<=[ (=])'[^']", r'(?<=[ (=])"[^"]', r"\([^()]")
 _LONG_VALUE = re.compile("|".join(f"{value}{{{VALUE_CHARS},}}" for value in _VALUES))
-"""A run without spaces, the inside of quotes or of parentheses, each if it is long."""
+"""A long run without spaces, or a long text within quotes or parentheses."""
 
 
 class EquivtestError(Exception):
@@ -23,7 +23,7 @@ class EquivtestError(Exception):
 
 
 class Misuse(EquivtestError, ValueError):
-    """The caller's mistake: the message names the value, the limit and the way out.
+    """A mistake of the caller: the message names the value, the limit and the way out.
 
     The message shows at most VALUE_CHARS characters of each value.
     """
@@ -33,14 +33,14 @@ class Misuse(EquivtestError, ValueError):
 
 
 class PropertyMisuse(Misuse):
-    """A mistake of the property itself, so that no other case is tried in place of the one that shows it."""
+    """A mistake in the property itself, so that no other case is tried instead."""
 
 
 class ReferenceRefuses(PropertyMisuse):
-    """What defines what is to be computed says that it does not support a case.
+    """The reference, which defines the right result, says that it does not support a case.
 
     Args:
-        who: The function or module that said so.
+        who: The function or module that raised.
     """
 
     def __init__(self, who: str, error: NotSupported) -> None:
@@ -52,7 +52,7 @@ class ReferenceRefuses(PropertyMisuse):
 
 
 class Inconclusive(EquivtestError, RuntimeError):
-    """A run that shows neither that a claim holds nor that it fails, which must not look like a pass."""
+    """A run that shows neither that a claim holds nor that it fails; it must not look like a pass."""
 
 
 class BrokenSetup(EquivtestError, RuntimeError):
@@ -60,15 +60,15 @@ class BrokenSetup(EquivtestError, RuntimeError):
 
 
 class HostLost(BrokenSetup):
-    """A rank's host died or was cut off, which says nothing of what ran there."""
+    """A rank's host died or was cut off; the code that ran there is not to blame."""
 
 
 class Unsupported(EquivtestError, RuntimeError):
-    """This torch or backend cannot do what the case needs; every rank finds so alike.
+    """This torch or backend does not support what the case needs, as every rank finds.
 
     Args:
-        lacking: 'dtype:function' of the collective that the backend refused, a reduction's name behind it; '' where a
-            release has not something.
+        lacking: 'dtype:function' of the collective that the backend refused, with the reduction's name at the end; ''
+            if a release lacks something.
     """
 
     def __init__(self, message: str, lacking: str = "") -> None:
@@ -77,13 +77,13 @@ class Unsupported(EquivtestError, RuntimeError):
 
 
 class NotSupported(EquivtestError, RuntimeError):
-    """A program's own word that it does not support a case: heads that do not divide, a dtype that it refuses.
+    """A program's statement that it does not support a case: heads that do not divide, a dtype that it refuses.
 
-    `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a class of
-    their own that derives from it.  On every rank it declines the case, which is then neither right nor wrong, and the
-    summary counts it; on some ranks alone it is a failure like any other exception.  Where a property's program
-    declines all of its cases on several ranks, its claims are open and the run ends with exit code 2.  Of `build`, and
-    of the unsharded module, it is a mistake.
+    `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a subclass of
+    it.  If every rank raises it, the case is declined: neither right nor wrong, and counted in the summary.  If only
+    some ranks raise it, it is a failure like any other exception.  If a property's program declines all of its cases
+    on several ranks, its claims are open and the run ends with exit code 2.  In `build`, and in the unsharded module,
+    it is a mistake.
 
     Args:
         reason: Why, in one sentence, for the summary.
@@ -94,12 +94,12 @@ class NotSupported(EquivtestError, RuntimeError):
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """Returns why a path cannot be used, without the path; ValueError: it holds a character that no path has."""
+    """Returns why a path cannot be used, without the path; ValueError if it contains an invalid character."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def shorten(text: str, num_chars: int = VALUE_CHARS) -> str:
-    """Leaves out the middle of a text that is longer than about `num_chars` characters."""
+    """Cuts the middle of a text that is longer than about `num_chars` characters."""
     left_out = len(text) - num_chars
     if left_out <= 0:
         return text

@@ -1,7 +1,7 @@
-"""Where each element of a sharded tensor lives: integer arithmetic only, no torch.
+"""Computes where each element of a sharded tensor lives: integer arithmetic only, no torch.
 
-A mesh is a row-major grid of ranks, `mesh_shape` ranks along each axis.  A layout holds one
-placement per mesh axis.  Where one dim is sharded on several axes, the shard order says which
+A mesh is a row-major grid of ranks, `mesh_shape` ranks along each axis.  A layout has one
+placement per mesh axis.  If one dim is sharded on several axes, the shard order says which
 axis divides first.
 
 Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partitions for `Flat`.
@@ -19,12 +19,12 @@ from equivtest.errors import Misuse
 
 Bounds = tuple[int, int]
 """Half-open interval of element indices, (start, stop)."""
-_remembered = functools.lru_cache(maxsize=2**14)  # pure, and asked again for every claim, draw and rank
+_remembered = functools.lru_cache(maxsize=2**14)  # pure, and called for every claim, draw and rank
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Divided among the ranks of the axis along one dim, by torch.chunk's rule."""
+    """Shards one dim among the ranks of the axis, by torch.chunk's rule."""
 
     dim: int
 
@@ -34,7 +34,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Whole on every rank of the axis."""
+    """Keeps the whole tensor on every rank of the axis."""
 
     def __str__(self) -> str:
         return "replicate"
@@ -42,7 +42,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """Each rank of the axis holds an operand; reducing them with `op` gives the value."""
+    """Keeps an operand on each rank of the axis; reducing the operands with `op` gives the value."""
 
     op: str = "sum"
 
@@ -52,7 +52,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Flat:
-    """Flattened, padded to `padded_to` elements, divided into equal parts (ZeRO's partition)."""
+    """Flattens the tensor, pads it to `padded_to` elements and divides it into equal parts (ZeRO's partition)."""
 
     padded_to: int
 
@@ -68,8 +68,8 @@ REDUCE_OPS = ("sum", "avg", "max", "min")
 class Layout:
     """The placements of one tensor on all mesh axes.
 
-    `shard_order` lists mesh axes, the one that divides first at the front; it matters only
-    where one dim is sharded on several axes.  Empty means first axis first, torch's default.
+    `shard_order` lists mesh axes in the order in which they divide; it matters only if one dim is
+    sharded on several axes.  Empty means first axis first, torch's default.
     """
 
     placements: tuple[Placement, ...]
@@ -81,15 +81,15 @@ class Layout:
 
 
 UNTOLD = Layout(())
-"""The layout of a plain tensor whose part of the whole `Placed.indices` says, or nobody."""
+"""The layout of a plain tensor whose elements `Placed.indices` lists, or whose place is unknown."""
 
 
 @_remembered
 def parse_placement(text: str) -> Placement:
-    """The placement that `text` spells: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
+    """Parses 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
 
     Raises:
-        Misuse: `text` spells none of them.
+        Misuse: `text` has none of these forms.
     """
     if text == "replicate":
         return Replicate()
@@ -105,7 +105,7 @@ def parse_placement(text: str) -> Placement:
 
 
 def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
-    """Half-open bounds, in elements, of one shard of a dim.
+    """Returns the half-open bounds, in elements, of one shard of a dim.
 
     Every shard has ceil(length / num_shards) elements until the dim runs out; later shards
     are shorter or empty.  shard_bounds(4, 3, 2) == (4, 4).
@@ -135,7 +135,7 @@ def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
 
 @_remembered
 def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The place of `rank` on each axis of a row-major mesh.
+    """Returns the coordinate of `rank` on each axis of a row-major mesh.
 
     Raises:
         ValueError: the mesh has no such rank.
@@ -151,7 +151,7 @@ def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @_remembered
 def flat_axis(layout: Layout) -> int | None:
-    """The mesh axis that is `Flat`, or None.
+    """Returns the mesh axis that is `Flat`, or None.
 
     Raises:
         ValueError: `Flat` stands beside another `Flat` or a `Shard`.
@@ -168,7 +168,7 @@ def flat_axis(layout: Layout) -> int | None:
 def local_box(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[Bounds, ...]:
-    """Bounds, one pair per dim, of what `rank` holds of a tensor; whole for a `Flat` layout.
+    """Returns the bounds, one pair per dim, of the part of a tensor on `rank`; the whole for a `Flat` layout.
 
     Raises:
         ValueError: placements and mesh axes differ in number, a sharded dim does not exist,
@@ -187,7 +187,7 @@ def local_box(
 
 
 def shard_axes(layout: Layout) -> tuple[int, ...]:
-    """The sharded mesh axes, the one that divides first at the front."""
+    """Returns the sharded mesh axes, in the order in which they divide."""
     sharded = tuple(a for a, placement in enumerate(layout.placements) if isinstance(placement, Shard))
     if not layout.shard_order:
         return sharded
@@ -209,7 +209,7 @@ def check_layout(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tupl
 
 
 def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -> tuple[int, int, int]:
-    """(start, stop, size) of one partition of a flattened tensor, all in elements.
+    """Returns (start, stop, size) of one partition of a flattened tensor, all in elements.
 
     [start, stop) are its elements; the rest of its `size` elements is padding.
 
@@ -229,7 +229,7 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
 def local_shape(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[int, ...]:
-    """Shape of what `rank` holds; one dim, padding included, for a `Flat` layout."""
+    """Returns the shape of the part on `rank`; one dim, padding included, for a `Flat` layout."""
     box = local_box(global_shape, layout, mesh_shape, rank)
     axis = flat_axis(layout)
     if axis is None:
@@ -239,7 +239,7 @@ def local_shape(
 
 
 def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> int | None:
-    """The dim along which a tensor of shape `local` is what `rank` has of the whole, divided along one axis, if any."""
+    """Returns the dim along which `local` is the part of `rank` of the whole, divided along one axis, if any."""
     for dim, axis in itertools.product(range(len(whole)), range(len(mesh_shape))):
         placements: list[Placement] = [Replicate()] * len(mesh_shape)
         placements[axis] = Shard(dim)
@@ -249,9 +249,9 @@ def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tupl
 
 
 def shard_kind(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> str:
-    """How evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank holds nothing).
+    """Classifies how evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank holds nothing).
 
-    Padding does not count: a padded partition is uneven, one of padding alone is empty.
+    Padding does not count: a padded partition is uneven, and a partition of only padding is empty.
     """
     sizes = {_num_elements(global_shape, layout, mesh_shape, rank) for rank in range(math.prod(mesh_shape))}
     if math.prod(global_shape) and 0 in sizes:
@@ -269,7 +269,7 @@ def _num_elements(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tup
 
 
 def replicas(layout: Layout, mesh_shape: tuple[int, ...]) -> list[list[int]]:
-    """Groups of ranks that hold the same part and so must hold the same bits.
+    """Returns groups of ranks that hold the same part and so must hold the same bits.
 
     Ranks along a `Partial` axis hold different operands and are in different groups.
     """

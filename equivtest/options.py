@@ -1,4 +1,4 @@
-"""The options of a run, as a plugin of pytest: `-p equivtest.options`, or named by a conftest.py.
+"""The options of a run, as a plugin of pytest: load it with `-p equivtest.options`, or import it in a conftest.py:
 
 from equivtest.options import pytest_addoption
 """

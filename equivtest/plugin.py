@@ -1,8 +1,8 @@
 """The plugin that every pytest of an environment with equivtest loads.
 
 Until a module-level `Property` is collected, or a conftest.py adds our options, it does nothing
-and imports neither torch nor Hypothesis: whatever is heavier than pytest is imported in the hook
-that needs it.
+and imports neither torch nor Hypothesis: each hook imports the heavier modules that
+it needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from equivtest.pytest_plugin.session import Controller
 
 RUNS_NOTHING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "cacheshow")
-"""pytest's options of a session that is no run."""
+"""pytest's options for sessions that run nothing."""
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +109,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Hands the controller's fresh seed to an xdist worker, and remembers whom to pass SIGTERM on to."""
+    """Sends the controller's fresh seed to an xdist worker, and remembers the worker, to pass SIGTERM on to it."""
     if _options_added(node.config):
         from equivtest.pytest_plugin.options import soak_seed
         from equivtest.pytest_plugin.pools import hub_path, remember_worker
@@ -121,7 +121,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Workers for `-n auto`: half as many as cores on larger machines, since each drives ranks."""
+    """Returns the number of workers for `-n auto`: half the cores on larger machines, since each drives ranks."""
     if not _options_added(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -129,7 +129,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 class ControllerHooks:
-    """Hooks of the process that prints.  `controller` comes with the first finding."""
+    """Hooks of the process that prints.  The first finding creates `controller`."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -137,7 +137,7 @@ class ControllerHooks:
         self.found: Controller | None = None
         self.session: pytest.Session | None = None
         self.ended_by: BaseException | None = None
-        self.concluded = 0  # tests that passed, failed or fail as known, ours or not
+        self.concluded = 0  # tests that passed, failed or failed as expected, of any plugin
 
     @property
     def controller(self) -> Controller:
@@ -191,7 +191,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Takes a worker's list of properties, so that those never begun are reported too."""
+        """Reads a worker's list of properties, so that properties that never began are reported too."""
         listed = getattr(node, "workeroutput", {}).get("equivtest")
         if listed:
             import msgspec

@@ -1,4 +1,4 @@
-"""`torchrun ... -m equivtest.rank --connect HOST:PORT`: a place on this host for ranks of a run elsewhere."""
+"""`torchrun ... -m equivtest.rank --connect HOST:PORT`: reserves a place on this host for ranks of a run elsewhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from equivtest.ranks.hosts.slot import keep_slot
 
 
 def main() -> int:
-    """Exit codes: 0 the run has ended, 2 there was none, or it does not take this host."""
+    """Returns the exit code: 0 if the run has ended, 2 if there was none or it rejects this host."""
     parser = argparse.ArgumentParser(prog="torchrun ... -m equivtest.rank", description=__doc__)
-    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="where equivtest run --listen listens")
+    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the address of equivtest run --listen")
     try:
         address = parse_address(parser.parse_args().connect, "--connect")
         secret = read_secret()

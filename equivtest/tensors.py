@@ -1,4 +1,4 @@
-"""Local and global tensors: slice, assemble, compare bits.  No processes, no torch.distributed."""
+"""Slices and assembles local and global tensors and compares bits, without processes or torch.distributed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Placed:
-    """What one rank holds of a tensor, and the layout under which it holds it.
+    """One rank's part of a tensor, and its layout.
 
-    `local` is any shape and dtype, local; `global_shape` is what the subject takes the
-    unsharded shape to be, or None where it does not say.
+    `local` has any shape and dtype; `global_shape` is the unsharded shape according to the
+    subject, or None if the subject does not state it.
 
     Attributes:
-        indices: Of each local element its place in the flattened whole, int64 of the local shape, where no layout says
-            it; `layout` is UNTOLD then.  None: as `layout` says.
+        indices: If no layout says it, the index of each local element into the flattened global tensor, int64 of the
+            local shape; `layout` is UNTOLD then.  None: `layout` says it.
     """
 
     local: torch.Tensor
@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A global tensor put together from local ones.
+    """A global tensor assembled from local ones.
 
     `disagreeing` lists (rank, rank) pairs that hold the same part with different bits.
     """
@@ -63,21 +63,21 @@ class Assembled:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """'float32' for torch.float32."""
+    """Returns 'float32' for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
 def at_rest(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached copy on the CPU with row-major strides.
+    """Returns a detached copy on the CPU with row-major strides.
 
-    `Tensor.contiguous` keeps the odd strides of dims of size 0 and 1, which `Tensor.view(dtype)`
+    `Tensor.contiguous` keeps unusual strides of dims of size 0 and 1, which `Tensor.view(dtype)`
     then refuses (torch 2.13.0).
     """
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as integers of the same width: equal exactly where all bits are."""
+    """Returns the values as integers of the same width, which are equal exactly if all bits are."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
         flat = at_rest(flat)
@@ -85,7 +85,7 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit; NaN equals the same NaN."""
+    """True if two tensors agree in dtype, shape and every bit; NaN equals the same NaN."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(as_bits(left), as_bits(right))
@@ -94,10 +94,10 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 def slice_local(
     tensor: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int, *, padding: float = 0.0
 ) -> torch.Tensor:
-    """What `rank` holds of a global tensor: a copy with memory of its own, contiguous.
+    """Returns the part of a global tensor on `rank`: a contiguous copy with its own memory.
 
     `padding` fills the padded tail under a `Flat` layout.  Under `Partial` the first rank of
-    the axis holds the value and the others zeros (sum) or the value itself (avg, max, min).
+    the axis holds the value, and the others hold zeros (sum) or the value itself (avg, max, min).
     """
     shape = tuple(tensor.shape)
     coordinate = coordinate_of(rank, mesh_shape)
@@ -118,17 +118,17 @@ def slice_local(
 def assemble(
     locals_: Mapping[int, torch.Tensor], global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]
 ) -> Assembled:
-    """The global tensor whose local parts the ranks hold, and which replicas disagree.
+    """Returns the global tensor assembled from the ranks' local parts, and which replicas disagree.
 
-    Partial operands are reduced in rank order in the tensors' own dtype; of replicas the
-    lowest rank's counts.
+    Partial operands are reduced in rank order in the tensors' own dtype; from replicas it takes
+    the lowest rank's.
 
     Args:
         locals_: rank -> its local tensor; every rank of the mesh, all of one dtype.
         global_shape: Shape of the unsharded tensor.
 
     Raises:
-        ValueError: a rank is missing, or its tensor has not the shape of its shard.
+        ValueError: a rank is missing, or its tensor does not have the shape of its shard.
     """
     num_ranks = math.prod(mesh_shape)
     if sorted(locals_) != list(range(num_ranks)):
@@ -154,12 +154,13 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """As `assemble`, where tensors may list where their elements lie; and which rank holds each element first.
+    """Assembles tensors that may list their elements' indices, and returns also the first rank that holds each element.
 
-    That is -1 where none does.  A rank that holds one element twice, with different bits, disagrees with itself.
+    That rank is -1 if no rank holds the element.  A rank that holds one element twice with different bits disagrees
+    with itself.
 
     Raises:
-        ValueError: a tensor has not the shape of its shard, or of its list.
+        ValueError: a tensor does not have the shape of its shard, or of its list.
     """
     like = next(iter(placed.values())).local
     whole, holders = like.new_zeros(math.prod(global_shape)), torch.full((math.prod(global_shape),), -1)
@@ -177,7 +178,7 @@ def assemble_listed(
 
 
 def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """Returns, for each element that a rank holds, its place in the flattened whole; the layout pads nothing.
+    """Returns the index of each of a rank's elements into the flattened global tensor; the layout must not pad.
 
     Raises:
         ValueError: its layout cannot place such a tensor on the mesh.

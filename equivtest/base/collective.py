@@ -1,4 +1,4 @@
-"""A collective as plain data: what a rank is seen to call, and what the documentation says it calls."""
+"""A collective as plain data: a recorded call of a rank, or a documented one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PHASES = ("forward", "backward")
-"""'forward' is everything outside a backward: preparation of the module included."""
+"""'forward' is everything outside a backward, including preparation of the module."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Collective:
     Attributes:
         kind: 'all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'broadcast', 'scatter',
             'barrier', ...
-        size_bytes: Of what this rank hands in, padding included; 0 for a barrier, and for a
+        size_bytes: Size of this rank's operand, padding included; 0 for a barrier, and for a
             scatter on every rank but the source.
         phase: One of PHASES.
-        group: 'mesh', or who else took part: 'processes 0, 1, 2'.
+        group: 'mesh', or the other processes of the call: 'processes 0, 1, 2'.
     """
 
     kind: str
@@ -34,6 +34,6 @@ class Collective:
 
 
 def describe(collectives: Iterable[Collective]) -> str:
-    """One phrase per kind of call, equal ones counted: '2 x forward all_gather of 8 bytes'; 'none'."""
+    """Joins one phrase per kind of call and counts equal ones: '2 x forward all_gather of 8 bytes'; 'none'."""
     counts = Counter(map(str, collectives))
     return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items()) or "none"

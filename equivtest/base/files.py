@@ -1,4 +1,4 @@
-"""Files that are whole whenever somebody reads them."""
+"""Writes files so that a reader always sees a complete one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from pathlib import Path
 
 PART = re.compile(r"\.equivtest-\d+\.part")
-"""Name of a file that is being written; one is left where the process is killed meanwhile."""
+"""Name of a file during its writing; it remains if the process is killed meanwhile."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file beside `path` and has it take that place once all is there.
+    """Writes a file beside `path` and renames it to `path` once it is complete.
 
     Raises:
-        OSError: it cannot be written; what `path` held before is left.
+        OSError: it cannot be written; the old contents of `path` remain.
     """
     part = path.with_name(f".equivtest-{os.getpid()}.part")
     try:

@@ -1,4 +1,4 @@
-"""What 'package.module:NAME' stands for: code is named across process borders, never sent."""
+"""Imports the object named 'package.module:NAME': code crosses process borders by name, never as bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from equivtest.base.functions import FILE, load_file, parts_of, with_given
 from equivtest.errors import Misuse
 
 MOST_NAMES = 8
-"""Of those that a module defines, in a message."""
+"""Number of a module's names in a message."""
 
 
 def load_named(name: str, what: str) -> object:
-    """The object that `name`, 'package.module:NAME' or 'file.py:NAME', stands for; see `equivtest.base.functions`.
+    """Imports the object named 'package.module:NAME' or 'file.py:NAME'; see `equivtest.base.functions`.
 
     Args:
-        what: What is named, for the message.
+        what: Kind of object, for the message.
 
     Raises:
-        Misuse: there is no such module, it raises while it is imported, or there is no such name in it.
+        Misuse: the module is missing or raises at import, or it lacks the name.
     """
     module_name, attribute, values, named = parts_of(name)
     said = f"{what} {name!r} cannot be imported"
@@ -33,7 +33,7 @@ def load_named(name: str, what: str) -> object:
         raise Misuse(f"{said}: no ':' between module and name; write package.module:NAME, or file.py:NAME")
     try:
         module = load_file(module_name) if module_name.endswith(FILE) else importlib.import_module(module_name)
-    except Exception as error:  # somebody's module may raise anything
+    except Exception as error:  # the module may raise any exception
         if isinstance(error, FileNotFoundError) and not Path(module_name).is_file() and module_name.endswith(FILE):
             raise Misuse(f"{said}: there is no file {module_name} in {Path.cwd()}; start where it is") from error
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
@@ -43,7 +43,7 @@ def load_named(name: str, what: str) -> object:
             ) from error
         if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
-        raise Misuse(f"{said}: {type(error).__name__}: {error}; mend its module") from error
+        raise Misuse(f"{said}: {type(error).__name__}: {error}; fix its module") from error
     found: object = module
     for each in attribute.split("."):
         try:
@@ -54,12 +54,12 @@ def load_named(name: str, what: str) -> object:
 
 
 def _is_within(name: str, module_name: str) -> bool:
-    """Whether a module of that name is the one that was asked for, or holds it."""
+    """True if `name` is the requested module or a package that contains it."""
     return f"{module_name}.".startswith(f"{name}.")
 
 
 def _near_modules(name: str) -> str:
-    """Where a module was looked for, and the one that its name is like; '' within what is no package."""
+    """Says where a module was searched for, and names a similar one; '' within a module that is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -71,7 +71,7 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Where a module lies that has no such name, what it hides, and which names it has."""
+    """Says where a module without the attribute lies, what it hides, and which names it has."""
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
@@ -92,7 +92,7 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Another file of a module's name, on Python's path or here, and the folder on the path; None where none is."""
+    """Returns the folder and file of a same-named module on Python's path or here; None if there is none."""
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None
     for folder in map(Path, map(_absolute, [*sys.path, ""])):
@@ -103,16 +103,16 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
 
 
 def _absolute(folder: str) -> str:
-    """A folder of Python's path, of which '' is the current one."""
+    """Makes a folder of Python's path absolute; '' is the current folder."""
     return str(Path(folder).absolute())
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
-    """Raises Misuse where `function` cannot be called with so many arguments; what is not written in Python passes."""
+    """Raises Misuse unless `function` accepts so many arguments; functions without a signature pass."""
     if not callable(function):
         raise Misuse(f"{what} is no function: {function!r}")
     try:
-        signature = inspect.signature(function, follow_wrapped=False)  # what a decorator adds is its own
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator's own arguments count
     except (TypeError, ValueError):
         return
     try:
@@ -122,11 +122,11 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 
 
 def suggestion(wanted: str, known: Sequence[str]) -> str:
-    """What to write for a name that is not `known`: the one that it is close to, else any."""
+    """Suggests the known name that is close to `wanted`, else lists all known names."""
     close = closest(wanted, known)
     return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"
 
 
 def closest(wanted: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """The known name that is most like `wanted`, by difflib's ratio; '' where none is as like as that."""
+    """Returns the known name most similar to `wanted`, by difflib's ratio; '' if none reaches `likeness`."""
     return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=likeness)), "")

@@ -1,4 +1,4 @@
-"""What a backend may be without, by name: the collectives that are probed, and what a run allows to be lacking."""
+"""Names what a backend may lack: the probed collectives, and what a run allows to be lacking."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PROBED = (
     "send_and_receive",
     "barrier",
 )
-"""Functions of torch.distributed that are probed, by the names of torch 2.12: the first nine are those that subjects,
-DTensor, DDP, FSDP2 and DeepSpeed call."""
+"""Probed functions of torch.distributed, by the names of torch 2.12; subjects, DTensor, DDP, FSDP2 and DeepSpeed call
+the first nine."""
 
 FUNCTIONS = (
     *PROBED,
@@ -49,28 +49,28 @@ FUNCTIONS = (
     "coalesced_all_gather_into_tensor",
     "coalesced_reduce_scatter_tensor",
 )
-"""Those that are probed, and those that the property `collectives` alone calls, as its cases name them."""
+"""Probed functions, and those that only the property `collectives` calls, by the names in its cases."""
 
 REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
 REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
-"""Behind a function of REDUCING, as in 'all_reduce_avg': of that reduction alone."""
+"""Suffixes of a function of REDUCING that name one reduction, as in 'all_reduce_avg'."""
 
 OF_ONE_BACKEND = ("monitored_barrier", "tagged_send_and_receive", *(f"{name}_premul" for name in REDUCING))
-"""What torch documents for one backend alone, gloo or NCCL, or not for NCCL: no run is red if another refuses it.
+"""Functions that torch documents for only one backend, gloo or NCCL, or not for NCCL: a refusal makes no run red.
 
 Source: the docstrings of monitored_barrier, of ReduceOp and of isend in torch.distributed (2.13.0).
 """
 
 ALL = "all"
 RELEASE = "release"
-"""Stands for what this release of torch, or of a library, has not."""
+"""Name for everything that this release of torch, or of a library, lacks."""
 
 
 def parse_allowed(names: Iterable[str]) -> frozenset[str]:
-    """What --allow-unsupported names: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
+    """Parses the names of --allow-unsupported: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
 
     Raises:
-        Misuse: a name is none of these.
+        Misuse: a name has none of these forms.
     """
     allowed = frozenset(names)
     for name in sorted(allowed - {ALL, RELEASE}):
@@ -85,11 +85,11 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
-    """Whether a run allows all that a verdict lacks; it allows what is OF_ONE_BACKEND.
+    """True if a run allows everything that a verdict lacks; a run always allows OF_ONE_BACKEND.
 
     Args:
-        lacking: 'dtype:function' of each collective that the backend refused, or 'dtype:function_reduction' where it
-            refused that reduction alone; empty where a release has not something.
+        lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
+            that reduction; empty if a release lacks something.
     """
     if ALL in allowed:
         return True
@@ -103,7 +103,7 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 
 
 def function_of(name: str) -> str:
-    """The name of a collective without its reduction; 'all_reduce' for 'all_reduce_avg', a dtype before it stays."""
+    """Returns a collective's name without its reduction, 'all_reduce' for 'all_reduce_avg'; keeps a dtype before it."""
     function, _, reduction = name.rpartition("_")
     is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
     return function if is_of_one else name

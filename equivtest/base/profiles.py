@@ -1,4 +1,4 @@
-"""How much a run does: the profiles, and the searches that one property is divided into."""
+"""Sets how much a run does: the profiles, and the searches into which one property is divided."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ SHARD_KINDS = ("even", "uneven", "empty")
 ANY = "any"  # shard kind of every case of a property of refusals
 
 PER_CELL = 20
-"""Conclusive verdicts that a conformance run wants of each claim in each cell."""
+"""Number of conclusive verdicts that a conformance run needs on each claim in each cell."""
 MAX_INCONCLUSIVE = 0.05
-"""The part of a cell's verdicts, inconclusive ones among them, that may be inconclusive: more are drawn until it is."""
+"""Fraction of a cell's verdicts that may be inconclusive; a conformance run draws more cases until it is reached."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a property of weight 1 gets; the shipped properties weigh 107 together, 123 with DeepSpeed.
+    """Number of cases for a property of weight 1; the shipped properties weigh 107 together, 123 with DeepSpeed.
 
     Attributes:
         single: Cases on one rank; few, since nothing is sharded there.
         several: Cases on each larger world size.
-        chunk: Most cases in one search: small enough to share out over xdist workers, large
+        chunk: Largest number of cases in one search: small enough to distribute over xdist workers, large
             enough that starting a world does not matter.
-        world_sizes: Unless --world-sizes says otherwise.
-        repeats: Whether a search is repeated with fresh seeds until the time is up.
-        requires_cells: Whether a cell of the case space without a conclusive verdict is a failure.
-        strength: Of how many axes the cases have every combination of values (`equivtest.search.covering`), for a
+        world_sizes: World sizes if --world-sizes is not given.
+        repeats: True if a search repeats with fresh seeds until the time is up.
+        requires_cells: True if a cell of the case space without a conclusive verdict is a failure.
+        strength: Number of axes whose combinations of values all occur in cases (`equivtest.search.covering`), for a
             property whose family draws from tables; `single` and `several` are then unused.  0: cases are random.
         mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
-        per_cell: Conclusive verdicts wanted on each claim in every cell, on cases beyond `single` and `several`.
-        audits_alone: Whether nothing runs but each property's audit, whole.
-        is_first_look: Whether what holds may fail in the other profiles, as the summary then says.
+        per_cell: Conclusive verdicts needed on each claim in every cell, on cases beyond `single` and `several`.
+        audits_alone: True if only each property's whole audit runs.
+        is_first_look: True if claims that hold may fail in the other profiles, as the summary then says.
         minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
     """
 
@@ -52,14 +52,14 @@ class Profile:
 
     @property
     def draws_many(self) -> bool:
-        """Whether a run draws so many cases that it finds what a gate does not."""
+        """True if a run draws so many cases that it finds more than a gate."""
         return self.repeats or self.requires_cells
 
 
 AUDIT_PROFILE = "audit"
-"""What `equivtest audit` runs."""
+"""Profile of `equivtest audit`."""
 AUDIT_LABEL = "audit"
-"""What stands in brackets in the name of a property's audit."""
+"""Text in brackets in the name of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, strength=1, is_first_look=True),
@@ -72,7 +72,7 @@ PROFILES: dict[str, Profile] = {
 }
 
 DEFAULT_PROFILE = "gate"
-SOAK_S = 600.0  # --max-time where it is not given
+SOAK_S = 600.0  # if --max-time is not given
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Part:
 
     @property
     def cost(self) -> int:
-        """About how long it takes, in no unit: a visit takes longer the more ranks there are."""
+        """Approximate duration, without a unit: a visit takes longer with more ranks."""
         return self.num_cases * (1 + self.world_size)
 
     @property
     def label(self) -> str:
-        """What stands in brackets in the item's name."""
+        """Text in brackets in the item's name."""
         return f"w{self.world_size}-{self.index}"
 
 
@@ -128,10 +128,10 @@ def plan(
 def wanted_kinds(
     world_size: int, *, refusals: bool, shards: bool = True, conclusive: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The shard kinds that a conformance run must conclude on, by number of ranks.
+    """Returns the shard kinds with which a conformance run must conclude, by number of ranks.
 
     Args:
-        refusals: Whether the property is about cases outside the contract, whose shards do not matter.
+        refusals: True if the property is about cases outside the contract, whose shards do not matter.
         shards, conclusive: `Property.shards` and `Property.conclusive_shards`.
     """
     if refusals:

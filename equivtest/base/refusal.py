@@ -1,26 +1,26 @@
-"""Whether an exception is a backend's or an old release's own word that it cannot do a thing, or a failure."""
+"""Decides if an exception is a refusal by a backend or an old release, or a failure."""
 
 from __future__ import annotations
 
 from packaging.version import Version
 
 CONTRACTS = "2.13"
-"""The release of torch in which the contracts were read."""
+"""The release of torch whose contracts were read."""
 
 MISSING = "does not have a sharding strategy registered"
-"""Words of DTensor: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py (2.8.0)."""
+"""Text of DTensor's refusal: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py (2.8.0)."""
 
 NEVER = (
     AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError, OSError, ImportError, MemoryError,
 )  # fmt: skip
-"""What programs and broken machines raise, whatever its text says: 'Operation not supported' is a driver's."""
+"""Exceptions of programs and broken machines, whatever their text: a driver may say 'Operation not supported'."""
 
 TYPE_ERRORS = (
     "input tensor data type is not supported for nccl process group",
     "input tensor data type is not supported for xccl process group",
 )
 """The only refusals that are a TypeError, lower case: getNcclDataType in c10d/ProcessGroupNCCL.cpp (torch 2.13.0), and
-its like in torch-xpu-ops.  Python's own TypeErrors have such words too: 'unsupported operand type(s)'."""
+its like in torch-xpu-ops.  Python's own TypeErrors have similar texts: 'unsupported operand type(s)'."""
 
 WORDS = (
     ("no backend type associated with device type", "ProcessGroup.hpp: a group in Python without the operation"),
@@ -41,15 +41,15 @@ WORDS = (
     ("not supported", "other backends"),
     ("not implemented", "other backends"),
 )
-"""(words of a refusal in lower case, who says them): files of torch/csrc/distributed/c10d, torch 2.13.0, or others."""
+"""(text of a refusal in lower case, its source): files of torch/csrc/distributed/c10d, torch 2.13.0, or others."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether `error` documents that the backend has not the operation, or not for this dtype."""
+    """True if `error` says that the backend lacks the operation, or lacks it for this dtype."""
     if isinstance(error, NotImplementedError):
         return True
     text = str(error).lower()
-    if "cuda error" in text or "hip error" in text:  # a kernel's or a driver's, not the backend's word
+    if "cuda error" in text or "hip error" in text:  # from a kernel or a driver, not from the backend
         return False
     if isinstance(error, TypeError):
         return text.startswith(TYPE_ERRORS)
@@ -57,19 +57,19 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_missing(error: BaseException, release: str) -> bool:
-    """Whether a release of torch older than CONTRACTS says of itself that it has not something.
+    """True if a release of torch older than CONTRACTS says that it lacks something.
 
-    In CONTRACTS and later the same words are a failure: what DTensor had there must not be lost.
+    In CONTRACTS and later the same text is a failure, since DTensor must not lose an operator.
     """
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 
 
 def is_older(release: str, than: str = CONTRACTS) -> bool:
-    """Whether a release of torch came before another; unless said otherwise, before the contracts were read."""
+    """True if a release of torch came before `than`, by default the one whose contracts were read."""
     return Version(release) < Version(than)
 
 
 def in_short(error: BaseException) -> str:
-    """'RuntimeError: Invalid scalar type': the class and the first line of the text."""
+    """Returns the class and the first line of the text: 'RuntimeError: Invalid scalar type'."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,9 +1,9 @@
-"""Whose fault a failure is: that of a collective, of a kernel, or of the parallelization.
+"""Finds where a failure comes from: a collective, a kernel, or the parallelization.
 
 The failing case runs once more in a world whose ranks note every collective and every local operation with its
-operands (`equivtest.ranks.observe.watching`).  Each is then judged by itself, from the operands that it really had:
-whatever was handed to it, a right one gives what is right of that.  Where every call is right, what remains is which
-calls the ranks make, and on what: the parallelization.
+operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual operands, even if
+these are wrong.  If every call is right, the failure comes from which calls the ranks make and with which operands:
+the parallelization.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from equivtest.verdicts.judging import judge_replies, one_thread
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")
-"""Kinds of failure behind which a wrong collective or a wrong kernel may be; all others are of what the ranks call."""
+"""Kinds of failure that a wrong collective or kernel may cause; all others come from the ranks' calls."""
 
 HELD = "unknown: the case held when its calls were watched"
 DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Whose fault a failure is, beginning with 'collective', 'kernel', 'parallelization' or 'unknown'.
+    """Returns the cause of a failure, beginning with 'collective', 'kernel', 'parallelization' or 'unknown'.
 
     Args:
-        is_shown_by: Whether the replies to another run of its case show the failure.
+        is_shown_by: Tests if the replies to another run of its case show the failure.
     """
     if failure.kind not in OF_VALUES:
-        return "parallelization: what fails hangs on no value"
+        return "parallelization: the failure does not depend on values"
     limit_s = failure.limit_s
-    is_slow = limit_s > limits.CASE_S  # and needs its time to come to where it hangs
+    is_slow = limit_s > limits.CASE_S  # then it needs its time to reach the point where it hangs
     if failure.kind == "timed_out" and not is_slow:
         limit_s = min(limits.SHRINK_CASE_S, limit_s)
     with tempfile.TemporaryDirectory(prefix="equivtest-watched-") as folder:
@@ -53,13 +53,13 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
             events = [read_events(Path(folder), reply.rank) for reply in replies]
             collectives, operations = judge_collectives(events, replies), judge_operations(events)
     if not any(events) and (faults := pool.faults_of(failure.case)):
-        return f"collective: {faults[0]}"  # whose probe left no world alive: the case was not run
+        return f"collective: {faults[0]}"  # a probe left no world alive: the case was not run
     cause = first_cause(replies)
-    if cause is not None and cause.error_type == "CollectiveRaised":  # of `collectives`, which calls them one by one
+    if cause is not None and cause.error_type == "CollectiveRaised":  # from `collectives`, which calls them one by one
         return f"collective: rank {cause.rank}: {cause.error_text}"
     blames = sorted((*collectives.blames, *operations.blames), key=lambda found: found.order)
     if blames:
-        others = f" (and {len(blames) - 1} more that are wrong)" if len(blames) > 1 else ""
+        others = f" (and {len(blames) - 1} more are wrong)" if len(blames) > 1 else ""
         return f"{blames[0].layer}: {blames[0].text}{others}"
     if is_shown_by(replies):
         return f"parallelization: {_in_words(collectives, operations)}"
@@ -67,13 +67,13 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
 
 
 def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:
-    """The failure, with whose fault it is, where another run is judged by the same claims."""
+    """Adds its cause to the failure, from another run judged by the same claims."""
 
     def is_shown_by(replies: Sequence[Reply]) -> bool:
         arithmetics = load_arithmetics(pool.backend.arithmetic)
         try:
             found = judge_replies(failure.subject, failure.case, replies, claims, arithmetics)
-        except Misuse:  # an answer that is none
+        except Misuse:  # an invalid answer
             return True
         return any(is_alike(verdict, failure) for verdict in found)
 
@@ -81,14 +81,14 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """Whether a verdict on the same case says what the failure says: a run that breaks may break in other ways."""
+    """True if a verdict on the same case repeats the failure; a run that breaks may break in other ways."""
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
     return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
 
 
 def _in_words(collectives: Judged, operations: Judged) -> str:
-    """What was found right."""
+    """Says how many calls were right."""
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations"
     unjudged = sum(collectives.unjudged.values()) + sum(operations.unjudged.values())
     left = f"; {unjudged} more could not be judged" if unjudged else ""

@@ -1,4 +1,4 @@
-"""The calls of a watched visit, each judged by itself from the operands that it had."""
+"""Judges each call of a watched visit alone, from its actual operands."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from equivtest.tensors import as_bits, dtype_name, same_bits
 
 @dataclass(frozen=True)
 class Blame:
-    """A call that is wrong, or that the ranks do not make alike.
+    """A wrong call, or one that differs between the ranks.
 
     Attributes:
         layer: 'collective', 'kernel' or 'parallelization'.
-        order: Number of the call on its rank: smaller ones came first.
+        order: Number of the call on its rank: earlier calls have smaller numbers.
     """
 
     layer: str
@@ -39,11 +39,11 @@ class Blame:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is concluded of the calls of one sort.
+    """Conclusions on the calls of one sort.
 
     Attributes:
-        num_right: Calls that are right from their operands, each rank's by itself.
-        unjudged: Why nothing is known of others -> how many.
+        num_right: Number of calls that are right from their operands, counted on each rank.
+        unjudged: Reason why other calls were not judged -> their number.
     """
 
     blames: tuple[Blame, ...]
@@ -54,11 +54,11 @@ class Judged:
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
     """Judges, group by group, the first calls of all ranks together, then the second ones, and so on.
 
-    Messages between two ranks, and barriers, are judged by themselves.
+    Messages between two ranks, and barriers, are judged separately.
 
     Args:
-        events: Of each rank.
-        replies: How the watched visit ended on each.
+        events: Events of each rank.
+        replies: Each rank's outcome of the watched visit.
     """
     called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
@@ -68,7 +68,7 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
     for (group, _), by_rank in called.items():
         for place in range(max(map(len, by_rank.values()))):
             if not running.judge([by_rank[rank][place] if place < len(by_rank[rank]) else None for rank in group]):
-                break  # the ranks no longer call the same: nothing that follows fits
+                break  # the ranks call different collectives: later calls do not match either
     for event in itertools.chain(*events):
         if event.kind == "send":
             running.judge_end(event)
@@ -80,7 +80,7 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
 
 
 class _Collectives:
-    """Collectives under judgement, one call of all ranks of a group at a time."""
+    """Judges collectives, one call of all ranks of a group at a time."""
 
     def __init__(self, replies: Sequence[Reply], last: Mapping[int, Event]) -> None:
         self._replies, self._last = replies, last
@@ -90,7 +90,7 @@ class _Collectives:
         self.unjudged: Counter[str] = Counter()
 
     def judge(self, found: Sequence[Event | None]) -> bool:
-        """Judges one call; False where the ranks do not call the same."""
+        """Judges one call; False if the ranks' calls differ."""
         events = [event for event in found if event is not None]
         first, problem, num_blames = events[0], _difference(found), len(self.blames)
         try:
@@ -112,11 +112,11 @@ class _Collectives:
         return True
 
     def judge_end(self, event: Event) -> None:
-        """Judges a call that leaves nothing: whether it raised, or did not end."""
+        """Judges a call without a result: whether it raised, or did not end."""
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Judges what a rank has received by what another has sent it."""
+        """Judges a received message by the sent one."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -128,7 +128,7 @@ class _Collectives:
             self.unjudged[str(reason)] += 1
 
     def judge_barrier(self, events: Sequence[Event]) -> None:
-        """Judges whether a barrier has let a rank through before all had come."""
+        """Judges whether a barrier opened for a rank before all ranks had called it."""
         for event in events:
             self.judge_end(event)
         try:
@@ -155,16 +155,16 @@ class _Collectives:
                 self._blame("collective", event, f"rank {event.rank} got {wrong}")
 
     def _judge_unended(self, event: Event) -> None:
-        """A call that never ended: of a rank that ended in it or hung in it; else nobody waited for it."""
+        """Judges a call that never ended: its rank died or hung in it, or the program did not wait for it."""
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
             what = "the rank ended in it" if outcome == "lost" else "it did not end"
             self._blame("collective", event, f"rank {event.rank}: {what}")
         elif outcome == "answered":
-            self.unjudged["nobody waited for it"] += 1
+            self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """What all ranks get alike has the same bits on each; so has what comes of the same operands once more."""
+        """Judges that equal results have the same bits on each rank, and that equal operands give equal bits again."""
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
             for event, other in zip(events, results, strict=True):
@@ -185,9 +185,9 @@ class _Collectives:
 
 
 def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
-    """Raises Inconsistent unless the operands have the sizes and dtypes that the collective asks for.
+    """Raises Inconsistent unless the operands have the sizes and dtypes that the collective requires.
 
-    Operands of several sizes may be gathered if each rank has room for all of them.  Source: the docstring of
+    Operands of different sizes may be gathered if each rank has room for all of them.  Source: the docstring of
     torch.distributed.all_gather (2.13.0): "Complex and uneven sized tensors are supported."
     """
     kind, room = events[0].kind, [sum(event.begun.options["room"]) for event in events]
@@ -205,7 +205,7 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """How many elements each rank gets of what is moved among all; empty of any other kind."""
+    """Counts the elements that each rank receives, for collectives that move elements; else an empty list."""
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -217,19 +217,19 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _operand_of(event: Event) -> Items:
-    """What the reduction takes of a rank, or what it moves."""
+    """Returns a rank's operand of the reduction or of the move."""
     items = items_of(event)
     return premultiplied(items, event.begun.options["factor"]) if event.op == "premul" else items
 
 
 def _may_vary(results: Any) -> bool:
-    """Whether the backend declares that it adds in another order in each call."""
+    """True if the backend declares that its order of summation varies between calls."""
     records = (declared_of(dtype_name(result.dtype)) for result in flat_tensors(results))
     return any(record is not None and record.order_varies for record in records)
 
 
 def _difference(found: Sequence[Event | None]) -> str:
-    """What the ranks of a group call differently; '' where all call the same."""
+    """Says how the calls of a group's ranks differ; '' if all are the same."""
     events = [event for event in found if event is not None]
     calls = {(event.kind, event.op, event.begun.options.get("root")): event for event in events}
     if len(calls) > 1:
@@ -239,7 +239,7 @@ def _difference(found: Sequence[Event | None]) -> str:
 
 
 def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
-    """Every local operation of every rank."""
+    """Judges every local operation of every rank."""
     blames: list[Blame] = []
     unjudged: Counter[str] = Counter()
     num_right = 0
@@ -258,10 +258,10 @@ def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _wrong_operation(event: Event) -> str:
-    """What is wrong of an operation; '' where it is right.
+    """Says what is wrong with an operation; '' if it is right.
 
     Raises:
-        Unjudged: nothing is known of it.
+        Unjudged: its right result is unknown.
         ValueError: one of its arguments is no plain data.
     """
     args, kwargs = event.given
@@ -275,7 +275,7 @@ def _wrong_operation(event: Event) -> str:
 
 
 def first_wrong(found: Sequence[torch.Tensor], right: Sequence[Right]) -> str:
-    """The first element that is not as it must be; '' where all are."""
+    """Describes the first wrong element; '' if all are right."""
     if len(found) != len(right):
         return f"{len(found)} results for {len(right)}"
     return next(filter(None, map(_wrong, found, right)), "")

@@ -1,8 +1,8 @@
-"""Messages from one rank to another, and barriers, of a watched visit: which came otherwise than they were sent, and
-which let a rank through before all had come.
+"""Judges messages between two ranks, and barriers, of a watched visit: which messages differ from what was sent, and
+which barriers opened before all ranks had called them.
 
 Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): messages between two
-ranks are matched by their tag, those of one tag in the order in which they are sent.
+ranks are matched by their tag, and messages with the same tag in the order of sending.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MESSAGES = ("send", "recv")
 
 Events = Sequence[Sequence[Event]]
 Way = tuple[Group, int, int, int]
-"""The group, and in it who sends, who receives, and by which tag."""
+"""The group, and in it the sender, the receiver and the tag."""
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
-    """(what was sent, what was received), for each that was received; None where nothing says who sent it."""
+    """Yields (sent, received) for each received message; `sent` is None if the sender is unknown."""
     sent: dict[Way, list[Event]] = defaultdict(list)
     received: dict[Way, list[Event]] = defaultdict(list)
     of_anybody = set()
@@ -47,15 +47,15 @@ def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
 
 
 def right_message(sending: Event | None) -> list[Right]:
-    """What must arrive of what was sent.
+    """Returns the values that must arrive for a sent message.
 
     Raises:
-        Unjudged: it is not known what was on its way.
+        Unjudged: the sent values are unknown.
     """
     if sending is None:
-        raise Unjudged("nobody is known to have sent what is received")
+        raise Unjudged("the sender of a received message is unknown")
     if sending.end is None:
-        raise Unjudged("nobody waited for what was sent")
+        raise Unjudged("the program did not wait for a sent message")
     given = flat_tensors(sending.given)
     if sending.raised or not all(map(same_bits, given, flat_tensors(sending.got))):
         raise Unjudged("its operand was changed before it had ended")
@@ -63,7 +63,7 @@ def right_message(sending: Event | None) -> list[Right]:
 
 
 def require_fit(sending: Event, reception: Event) -> None:
-    """Raises Inconsistent unless one rank receives as many elements, of the same dtype, as the other sends."""
+    """Raises Inconsistent unless both ranks name the same number of elements and the same dtype."""
     held = [_in_words(flat_tensors(event.given)) for event in (sending, reception)]
     if held[0] != held[1]:
         raise Inconsistent(f"rank {sending.rank} sends {held[0]}, rank {reception.rank} receives {held[1]}")
@@ -74,7 +74,7 @@ def _in_words(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def barriers(events: Events) -> Iterator[Sequence[Event]]:
-    """The calls of all ranks of a group to one barrier, where all have called it."""
+    """Yields the calls of all ranks of a group to one barrier, if all have called it."""
     called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.kind in BARRIERS:
@@ -84,12 +84,12 @@ def barriers(events: Events) -> Iterator[Sequence[Event]]:
 
 
 def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
-    """The rank that a barrier let through first, and who had not come yet; None where it waited for all.
+    """Returns the rank for which a barrier opened first, and who had not called it yet; None if it waited for all.
 
-    What is compared was noted before a rank called it and after it had waited, so that what looks late was late.
+    The times were noted before a rank called the barrier and after it had waited, so a rank that looks late was late.
 
     Raises:
-        Unjudged: the ranks' clocks are not one.
+        Unjudged: the ranks have different clocks.
     """
     if len({event.begun.options.get("clock") for event in found}) > 1:
         raise Unjudged("the ranks of the barrier have clocks of several hosts")
@@ -101,4 +101,4 @@ def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
     if first.ended_s >= last.begun.at_s:
         return None
     early_ms = 1e3 * (last.begun.at_s - first.ended_s)
-    return first, f"rank {first.rank} was let through {early_ms:.1f} ms before rank {last.rank} had come"
+    return first, f"the barrier opened for rank {first.rank} {early_ms:.1f} ms before rank {last.rank} called it"

@@ -1,4 +1,4 @@
-"""What a rank has noted of a watched visit, as calls: their operands, their results, and how they are told."""
+"""Reads a rank's notes of a watched visit as calls, with operands, results and descriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, file_o
 from equivtest.tensors import dtype_name
 
 MOST_OPERANDS = 3
-"""How many operands of a call are told."""
+"""Number of a call's operands in its description."""
 
 
 Group = tuple[tuple[int, ...], str]
@@ -26,11 +26,11 @@ Group = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Event:
-    """What one rank called.
+    """One call of one rank.
 
     Attributes:
-        end: How it ended; None where it did not.
-        ordinal: Which of the calls of that name in its phase on that rank, from 1.
+        end: The note of its end; None if it did not end.
+        ordinal: Number among the calls of that name in its phase on that rank, from 1.
     """
 
     rank: int
@@ -40,18 +40,18 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """'all_reduce' for its method, or the operator's name."""
+        """Kind of its collective, such as 'all_reduce', or the operator's name."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def group(self) -> Group:
-        """The group that is called: what goes through one of the same ranks is apart from what goes through another."""
+        """The group of the call; groups of the same ranks are distinct if their names are."""
         return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
     def op(self) -> str:
-        """The reduction of a collective that has one; ''."""
+        """Reduction of a collective, or ''."""
         return str(self.begun.options.get("op", "")) if self.kind in REDUCING else ""
 
     @property
@@ -61,7 +61,7 @@ class Event:
 
     @property
     def has_results(self) -> bool:
-        """Whether it ended, and nobody wrote to its operands in the meantime."""
+        """True if the call ended and its operands were not changed in the meantime."""
         return self.end is not None and self.end.moment == ENDED and not self.end.was_changed
 
     @property
@@ -70,7 +70,7 @@ class Event:
 
     @property
     def ended_s(self) -> float:
-        """When a barrier had been waited for, on the clock of the rank's host."""
+        """End of a barrier, by the clock of the rank's host."""
         assert self.end is not None
         return self.end.at_s
 
@@ -85,7 +85,7 @@ class Event:
 
 
 def read_events(folder: Path, rank: int) -> list[Event]:
-    """What a rank called, in order."""
+    """Returns a rank's calls, in order."""
     notes = list(read_notes(file_of(folder, rank)))
     ends = {note.number: note for note in notes if note.moment != BEGUN}
     counts: Counter[tuple[str, str]] = Counter()
@@ -99,7 +99,7 @@ def read_events(folder: Path, rank: int) -> list[Event]:
 
 
 def describe(event: Event) -> str:
-    """A call in words: what, of what, the how manyth, where."""
+    """Describes a call: its name, its operands, its number and its ranks."""
     tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor)]
     of = ", ".join(f"{dtype_name(each.dtype)} {tuple(each.shape)}" for each in tensors[:MOST_OPERANDS])
     what = f"{event.in_short} of {of}" if of else event.in_short
@@ -109,7 +109,7 @@ def describe(event: Event) -> str:
 
 
 def items_of(event: Event) -> list[list[torch.Tensor]]:
-    """A collective's operand as `equivtest.oracle.single_collective` takes it."""
+    """Returns a collective's operand in the form of `equivtest.oracle.single_collective`."""
     given, size = event.given, len(event.begun.group)
     tensors = [given] if isinstance(given, torch.Tensor) else given
     if event.kind == "all_to_all":
@@ -126,10 +126,10 @@ def _is_one(given: Any) -> bool:
 
 
 def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
-    """Parts along the first dim, of these sizes or all alike.
+    """Splits along the first dim into parts of these sizes, or into equal parts.
 
     Raises:
-        Inconsistent: they do not divide it.
+        Inconsistent: the sizes do not divide the tensor.
     """
     if not sizes:
         flat = whole.reshape(-1)
@@ -142,7 +142,7 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Te
 
 
 def results_of(event: Event) -> list[torch.Tensor]:
-    """A collective's results, those of one item one after the other."""
+    """Returns a collective's results, one tensor per item."""
     got = event.got
     if event.kind == "all_to_all":
         return [torch.cat([part.reshape(-1) for part in flat_tensors(got)])]

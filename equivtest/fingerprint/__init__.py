@@ -1,1 +1,1 @@
-"""What a backend and its device do with numbers: measured in the ranks, and written for a person to sign."""
+"""Measures in the ranks how a backend and its device compute, and writes it for a person to sign."""

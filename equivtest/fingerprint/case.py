@@ -1,4 +1,4 @@
-"""Operands that show how a backend adds, and how its device multiplies, adds up and computes functions.
+"""Operands that show how a backend sums, and how its device multiplies, sums and computes functions.
 
 Letters: w ranks, N NUMEL.
 """
@@ -19,11 +19,11 @@ from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
 
 NUMEL = 2**12
-"""Elements of a sum over the ranks; so many roundings that one of a larger unit is seen, and one to one side."""
+"""Elements of a sum over the ranks: enough roundings to show a larger unit, or a lean to one side."""
 
 CONTRACTED, SIDE = 256, 16
 NUM_TOKENS, NUM_ROWS, WIDTHS = 512, 4, (3, 64)
-"""Rows that are added into a table of NUM_ROWS, narrow ones and wide ones."""
+"""Rows that are added into a table with NUM_ROWS rows, narrow and wide ones."""
 
 FUNCTIONS = ("exp", "erf", "tanh", "sigmoid", "sqrt", "rsqrt", "log")
 NUM_TINY = 4
@@ -31,10 +31,10 @@ NUM_TINY = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FingerprintCase(Case):
-    """One all_reduce, called again and again, and some local operations.
+    """One all_reduce, called repeatedly, and some local operations.
 
     Attributes:
-        num_calls: How often the same operands are added up.
+        num_calls: Number of sums of the same operands.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)
@@ -43,7 +43,7 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Each rank has a row of `terms` and of `tiny`; all else is the same on every rank."""
+        """Describes the tensors: each rank has its own rows of `terms` and `tiny`; the others are equal everywhere."""
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
@@ -67,7 +67,7 @@ class FingerprintCase(Case):
 
 @draw.register
 def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
-    """Mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
+    """Draws mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
 
     `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros.
     `points`: 2**-6 to 2**3, where every function of the fingerprint is a normal number, or near 1.

@@ -1,7 +1,7 @@
-"""How a backend and its device compute, measured, as records of `Arithmetic` for a person to read and sign.
+"""Measures how a backend and its device compute, as records of `Arithmetic` for a person to read and sign.
 
-Each record is the narrowest of those under which nothing that was measured lies beyond its bound: the bounds by which
-runs are judged.  It says what was seen, not what is so: an order that never varied here may vary elsewhere.
+Each record is the narrowest one whose bounds, by which runs are judged, contain every measurement.
+It says what was seen, not what is always true: an order that never varied here may vary elsewhere.
 
 Letters: w ranks, u unit roundoff.
 """
@@ -34,7 +34,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """What one world computed of one case.
+    """The answers of one world to one case.
 
     Attributes:
         given: The operands, global.
@@ -48,12 +48,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What was measured of one dtype.
+    """The measurements of one dtype.
 
     Attributes:
-        record: What may be declared of it; None where no record allows what was measured, or nothing was.
-        told: What it was concluded from, a line each.
-        problems: What no declaration allows.
+        record: The record that can be declared; None if no record allows the measurements, or if there are none.
+        told: The reasons for the record, one line each.
+        problems: Measurements that no declaration allows.
         lacking: Why nothing was measured: the backend's own refusal.
     """
 
@@ -65,7 +65,7 @@ class Fingerprint:
 
 
 def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
-    """Runs the fingerprint on so many ranks each, and concludes."""
+    """Runs the fingerprint on each world size, and concludes."""
     readings, problems = [], []
     for world_size in world_sizes:
         case = FingerprintCase(world_size=world_size, dtype=dtype)
@@ -84,7 +84,7 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 
 
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
-    """What the readings of one dtype come to."""
+    """Concludes from the readings of one dtype."""
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(
         _no_finer_than(dtype, dtype),
@@ -118,7 +118,7 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """The rest of a record, a line for each field."""
+    """Yields the rest of a record, one line for each field."""
     if function:
         yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
     else:
@@ -134,7 +134,7 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """What no declaration allows: sums that differ between ranks, wrong subnormal numbers, functions that give none."""
+    """Yields what no declaration allows: sums that differ between ranks, wrong subnormals, infinite results."""
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
@@ -149,14 +149,14 @@ def _problems(reading: Reading) -> Iterator[str]:
 
 
 def _no_finer_than(finest: str, dtype: str) -> list[str]:
-    """Dtypes by their unit roundoff; of those with fewer bits than 16-bit ones have, none."""
+    """Returns dtypes by unit roundoff, from `finest` on; for a 16-bit dtype only `finest` and that dtype."""
     least = unit_roundoff(finest)
     found = sorted((name for name in DTYPES if unit_roundoff(name) >= least), key=unit_roundoff)
     return [name for name in found if name in (finest, dtype)] if DTYPES[dtype].itemsize == 2 else found
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """The first dtype whose bound holds, and the part of it that is used; '', and the last one's, where none holds."""
+    """Returns the first dtype whose bound holds, and the used fraction of it; if none holds, '' and the last one."""
     ratio = math.inf
     for name in names:
         ratio = beside(name)
@@ -166,7 +166,7 @@ def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, 
 
 
 def _sums_beside(reading: Reading, record: Arithmetic) -> float:
-    """The largest error of a sum over the ranks, over what the record allows."""
+    """Returns the largest error of a sum over the ranks, over the record's allowance."""
     with declared({record.dtype: record}):
         found = bound_reduction(reading.given["terms"], "sum", 1)
     assert found.allowed is not None
@@ -175,7 +175,7 @@ def _sums_beside(reading: Reading, record: Arithmetic) -> float:
 
 
 def _product_beside(reading: Reading, record: Arithmetic) -> float:
-    """The same of a product of matrices."""
+    """Returns the largest error of a matrix product, over the record's allowance."""
     right = product(reading.given["left"], reading.given["right"], record)
     return max(_ratio(answers["product"], right) for answers in reading.by_rank)
 
@@ -188,9 +188,9 @@ def _ratio(found: torch.Tensor, right: Bounded) -> float:
 
 
 def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
-    """By how many units in the last place of `accumulate` a function is off, beside storing it; and the worst one.
+    """Returns the largest error of a function in units in the last place of `accumulate`, and its name.
 
-    (0, '') for float64, as there is nothing finer to compare it with.
+    The rounding of the stored result does not count.  (0, '') for float64, since no dtype is finer.
     """
     if reading.case.dtype == "float64":
         return 0.0, ""
@@ -206,7 +206,7 @@ def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
 
 
 def _rounds_to_nearest(reading: Reading, reduce: str) -> bool:
-    """Whether sums and products of two numbers are the nearest ones, on the device and, of two ranks, over these."""
+    """True if sums and products of two numbers are the nearest ones, on the device and over two ranks."""
     points, dtype = reading.given["points"], DTYPES[reading.case.dtype]
     pairs = points.double(), points.roll(1).double()
     right = torch.stack((pairs[0] + pairs[1], pairs[0] * pairs[1])).to(dtype)
@@ -243,7 +243,7 @@ def _adds_rows_in_order(reading: Reading) -> bool:
 
 
 def describe(found: Fingerprint) -> str:
-    """What a person reads of one dtype."""
+    """Describes the fingerprint of one dtype for a person."""
     if found.lacking:
         return f"{found.dtype}: not supported: {found.lacking}"
     head = f"{found.dtype}:" if found.record else f"{found.dtype}: nothing can be declared"
@@ -251,10 +251,10 @@ def describe(found: Fingerprint) -> str:
 
 
 def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[int], path: Path) -> None:
-    """Writes a module whose MEASURED holds each record that there is.
+    """Writes a module whose MEASURED contains all records.
 
     Raises:
-        Misuse: the file is there, or cannot be written.
+        Misuse: the file exists, or cannot be written.
     """
     kept = [each for each in found if each.record]
     ranks = " and ".join(map(str, world_sizes))
@@ -277,7 +277,7 @@ def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[
         with path.open("x") as file:
             file.write("\n".join(lines))
     except OSError as error:
-        raise Misuse(f"--output: {path} cannot be written: {error.strerror}; name a file that is not there") from error
+        raise Misuse(f"--output: {path} cannot be written: {error.strerror}; name a new file") from error
 
 
 def _entry(found: Fingerprint) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a rank computes for a fingerprint: nothing is judged here.
+"""Computes a fingerprint's values on a rank, without judging them.
 
 Source: torch.distributed.all_reduce, torch.nn.functional.embedding (2.13.0).
 """
@@ -16,7 +16,7 @@ from equivtest.tensors import Placed
 
 
 def fingerprint(case: FingerprintCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Each answer is this rank's own, of operands that all ranks have alike but for the terms of the sums."""
+    """Returns each rank's own answers; all operands except the terms of the sums are equal on all ranks."""
     points, tiny = given["points"], given["tiny"][0]
     found = {
         "sums": torch.stack([_added(given["terms"][0], mesh) for _ in range(case.num_calls)]),
@@ -37,7 +37,7 @@ def _added(operand: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _table(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The gradient of an embedding: each row added to that of its id."""
+    """Returns the gradient of an embedding: each row added to the row of its id."""
     table = torch.zeros(NUM_ROWS, rows.shape[1], dtype=rows.dtype, device=rows.device, requires_grad=True)
     torch.autograd.backward(functional.embedding(ids, table), rows)
     assert table.grad is not None

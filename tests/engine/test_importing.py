@@ -93,7 +93,7 @@ def test_what_a_module_fails_to_import_itself_is_its_own_fault(here: Path) -> No
 
     assert told("asking:f") == (
         "build 'asking:f' cannot be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'; "
-        "mend its module"
+        "fix its module"
     )
 
 

@@ -91,7 +91,7 @@ def test_a_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path)
     data = read_replay(Path(failure.replay))
     again = StubPool(hangs)
 
-    assert "limit     a visit of a case may take 240 s: limit_s of its property, or" in failure.message
+    assert "limit     a visit of a case may take 240 s: raise it with limit_s of its property, or" in failure.message
     assert data["limit_s"] == 240.0
     assert replay(data, cast(Pool, again))[0] and again.limits_s == [240.0]
 

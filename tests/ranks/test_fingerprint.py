@@ -125,6 +125,6 @@ def test_what_is_written_is_a_declaration_that_can_be_judged_by(
     assert path.read_text().startswith(
         '"""What gloo on cpu computes, as measured on 2 and 4 ranks; nothing of it is pro'
     )
-    with pytest.raises(Misuse, match="cannot be written: File exists; name a file that is not there"):
+    with pytest.raises(Misuse, match="cannot be written: File exists; name a new file"):
         write(found, Backend("gloo", "cpu"), (2, 4), path)
     del sys.modules["measured_by_a_vendor"]
