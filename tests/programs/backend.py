@@ -20,14 +20,21 @@ class Wrapper(dist.ProcessGroup):
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
         inner = dist.PrefixStore("inner", options.store)
-        self._name = options.group_id
+        self._name, self._description = options.group_id, ""
         self._inner = dist.ProcessGroup(inner, options.group_rank, options.group_size)
         gloo = dist.ProcessGroupGloo(inner, options.group_rank, options.group_size, timeout=options.timeout)
         self._inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
     @property
     def group_name(self) -> str:
-        return self._name
+        return str(self._name)
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
 
     def getBackendName(self) -> str:
         return "wrapper"

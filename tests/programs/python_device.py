@@ -25,6 +25,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from tests.programs.backend import Wrapper
+
 DEVICE = "shadow"
 BACKEND = "shadow"
 """The process group's."""
@@ -255,27 +257,8 @@ class Work(dist.Work):
         return self._inner.get_future().then(lambda _: self._results)
 
 
-class Group(dist.ProcessGroup):
+class Group(Wrapper):
     """A process group that has gloo do its work, on the bytes of the device's tensors."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
-        inner = dist.PrefixStore("inner", options.store)
-        self._name, self._description = options.group_id, ""
-        self._inner = dist.ProcessGroup(inner, options.group_rank, options.group_size)
-        gloo = dist.ProcessGroupGloo(inner, options.group_rank, options.group_size, timeout=options.timeout)
-        self._inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-
-    @property
-    def group_name(self) -> str:
-        return str(self._name)
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
 
     def getBackendName(self) -> str:
         return BACKEND
