@@ -10,14 +10,13 @@ RELEASE := .releases/$(VERSION)
 CLIENTS := .clients
 PROFILE ?= gate
 BASE ?= HEAD
-PUBLIC := equivtest.module equivtest.capturing equivtest.errors equivtest.property equivtest.layout \
-	equivtest.tensors equivtest.cases.case equivtest.oracle.rounding
+DOCS := .docs
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench reference smoke-wheel clean
+.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench docs docs-installed smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,8 +68,10 @@ format: $(INSTALLED)  ## Ruff's format and its safe fixes
 bench: $(INSTALLED)  ## Speed of the harness, and of its peers on the same work
 	$(BIN)/python -m studies.speed
 
-reference: $(INSTALLED)  ## What you may import, from its docstrings: build/reference/index.html
-	$(BIN)/pdoc --docformat google --output-directory build/reference $(PUBLIC)
+docs-installed: $(INSTALLED) $(DOCS)/.installed
+
+docs: docs-installed  ## The documentation site in build/docs; a warning or a dead link is an error
+	$(DOCS)/bin/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet --jobs auto -c docs . build/docs
 
 smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's packages, run it from an empty folder
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -83,12 +84,20 @@ smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's package
 	../venv/bin/equivtest run --profile smoke --subjects colwise_linear,rowwise_linear,zero3_fetch_all_gather,attention_block
 
 clean:  ## Remove everything that make, the tests and the build leave, .venv included
-	rm -rf .venv .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	rm -rf .venv .docs .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	touch $@
+
+# Beside .venv, whose packages it sees: the builder is no part of what the tests run in.
+$(DOCS)/.installed: $(INSTALLED) constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -r constraints-docs.txt
+	site() { "$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	echo "import site; site.addsitedir('$$(site .venv)')" > "$$(site $(DOCS))/packages_of_main_environment.pth"
 	touch $@
 
 # Beside .venv and not in it, so that releases lie side by side; its own operators are never built.

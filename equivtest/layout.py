@@ -24,7 +24,11 @@ _remembered = functools.lru_cache(maxsize=2**14)  # pure, and called for every c
 
 @dataclass(frozen=True)
 class Shard:
-    """Shards one dim among the ranks of the axis, by torch.chunk's rule."""
+    """Shards one dim among the ranks of the axis, by torch.chunk's rule.
+
+    Attributes:
+        dim: The dim, counted from the front.
+    """
 
     dim: int
 
@@ -42,7 +46,11 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """Keeps an operand on each rank of the axis; reducing the operands with `op` gives the value."""
+    """Keeps an operand on each rank of the axis; reducing the operands with `op` gives the value.
+
+    Attributes:
+        op: 'sum', 'avg', 'max' or 'min'.
+    """
 
     op: str = "sum"
 
@@ -52,7 +60,11 @@ class Partial:
 
 @dataclass(frozen=True)
 class Flat:
-    """Flattens the tensor, pads it to `padded_to` elements and divides it into equal parts (ZeRO's partition)."""
+    """Flattens the tensor, pads it to `padded_to` elements and divides it into equal parts (ZeRO's partition).
+
+    Attributes:
+        padded_to: Number of elements after padding.
+    """
 
     padded_to: int
 
@@ -68,8 +80,10 @@ REDUCE_OPS = ("sum", "avg", "max", "min")
 class Layout:
     """The placements of one tensor on all mesh axes.
 
-    `shard_order` lists mesh axes in the order in which they divide; it matters only if one dim is
-    sharded on several axes.  Empty means first axis first, torch's default.
+    Attributes:
+        placements: One placement for each axis of the mesh.
+        shard_order: Axes of the mesh, the one that divides first at the front.  It matters only if several axes shard
+            one dim.  Empty: the first axis divides first, torch's default.
     """
 
     placements: tuple[Placement, ...]

@@ -37,10 +37,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Placed:
     """One rank's part of a tensor, and its layout.
 
-    `local` has any shape and dtype; `global_shape` is the unsharded shape according to the
-    subject, or None if the subject does not state it.
-
     Attributes:
+        local: The rank's tensor, of any shape and dtype.
+        layout: Where the elements of the whole tensor live.
+        global_shape: The shape of the whole tensor in the subject's view; None: the subject does not say.
         indices: If no layout says it, the index of each local element into the flattened global tensor, int64 of the
             local shape; `layout` is UNTOLD then.  None: `layout` says it.
     """

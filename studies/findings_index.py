@@ -1,7 +1,7 @@
-"""The table of findings/README.md: printed from the findings and from the known failures.
+"""The tables of findings/README.md and of docs/explanation/found.md, from the findings and the known failures.
 
-python -m studies.findings_index            prints it
-python -m studies.findings_index --write    puts it into findings/README.md
+python -m studies.findings_index            prints the index
+python -m studies.findings_index --write    writes the tables into both pages
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from equivtest.search.known import SHIPPED
 
 FOLDER = Path(__file__).parents[1] / "findings"
 INDEX = FOLDER / "README.md"
+FOUND = FOLDER.parent / "docs/explanation/found.md"
 BEGIN, END = "<!-- python -m studies.findings_index --write -->\n", "<!-- end -->\n"
 FIELDS = ("Project", "Releases", "Effect", "Upstream")
 EFFECTS = ("silent", "raised", "hang", "crash", "no defect")
@@ -86,13 +87,38 @@ def _line(finding: Finding, subjects: Counter[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+def by_project_and_effect(*, links: bool) -> str:
+    """Returns a table of the findings of each project by effect, as links or as counts.
+
+    A finding with several effects stands under each of them.
+    """
+    findings = read_all()
+    rows = []
+    for project, total in Counter(finding.fields["Project"] for finding in findings).most_common():
+        own = [finding for finding in findings if finding.fields["Project"] == project]
+        cells = [[finding for finding in own if effect in finding.effects] for effect in EFFECTS]
+        texts = [", ".join(f"[{each.number}]({each.path.name})" for each in cell) for cell in cells]
+        rows.append([project, str(total), *(texts if links else (str(len(cell)) for cell in cells))])
+    header = f"| project | findings | {' | '.join(EFFECTS)} |\n|{'---|' * (2 + len(EFFECTS))}\n"
+    return header + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def indexed(text: str) -> str:
+    return _filled(text, f"{by_project_and_effect(links=True)}\n{table()}")
+
+
+def counted(text: str) -> str:
+    return _filled(text, by_project_and_effect(links=False))
+
+
+def _filled(text: str, tables: str) -> str:
     before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
+    return before + BEGIN + "\n" + tables + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         INDEX.write_text(indexed(INDEX.read_text("utf-8")), "utf-8")
+        FOUND.write_text(counted(FOUND.read_text("utf-8")), "utf-8")
     else:
         sys.stdout.write(table())

@@ -42,12 +42,21 @@ class Input:
 
 
 def real(shape: Sequence[int | str]) -> Input:
-    """Floating-point numbers in the dtype of the case, whose gradient is judged."""
+    """Floating-point numbers in the dtype of the case, whose gradient is judged.
+
+    Args:
+        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+    """
     return _input(REAL, shape)
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """int64 of 0 to vocab - 1: the first and the last wherever there are two, each as often as the others."""
+    """int64 of 0 to vocab - 1: the first and the last wherever there are two, each as often as the others.
+
+    Args:
+        vocab: Number of different ids.
+        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+    """
     return _input(f"ids({vocab})", shape)
 
 
@@ -55,6 +64,7 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
     """True or False at random, but that the first element along the last dim is never hidden.
 
     Args:
+        shape: Numbers and names of sizes; ranks divide the size 'batch'.
         hides: Whether True hides an element, as in key_padding_mask of torch's attention; else it keeps one.
         dtype: 'bool', or 'int64' for ones and zeros.
     """
@@ -64,12 +74,23 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 
 
 def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
-    """As ids, but that one in four is `ignored`; never the last of a row, nor all that one rank is handed."""
+    """Returns ids, one in four replaced by `ignored`; never the last of a row, and never all of one rank.
+
+    Args:
+        classes: Number of different ids.
+        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        ignored: The number that the loss of the module ignores.
+    """
     return _input(f"targets({classes}, {ignored})", shape)
 
 
 def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
-    """int64 that count up by one along the last dim: from 0, or from anywhere such that all are less than `below`."""
+    """int64 that count up by one along the last dim.
+
+    Args:
+        shape: Numbers and names of sizes; ranks divide the size 'batch'.
+        below: Each row begins anywhere, so that all numbers are less than this; None: each row begins with 0.
+    """
     return _input("positions" if below is None else f"positions({below})", shape)
 
 

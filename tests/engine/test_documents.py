@@ -6,9 +6,10 @@ A block of Python begins with the path of its file; all of them are written into
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
+import pkgutil
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 MODULE, SUBJECT, TRAINING = DOCS / "tutorial/first-program.md", DOCS / "how-to/subject.md", DOCS / "how-to/training.md"
 CAPTURE, PROGRAMS, BACKEND = DOCS / "how-to/capture.md", DOCS / "how-to/programs.md", DOCS / "how-to/backend.md"
+FIRST_BACKEND = DOCS / "tutorial/first-backend-run.md"
 DOCUMENTS = (README, *sorted(DOCS.rglob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
 OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
@@ -151,7 +153,7 @@ def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
 def test_every_block_says_what_it_is(path: Path) -> None:
     fences = re.findall(r"^```(.*)$", path.read_text("utf-8"), flags=re.M)
 
-    assert set(fences[::2]) <= {"python", "sh", "text"} and not any(fences[1::2])
+    assert set(fences[::2]) <= {"python", "sh", "text", "{toctree}", "{eval-rst}"} and not any(fences[1::2])
 
 
 def test_every_python_block_is_a_file_of_its_own() -> None:
@@ -160,15 +162,37 @@ def test_every_python_block_is_a_file_of_its_own() -> None:
     assert len(names) == len(set(names)) and all(re.fullmatch(r"(mypackage/)?\w+\.py", name) for name in names)
 
 
-def test_what_documents_import_is_in_the_reference() -> None:
-    """`make reference` writes down what may be imported."""
-    listed = re.search(r"^PUBLIC := (.*?[^\\])$", (ROOT / "Makefile").read_text("utf-8"), flags=re.M | re.S)
-    assert listed
-    public = {"equivtest", *listed[1].replace("\\", "").split()}
-    imported = {name for _, text in python_files() for name in re.findall(r"^from (equivtest[.\w]*)", text, flags=re.M)}
+def test_imports_of_documents_are_in_the_reference() -> None:
+    api = (DOCS / "reference/api.md").read_text("utf-8")
+    public = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", api, flags=re.M))
+    imports = [
+        f"{module}.{name.strip()}"
+        for _, text in python_files()
+        for module, names in re.findall(r"^from (equivtest[.\w]*) import (.*)$", text, flags=re.M)
+        for name in names.split(",")
+    ]
 
-    assert imported and imported <= public
-    assert all(importlib.util.find_spec(name) for name in public)
+    assert imports and {name.replace("equivtest.module.", "equivtest.") for name in imports} <= public
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = set()
+    for page in DOCUMENTS:
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text("utf-8"), flags=re.M | re.S):
+            listed |= {
+                (page.parent / f"{line}.md").resolve() for line in tree.splitlines() if line[:1] not in ("", ":")
+            }
+
+    assert {*DOCUMENTS, *LINKED} - listed == {DOCS / "index.md"}
+
+
+def test_every_parameter_of_the_api_is_described() -> None:
+    settings = runpy.run_path(str(DOCS / "conf.py"))
+    names = re.findall(r"^\.\. auto(?:function|class):: (.*)$", (DOCS / "reference/api.md").read_text(), flags=re.M)
+
+    assert {name: settings["undocumented_parameters"](pkgutil.resolve_name(name)) for name in names} == {
+        name: [] for name in names
+    }
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
@@ -303,6 +327,21 @@ def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Comma
     assert green.code == 0 and green.shows(right), green.text
     assert red.code == 1 and red.shows(message.replace("replay .equivtest", "replay ....equivtest")), red.text
     assert red.shows(wrong), red.text
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("name", "code"), [("mine", 0), ("reversed", 1)])
+def test_backend_of_the_tutorial_ends_as_shown(folder: Path, command: Command, name: str, code: int) -> None:
+    """On one and two ranks, without the cases that must be refused."""
+    args = ["run", *CHEAP, *SMOKE, "--world-sizes=1,2", "-k", "not refuses", "--subjects=zero3_fetch_all_gather"]
+    outcome = in_process(folder, command, *args, f"--backend={name}", "--import=mypackage.backends")
+    green, red, lines = fenced(FIRST_BACKEND, "text")
+
+    assert outcome.code == code, outcome.text
+    if code:
+        assert outcome.shows(red) and all(outcome.shows(line) for line in lines.splitlines()), outcome.text
+    else:
+        assert outcome.shows(green.replace("9", "8")), outcome.text
 
 
 @pytest.mark.ranks

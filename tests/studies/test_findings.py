@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equivtest.search.known import SHIPPED, KnownFailures
-from studies.findings_index import EFFECTS, FOLDER, INDEX, indexed, known_failures, read, read_all
+from studies.findings_index import EFFECTS, FOLDER, FOUND, INDEX, counted, indexed, known_failures, read, read_all
 
 
 def test_every_known_failure_names_findings_that_exist() -> None:
@@ -45,6 +45,12 @@ def test_the_index_is_as_its_command_prints_it() -> None:
     text = INDEX.read_text("utf-8")
 
     assert text == indexed(text), "run python -m studies.findings_index --write"
+
+
+def test_counts_of_findings_are_as_their_command_prints_them() -> None:
+    text = FOUND.read_text("utf-8")
+
+    assert text == counted(text), "run python -m studies.findings_index --write"
 
 
 def test_links_between_findings_lead_somewhere() -> None:
