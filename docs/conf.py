@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import typer
 
@@ -62,7 +62,8 @@ def undocumented_parameters(function: Any) -> list[str]:
         return []
     described = re.findall(r"^\s+([\w, *]+):", inspect.getdoc(function) or "", flags=re.M)
     names = {name.strip(" *") for line in described for name in line.split(",")}
-    return [each.name for each in parameters if each.name not in {*names, "self"}]
+    unknown = [each for each in parameters if each.annotation not in ("Never", Never)]
+    return [each.name for each in unknown if each.name not in {*names, "self"}]
 
 
 def commands() -> str:

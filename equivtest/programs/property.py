@@ -77,9 +77,9 @@ def module_property(
 ) -> Property:
     """The older form of `equivtest.program`: arguments of its groups lie beside the others.
 
-    `x_shapes` is what `program` takes as a list of `inputs`.
-
     Args:
+        build, parallelize, inputs, sizes, positional, batch, options: See `program`.
+        x_shapes: The shapes that `program` takes as a list of `inputs`.
         grouped: Fields of `Training`, `World` and `Judge`.
 
     Raises:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import typer
 
+import equivtest
 from equivtest.cli import app
 from tests.commands import Command, as_in
 from tests.programs.planted import FAULT
@@ -172,7 +173,9 @@ def test_imports_of_documents_are_in_the_reference() -> None:
         for name in names.split(",")
     ]
 
-    assert imports and {name.replace("equivtest.module.", "equivtest.") for name in imports} <= public
+    names = {name.replace("equivtest.module.", "equivtest.") for name in imports}
+    assert imports and names <= public
+    assert {f"equivtest.{name}" for name in equivtest.__all__ if name != "__version__"} <= public
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
