@@ -1,1 +1,1 @@
-"""What is judged: one folder per family, found by its name; see `equivtest.cases.parts`."""
+"""The families of subjects under test: one folder each, found by its name; see `equivtest.cases.parts`."""

@@ -1,6 +1,6 @@
-"""What is right: unsharded references that know nothing of ranks, meshes or processes.
+"""Computes right results: unsharded references that know nothing of ranks, meshes or processes.
 
-A package with a case class of its own registers what is expected of it:
+A package with its own case class registers the expected values:
 
     @expect.register
     def expect_mine(case: MyCase, index: int) -> Expected: ...
@@ -19,32 +19,32 @@ __all__ = ["expect", "expect_held"]
 
 @by_case("oracle")
 def expect(case: Case, index: int) -> Expected:
-    """What a correct subject answers for draw `index` of case.values; nothing if it must refuse.
+    """Returns the right answers for draw `index` of case.values; empty if the subject must refuse.
 
     Raises:
-        Misuse: nobody registered what is expected of this class.
-        InexactData: the drawn values break the conditions under which equality can be asked for.
+        Misuse: no function is registered for this class.
+        InexactData: the drawn values break the conditions for equality.
         IndexError: the case has no such draw.
     """
     raise Misuse(
-        f"nothing is known to be expected of {type(case).__name__}: decorate the function that computes it with "
+        f"no expected values are registered for {type(case).__name__}: decorate the function that computes them with "
         "equivtest.oracle.expect.register, in the module that defines the class"
     )
 
 
 @by_case("oracle")
 def expect_held(case: Case, index: int, held: Held) -> Expected:
-    """As `expect`, but where an answer follows from other answers: from what the ranks hold of those.
+    """Returns the right answers like `expect`, but may derive an answer from the ranks' other answers.
 
-    A class registers this where roundings may add up: steps of training, one layer after another.
+    A class registers this if roundings may add up: in steps of training, or from layer to layer.
 
     Args:
-        held: rank -> what it answered, by name.
+        held: rank -> its answers, by name.
     """
     return expect(case, index)
 
 
 @expect.register
 def expect_refusal(case: Refused, index: int) -> Expected:
-    """No tensor at all, for a case outside the contract."""
+    """Returns no tensor for a case outside the contract."""
     return Expected({}, {})

@@ -1,7 +1,7 @@
 """Bounds of relu, gelu (erf) and silu, forward and backward, element by element.
 
 Letters: x the pre-activation, g the cotangent, u the unit roundoff of accumulation, f the error of
-erf and exp in ulp; one ulp is at most 2 u, relative.  E_x and E_g are what x and g are off by.
+erf and exp in ulp; one ulp is at most 2 u, relative.  E_x and E_g are the errors of x and g.
 
 Derived here from the textbook forms; kernels may reorder the factors.  Every constant is rounded
 up, so that a form with a multiplication more stays within.
@@ -20,12 +20,12 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, Operand, bounded, err
 
 
 def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
-    """max(x, 0): rounds nothing and amplifies no error."""
+    """max(x, 0): does not round and does not amplify errors."""
     return Bounded(value_of(x).relu(), error_of(x).clone(), "equal: relu computes nothing")
 
 
 def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """g where x > 0, else 0; where the sign of x is not certain, either may be right."""
+    """g for x > 0, else 0; if the sign of x is uncertain, either may be right."""
     value, error = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
     passed = value > 0
@@ -73,8 +73,8 @@ def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """x / (1 + exp(-x)).
 
-    Derived here.  exp is off by 2 f u, and by |x| u where its argument is rounded; addition and
-    quotient by u each, all relative.  Where exp(-x) overflows the quotient is 0, off by at most
+    Derived here.  exp is off by 2 f u, and by |x| u for its rounded argument; addition and
+    quotient by u each, all relative.  If exp(-x) overflows the quotient is 0, off by at most
     |x| over the largest number.  |silu'| < 1.1.
     """
     value, error = value_of(x), error_of(x)
@@ -91,7 +91,7 @@ def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
     """g s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)).
 
     Derived here.  s is off by (2 f + 2 + |x|) u, relative, hence 1 - s by that times s, absolute;
-    the rest are five roundings.  Where exp(-x) overflows s is 0.  |silu''| <= 0.5, |silu'| < 1.1.
+    the rest are five roundings.  If exp(-x) overflows, s is 0.  |silu''| <= 0.5, |silu'| < 1.1.
     """
     value, e_x = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)

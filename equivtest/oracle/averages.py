@@ -1,22 +1,22 @@
-"""Gradients that data parallelism sums over micro-batches and averages over ranks.
+"""Bounds gradients that data parallelism sums over micro-batches and averages over ranks.
 
 Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w.
 
-Exact where the operands are integers (`equivtest.oracle.exact`) and, of each row of the batch, those of
-`left` or those of `right` multiples of w's odd part: then so is every sum of terms, which may be divided
+Exact if the operands are integers (`equivtest.oracle.exact`) and, in each row of the batch, the elements of
+`left` or those in `right` are multiples of w's odd part: then so is every sum of terms, which may be divided
 before or after it is reduced.  A division may be a multiplication by fl(1/w), which is within a relative
-error d of 1/w; a quotient k comes out as k wherever |d| <= u/2, since k (1 + d) is then nearest to k.  In
+error d of 1/w.  A quotient k then comes out as k if |d| <= u/2, since k (1 + d) is nearest to k.  In
 float32 that fails first at w = 7.
 
 Else, derived here: each of the w M micro-batches' products is stored, and divided, which is two
 roundings more (the reciprocal and its product) unless w is a power of two.  Then either each rank
 adds its M and w of these sums are reduced, or each micro-batch is reduced and M of these sums are
-added: M - 1 additions in each of w sums and w - 1 of them, or the other way round.  What additions
-cost: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  A sum of
-which every term is zero is zero.
+added: M - 1 additions in each of w sums and w - 1 of these, or the other way round.  The cost of
+additions: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  If every
+term of a sum is zero, the sum is zero.
 
-Where gradients are reduced in another dtype than they are stored in, a stored product is cast to that,
-which is one rounding more, and all that follows rounds there.  Exact sums must then fit the first dtype
+If gradients are reduced in another dtype than they are stored in, a stored product is cast to it,
+which is one rounding more, and all later operations round in it.  Exact sums must then fit the first dtype
 per micro-batch and the second altogether.
 
 Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
@@ -48,18 +48,18 @@ from equivtest.oracle.rounding import (
 from equivtest.tensors import DTYPES
 
 AVERAGING_ROUNDINGS = 2
-"""How often an average rounds: for the reciprocal of w, and for the product with it."""
+"""Number of roundings of an average: the reciprocal of w, and the product with it."""
 
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages of one step's gradients, `operations` saying in which dtype and how exact.
+    """Averages of one step's gradients; `operations` has their dtype and whether they must be exact.
 
     Attributes:
         ranks: w.
         micro_batches: M.
-        reduced: Name of the dtype in which stored products are added and divided; '': that of `operations`.
-        scalings: Roundings of scaling by other factors than 1/w, whose product that is; None: it is divided by w.
+        reduced: Name of the dtype in which stored products are added and divided; '': the dtype of `operations`.
+        scalings: Roundings of scaling by other factors with product 1/w; None: it is divided by w.
     """
 
     operations: Operations
@@ -70,7 +70,7 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Roundings of scaling; a division by a power of two has none but where it underflows."""
+        """Roundings of scaling; a division by a power of two rounds only if it underflows."""
         if self.scalings is not None:
             return self.scalings
         return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
@@ -93,7 +93,7 @@ class Averages:
         odd = self.ranks // (self.ranks & -self.ranks)
         in_left, in_right = (side.integers % odd == 0 for side in factors)
         if not bool((in_left.all(0) | in_right.all(1)).all()):
-            raise InexactData(f"gradients are no multiples of {odd}, so that their average over ranks is rounded")
+            raise InexactData(f"gradients are no multiples of {odd}, so their average over ranks is rounded")
         dtype = self.operations.dtype
         found = sum_products("average", *factors, DTYPES[self.reduced or dtype])
         if self.reduced not in ("", dtype):
@@ -133,7 +133,7 @@ class Averages:
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
     def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-        """What the sum of stored products (w, M, C, D) is off by; `error` is what they are off by together."""
+        """Bounds the error of the sum of stored products (w, M, C, D); `error` is the sum of their own errors."""
         on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
         across_ranks = (0, self.ranks - 1, arithmetic.u_r)
         total, magnitude, found = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
@@ -145,7 +145,7 @@ class Averages:
 
 
 def reciprocal_is_near(ranks: int, dtype: str) -> bool:
-    """Whether fl(1 / ranks) is within half a unit roundoff of 1 / ranks, relative."""
+    """True if fl(1 / ranks) is within half a unit roundoff of 1 / ranks, relative."""
     reciprocal = torch.tensor(1.0, dtype=DTYPES[dtype]) / ranks
     error = abs(Fraction(float(reciprocal)) * ranks - 1)
     return 2 * error <= Fraction(unit_roundoff(dtype))

@@ -1,12 +1,12 @@
-"""The proof, operation by operation, that nothing a parallel module may do rounds, on the data it was given.
+"""Proves, operation by operation, that a parallel module rounds nothing on the data it received.
 
 The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
-float64, where every difference becomes a sum.  By induction, what an operation gives there bounds what it gives on the
-data, and what any of its parts gives: partial sums in any order and of any ranks, and results of operations that were
-done on parts before these were added up, as a sum and a linear map may change places.  If all magnitudes are integers
+float64, where every difference becomes a sum.  By induction, the result of an operation there bounds its result on the
+data, and on any part of the data: partial sums in any order and of any ranks, and results of operations on parts that
+are added afterwards, since a sum and a linear map may change places.  If all magnitudes are integers
 times one unit, and at most 2**p of it, then all of these are values of a dtype with p significand bits, and equal;
-`equivtest.oracle.exact` has the reasoning.  Of operations that are not listed here nothing is known, and the data
-are refused.
+`equivtest.oracle.exact` has the reasoning.  Data that reach an operation outside these lists are refused, because
+nothing is known about it.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forward and backward below autograd.
 """
@@ -37,7 +37,7 @@ MOVES = frozenset(
         "upsample_nearest3d", "view", "where", "zero_", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Operations that only move or choose values, no larger in magnitude than what they give on magnitudes."""
+"""Operations that only move or choose values; their results are no larger than their results on magnitudes."""
 
 SUMS = frozenset(
     {
@@ -49,7 +49,7 @@ SUMS = frozenset(
 """Operations that add elements."""
 
 ADDED_TO = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
-"""Operations that add products of elements of two tensors to a third, and where it stands among the tensors."""
+"""Operations that add products of elements of two tensors to a third -> position of the third among the tensors."""
 
 PRODUCTS = frozenset({"mm", "bmm", "mv", "dot", "mul", "convolution_backward", *ADDED_TO})
 """Operations that add products of elements of two tensors."""
@@ -59,19 +59,19 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
     "rsub": torch.add,
     "neg": torch.clone,
 }
-"""What bounds an operation whose own result on magnitudes does not."""
+"""Operations that are bounded by another operation on magnitudes, not by their own."""
 
 CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
-"""The MOVES whose result is no magnitude where a constant of the module has a sign."""
+"""The MOVES whose result on magnitudes may be negative if a constant of the module is."""
 
 FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where"})
-"""The MOVES that put numbers of the module's own into a result; the dtype may not hold these."""
+"""The MOVES that put the module's own numbers into a result, which the dtype may not hold."""
 
 CONVERTS = frozenset({"_to_copy", "to"})
 
 
 class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, a module that runs on magnitudes in float64 is proved to be exact in `dtype`.
+    """Proves within its context that a module that runs on magnitudes in float64 is exact in `dtype`.
 
     Attributes:
         bits_used: Largest number of bits that any sum took.
@@ -95,14 +95,14 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
 
     def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives on magnitudes; whole numbers, such as ids, are the data's own."""
+        """Runs an operation on magnitudes; whole numbers, such as ids, stay as in the data."""
         name = func.overloadpacket.__name__
         if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
             return func(*args, **kwargs)
         if name in CONVERTS:
             return self._converted(func, args, kwargs)
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
-            raise InexactData(f"{name} may round: equality can be asked of sums, products and what moves values alone")
+            raise InexactData(f"{name} may round: values are equal only after sums, products and moves")
         if name in MOVES - CHOOSES:
             return func(*args, **kwargs)
         args = magnitudes_of(name, args)
@@ -119,23 +119,23 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not is_floating(result):
-            raise InexactData("a conversion to integers is not known on magnitudes")
+            raise InexactData("a conversion to integers has no result on magnitudes")
         if is_floating(args[0]) and result.dtype.itemsize < args[0].dtype.itemsize:
             self._count("a conversion", result, _own_unit(args[0]))
         return result
 
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
-        """That the dtype holds every magnitude, in units of 2**unit: the module's, and the one it computes in here."""
+        """Requires that the module's dtype and the dtype here hold every magnitude, in units of 2**unit."""
         largest = float(result.max()) if result.numel() else 0.0
         if not math.isfinite(largest):
-            raise InexactData(f"{name} adds up what is not finite")
-        units = math.ceil(Fraction(largest) * 2**-unit)  # of a product of small units more than an int64 holds
+            raise InexactData(f"{name} adds infinite or NaN values")
+        units = math.ceil(Fraction(largest) * 2**-unit)  # an int64 may be too small for a product of small units
         self.bits_used = max(self.bits_used, bits_of(units))
         dtype = min(self.dtype, result.dtype, key=significand_bits)
         bits = significand_bits(dtype)
         if units > 2**bits or (
             units == 2**bits and result.dtype != torch.float64
-        ):  # to which more may have been rounded
+        ):  # a larger sum may have been rounded to it
             raise InexactData(
                 f"{name} adds up magnitudes of {units} units, and {str(dtype).removeprefix('torch.')} holds "
                 f"{2**bits} exactly"
@@ -143,14 +143,14 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation on whole numbers makes numbers that may be rounded: quotients, powers."""
+    """True if an operation on whole numbers makes numbers that may be rounded: quotients, powers."""
     return func.overloadpacket.__name__ in ("div", "true_divide", "mean", "pow", "exp", "sqrt", "reciprocal", "log")
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operation by their magnitudes; what is written to takes its own in place.
+    """Returns an operation's arguments as magnitudes; changes an argument that the operation writes to in place.
 
-    What came out of the operations before is a magnitude already; a constant of the module need not be.
+    The result of an earlier operation is a magnitude already; a constant of the module may not be one.
     """
     if name.endswith("_"):
         args[0].abs_()
@@ -159,7 +159,7 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
-    """Whether an argument is multiplied or added: tensors are, numbers only of the first two of arithmetic."""
+    """True if an argument is multiplied or added: each tensor, and a number among the first two of arithmetic."""
     return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
 
@@ -171,7 +171,7 @@ def _magnitude(value: Any) -> Any:
 
 
 def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
-    """The exponent of a unit, no larger than 1, of every term that an operation adds."""
+    """Returns the exponent of a unit, no larger than 1, of every term that an operation adds."""
     units = [_own_unit(operand) for operand in operands]
     factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
     if name in PRODUCTS:
@@ -181,12 +181,12 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 
 
 def _own_unit(operand: torch.Tensor) -> int:
-    """0 for integers, however many powers of two they share: what was added up to them need not share these."""
+    """Returns 0 for integers even if they share powers of two, since later summands may not share them."""
     if not bool(operand.isfinite().all()):
-        raise InexactData("an operand is infinite or NaN, of which no sum is exact")
+        raise InexactData("an operand is infinite or NaN, so no sum with it is exact")
     return min(0, find_integers("an operand", operand.detach()).exponent)
 
 
 def is_floating(value: object) -> bool:
-    """Whether it is a tensor of floating-point numbers."""
+    """True for a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,14 +1,14 @@
-"""How often something may happen by chance: exact limits of a binomial count.
+"""Bounds how often an event may happen by chance: exact limits of a binomial count.
 
 Letters: n independent events, each of probability q; X of them happen.
 
     P(X = k) = n! / (k! (n - k)!) q**k (1 - q)**(n - k)
 
-is summed from either end, term by term, as far as it stays below half of what is allowed; no
-normal approximation and no inequality comes in.  A generator compares a number of at least 24 bits
-with q, so that its own probability is off by at most delta = 2**-23, and every P(X = k) by at most
+is summed from either end, term by term, while it stays below half of the allowed probability; no
+normal approximation and no inequality is used.  A generator compares a number of at least 24 bits
+with q, so its own probability is off by at most delta = 2**-23, and every P(X = k) by at most
 the factor exp(n delta / min(q, 1 - q)); the sums themselves are off by far less than a factor of 2.
-Both are taken from what is allowed.
+Both are subtracted from the allowed probability.
 
 Source: at::bernoulli_distribution in ATen/core/TransformationHelper.h and curand_uniform, which the
 fused dropout of ATen/native/cuda/Dropout.cu compares with q (2.13.0).
@@ -26,12 +26,12 @@ DELTA = 2.0**-23
 
 @functools.lru_cache(maxsize=2**12)
 def count_limits(num: int, probability: float, alarm: float, *, delta: float = DELTA) -> tuple[int, int]:
-    """(low, high): a count of `num` events is outside low..high with a probability of at most `alarm`.
+    """Returns (low, high): a count of `num` events is outside low..high with a probability of at most `alarm`.
 
     Args:
-        probability: Of one event, above 0 and below 1.
+        probability: Probability of one event, above 0 and below 1.
         alarm: Above 0 and below 1.
-        delta: By how much `probability` may be off.
+        delta: Largest error of `probability`.
     """
     share = alarm / 2 / 2 / math.exp(num * delta / min(probability, 1 - probability))
     counts = torch.arange(num + 1, dtype=torch.float64)
@@ -43,5 +43,5 @@ def count_limits(num: int, probability: float, alarm: float, *, delta: float = D
 
 
 def agreement(probability: float) -> float:
-    """The probability that two independent events of this one both happen, or both do not."""
+    """Returns the probability that two independent events of this one both happen, or both do not."""
     return probability**2 + (1 - probability) ** 2

@@ -1,16 +1,16 @@
-"""The collectives that a case is documented to take, derived from its layouts.
+"""Derives from a case's layouts the collectives that it is documented to call.
 
-On one mesh axis, a tensor that goes from one placement to another is documented to take
+On one mesh axis, a tensor that changes its placement is documented to call
 
     Shard(d) -> Replicate    an all_gather of its shard
     Partial  -> Replicate    an all_reduce of the whole
     Partial  -> Shard(d)     a reduce_scatter of the whole
-    Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, whose gloo has none, an
-                             all_gather of its shard and a chunk
-    Replicate -> Shard(d)    nothing; nor does a placement that stays
+        Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, since gloo has none, an
+                                 all_gather of its shard and a chunk
+        Replicate -> Shard(d)    nothing; the same for an unchanged placement
 
-and collectives take parts of one size: a dim of n elements that is sharded counts as w shards of
-ceil(n / w).  A mesh of one rank redistributes nothing.
+    and collectives need parts of one size: a sharded dim of n elements counts as w shards of
+    ceil(n / w).  A mesh of one rank redistributes nothing.
 
 Source: torch.distributed.tensor.DTensor.redistribute, its docstring; Shard._to_replicate_tensor,
 _reduce_shard_tensor and _to_new_shard_dim in placement_types.py for the padding, shard_dim_alltoall
@@ -34,12 +34,12 @@ Collectives = tuple[Collective, ...]
 
 @by_case("collectives", "oracle")
 def expected_collectives(case: Case, rank: int) -> Collectives:
-    """What `rank` of the mesh is documented to call for one draw, in order.
+    """Returns the documented collectives of `rank` of the mesh for one draw, in order.
 
-    A package with a case class of its own registers its documentation with `expected_collectives.register`.
+    A package with its own case class registers its documentation with `expected_collectives.register`.
 
     Raises:
-        Misuse: nobody registered it for this class.
+        Misuse: no function is registered for this class.
     """
     raise Misuse(
         f"no collectives are documented for {type(case).__name__}: decorate the function that lists them with "
@@ -48,7 +48,7 @@ def expected_collectives(case: Case, rank: int) -> Collectives:
 
 
 def without_all_to_all(collectives: Collectives) -> Collectives:
-    """The same on a backend that has no all_to_all: an all_gather of as many bytes in its place."""
+    """Replaces each all_to_all by an all_gather of as many bytes, for a backend without all_to_all."""
     return tuple(
         Collective("all_gather", call.size_bytes, call.phase) if call.kind == "all_to_all" else call
         for call in collectives
@@ -56,20 +56,20 @@ def without_all_to_all(collectives: Collectives) -> Collectives:
 
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
-    """One collective per parameter; see `distribute`."""
+    """Returns one collective per parameter; see `distribute`."""
     parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
     return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """A scatter, to which only rank 0 hands in anything, or a broadcast of the whole tensor."""
+    """Returns a scatter, for which only rank 0 has an operand, or a broadcast of the whole tensor."""
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """What a tensor of `shape` takes from one placement to another: one collective or none."""
+    """Returns the collective, or none, for a tensor of `shape` from one placement to another."""
     if source == target or case.world_size == 1:
         return []
     match source, target:
@@ -86,12 +86,12 @@ def redistribute(case: Case, shape: Shape, source: Placement, target: Placement,
 
 
 def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
-    """The shape with `dim` filled up to a multiple of the number of shards."""
+    """Returns the shape with `dim` padded to a multiple of the number of shards."""
     return tuple(-(-size // num_shards) * num_shards if axis == dim else size for axis, size in enumerate(shape))
 
 
 def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
-    """Bytes of the largest shard, which is what each rank hands in."""
+    """Returns the bytes of the largest shard, which every rank's operand has."""
     return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
 
 

@@ -1,17 +1,17 @@
-"""Bounds of sums: matrix products on one rank or split over several, their gradients, reductions across ranks.
+"""Bounds sums: matrix products on one rank or split over several, their gradients, reductions across ranks.
 
 Letters: T tokens, K in_features, N out_features, w ranks; x (T, K), W (N, K), b (N,), cotangent
 G (T, N).  S is the sum of the magnitudes of the terms behind an element, and P the sum of the
 magnitudes of the ranks' partial sums.
 
 Derived here.  A sum of K products, in any order, blocked or not, with or without fused
-multiply-add, is off by gamma(K, u_a) S.  Where the contraction is split over w ranks, each rank
+multiply-add, is off by gamma(K, u_a) S.  If the contraction is split over w ranks, each rank
 stores its partial sum, one rounding of the storage dtype, u_o P in all, and a collective adds w of
-them (`equivtest.oracle.rounding.after_additions`).  P is at most S, which is taken where the
-partition is not known.  A sum of which every term is zero is zero: nothing rounds or underflows.
+them (`equivtest.oracle.rounding.after_additions`).  P is at most S, which is used if the
+partition is unknown.  If every term of a sum is zero, the sum is zero: nothing rounds or underflows.
 
-A bias costs a rounding more: a kernel may store the product before it adds the bias.  DTensor
-divides a replicated bias by w where it makes it partial, which rounds too.
+A bias costs one rounding more: a kernel may store the product before it adds the bias.  DTensor
+divides a replicated bias by w when it makes it partial, which rounds too.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., equations 3.5 and 3.13;
 torch.distributed.tensor.placement_types, Partial._partition_value (torch 2.13.0).
@@ -51,8 +51,8 @@ def linear(
         x: (T, K), global.
         weight: (N, K), global.
         bias: (N,), global.
-        ranks: Over how many the contraction over K is split.
-        partials: (T, N): sum over the ranks of |partial product|, where the partition is known.
+        ranks: Number of ranks over which the contraction over K is split.
+        partials: (T, N): sum over the ranks of |partial product|, if the partition is known.
     """
     return product(x, _transposed(weight), arithmetic, plus=bias, ranks=ranks, partials=partials, names="|x||W|")
 
@@ -65,7 +65,7 @@ def linear_grad_x(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """G W, (T, K): a contraction over N; arguments as of `linear`, partials (T, K)."""
+    """G W, (T, K): a contraction over N; for the arguments see `linear`, partials (T, K)."""
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 
@@ -77,7 +77,7 @@ def linear_grad_weight(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """G^T x, (N, K): a contraction over tokens; arguments as of `linear`, partials (N, K)."""
+    """G^T x, (N, K): a contraction over tokens; for the arguments see `linear`, partials (N, K)."""
     return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
 
 
@@ -101,7 +101,7 @@ def product(
     """left (R, K) @ right (K, C) + plus (C,), contracted on one rank or split over several."""
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     num_terms = a.shape[-1] + (plus is not None)
-    terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, the operands' own errors included
+    terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, including the operands' own errors
     brought = e_a @ b.abs() + (a.abs() + e_a) @ e_b
     present = ((a.abs() + e_a) != 0).double() @ ((b.abs() + e_b) != 0).double()  # terms that are not zero
     sums = _Sums(a @ b, terms, brought, num_terms, partials, present == 0)
@@ -129,14 +129,14 @@ def total(
 
 
 def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool = False) -> Bounded:
-    """The sum or average of what the ranks hold; of a reduce_scatter too, whole.
+    """The sum or average of the ranks' operands; for a reduce_scatter, the whole result.
 
     Derived here: each operand takes part in at most w - 1 additions.  An average divides the sum,
     or multiplies each operand by 1 / w before or the sum after: two more roundings unless w is a
-    power of two, which only underflow can hurt.  Whether the sum overflows depends on the order.
+    power of two, in which case only underflow matters.  Whether the sum overflows depends on the order.
 
     Args:
-        operands: (w, ...), what each rank brings, in the tensors' own dtype or wider.
+        operands: (w, ...), each rank's operand, in the tensors' own dtype or wider.
     """
     values = operands.to(torch.float64)
     w = len(values)
@@ -153,15 +153,15 @@ def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool 
 
 
 class _Sums:
-    """Sums before anything is stored: all float64, one shape.
+    """Sums before they are stored: all float64, one shape.
 
     Attributes:
         value: The exact sums.
         magnitude: S.
-        brought: What the operands' own errors come to.
-        num_terms: Roundings that a term goes through in an accumulator.
-        partials: P, or S where the partition is not known.
-        is_zero: Where every term is zero, so that the sum is.
+        brought: Contribution of the operands' own errors.
+        num_terms: Number of roundings of a term in an accumulator.
+        partials: P, or S if the partition is unknown.
+        is_zero: Mask of sums whose terms are all zero.
     """
 
     def __init__(
@@ -204,9 +204,9 @@ def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: in
 def _reduced(
     sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
 ) -> torch.Tensor:
-    """The error once every rank has stored its sum, with its share of the bias, and all are added.
+    """Bounds the error once every rank has stored its sum, with its share of the bias, and all are added.
 
-    A product is stored once, or twice where a bias is added to it; the bias is divided and stored.
+    A product is stored once, or twice if a bias is added to it; the bias is divided and stored.
     """
     stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)
     stored = stored + growth((2, arithmetic.u_o)) * bias + ranks * (1 + 2 * has_bias) * arithmetic.eta

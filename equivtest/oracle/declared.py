@@ -1,6 +1,6 @@
-"""Whose arithmetic real values are judged by: torch's on the CPU with gloo, or what a backend declares.
+"""Chooses the arithmetic that bounds real values: torch's on the CPU with gloo, or a backend's declaration.
 
-A backend that computes otherwise declares so in a record for each of its dtypes:
+A backend with another arithmetic declares it in a record for each of its dtypes:
 
     # mypackage/arithmetic.py
     from equivtest.oracle.rounding import Arithmetic
@@ -10,22 +10,22 @@ A backend that computes otherwise declares so in a record for each of its dtypes
         "bfloat16": Arithmetic("bfloat16", accumulate="float32", reduce="bfloat16", order_varies=True),
     }
 
-and is judged by these with --arithmetic mypackage.arithmetic:MINE --dtypes float32,bfloat16.  What a
-record can say stands in `equivtest.oracle.rounding.Arithmetic`:
+and --arithmetic mypackage.arithmetic:MINE --dtypes float32,bfloat16 makes runs use it.
+`equivtest.oracle.rounding.Arithmetic` has all fields of a record:
 
-    accumulate, reduce     kernels and collectives that round to fewer bits: wider bounds for real values.  Where
-                           `accumulate` has more bits than the dtype, kernels are taken to compute in it and to store
-                           once, and to store in between what torch's own on the CPU do (`running_kernels`); a kernel
-                           that stores more often needs `accumulate` to be the dtype itself
+    accumulate, reduce     kernels and collectives round to fewer bits: wider bounds for real values.  If
+                           `accumulate` has more bits than the dtype, kernels are assumed to compute in it and to store
+                           once, and to store the intermediate results that torch's CPU kernels store
+                           (`running_kernels`); for a kernel that stores more often, declare the dtype itself
     rounds_to_nearest      False: errors may lean to one side
-    flushes_subnormals     results below the smallest normal number become zero, where zeros are added to exact values
-                           too; what is only copied keeps its bits
-    order_varies           collectives add in another order in each call, alike on all ranks: of a run that is
-                           repeated, what real numbers were rounded to may be another, within its bound
-    adds_rows_in_order     a kernel adds the rows of an embedding's gradient in the order given
+    flushes_subnormals     results below the smallest normal number become zero, also if zeros are added to exact
+                           values; copied values keep their bits
+    order_varies           collectives add in another order in each call, equal on all ranks: rounded real numbers of a
+                           repeated run may differ, within their bounds
+    adds_rows_in_order     a kernel adds the rows of an embedding's gradient in the given order
 
-No dtype is judged by a record of torch's that the backend did not declare: a run that draws one is
-refused.  `TORCH_CPU | {...}` declares the others to be as torch's.
+A dtype without a declared record is not judged by torch's record: a run that draws it is
+refused.  `TORCH_CPU | {...}` declares that the other dtypes behave like torch's.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 from equivtest.tensors import DTYPES
 
 Arithmetics = Mapping[str, Arithmetic]
-"""Name of a dtype -> how the backend computes with it; those that it has not are left out."""
+"""Name of a dtype -> how the backend computes with it; dtypes that it lacks are left out."""
 
 _judged_by: ContextVar[Arithmetics] = ContextVar("arithmetics", default=TORCH_CPU)
 
 
 def arithmetic_of(dtype: str) -> Arithmetic:
-    """What the backend that is judged declares of a dtype.
+    """Returns the arithmetic that the backend under test declares for a dtype.
 
     Raises:
-        Misuse: nothing.
+        Misuse: it declares none.
     """
     records = _judged_by.get()
     if dtype not in records:
@@ -62,23 +62,23 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 
 def declared_of(dtype: str) -> Arithmetic | None:
-    """As `arithmetic_of`; None where the backend declares nothing of the dtype."""
+    """Returns the declared arithmetic of a dtype, or None."""
     return _judged_by.get().get(dtype)
 
 
 def order_varies(dtypes: Iterable[str]) -> bool:
-    """Whether the backend declares of one of these dtypes that sums may be added in another order in each call."""
+    """True if the backend declares for one of these dtypes that the order of summation may vary between calls."""
     return any(arithmetic_of(dtype).order_varies for dtype in dtypes)
 
 
 def smallest_kept(dtype: str) -> float:
-    """Magnitude below which a number may become zero where zeros are added to it; 0 where all are kept."""
+    """Returns the magnitude below which a number may become zero when zeros are added to it; 0 if all are kept."""
     return float(torch.finfo(DTYPES[dtype]).tiny) if arithmetic_of(dtype).flushes_subnormals else 0.0
 
 
 @contextmanager
 def declared(arithmetics: Arithmetics) -> Iterator[None]:
-    """Bounds are those of `arithmetics`, as long as it lasts."""
+    """Judges by the bounds of `arithmetics` while the context lasts."""
     token = _judged_by.set(arithmetics)
     try:
         yield
@@ -88,10 +88,10 @@ def declared(arithmetics: Arithmetics) -> Iterator[None]:
 
 @functools.cache
 def load_arithmetics(name: str) -> Arithmetics:
-    """The records that 'package.module:NAME' holds; '' stands for torch's on the CPU.
+    """Imports the records of 'package.module:NAME'; '' stands for torch's on the CPU.
 
     Raises:
-        Misuse: there is no such name, or it is no mapping of dtypes to records of theirs.
+        Misuse: there is no such name, or it is no mapping from dtypes to their records.
     """
     if not name:
         return TORCH_CPU
@@ -100,7 +100,7 @@ def load_arithmetics(name: str) -> Arithmetics:
     for dtype, record in records.items():
         if dtype not in limits.DTYPES or not isinstance(record, Arithmetic) or record.dtype != dtype:
             raise Misuse(
-                f"--arithmetic: {name!r} holds no Arithmetic of {dtype}, got {record!r}: give one of each dtype that "
+                f"--arithmetic: {name!r} has no Arithmetic of {dtype}, got {record!r}: give one for each dtype that "
                 f"the backend has, of {', '.join(limits.DTYPES)}"
             )
     if not records:
@@ -112,10 +112,10 @@ def load_arithmetics(name: str) -> Arithmetics:
 
 
 def require_declared(name: str, dtypes: Iterable[str]) -> None:
-    """Checks that 'package.module:NAME' has a record of each of `dtypes`.
+    """Checks that 'package.module:NAME' has a record for each of `dtypes`.
 
     Raises:
-        Misuse: of some it has none, or as of `load_arithmetics`.
+        Misuse: a record is missing; see also `load_arithmetics`.
     """
     records = load_arithmetics(name)
     missing = [dtype for dtype in dtypes if dtype not in records]
@@ -125,6 +125,6 @@ def require_declared(name: str, dtypes: Iterable[str]) -> None:
 
 def _undeclared(missing: Iterable[str], records: Arithmetics) -> str:
     return (
-        f"declared are {', '.join(records)}, and not {', '.join(missing)}: add a record of each, or leave "
-        f"them out with --dtypes {','.join(records)}, and with -k a property that needs them all the same"
+        f"it declares {', '.join(records)}, but not {', '.join(missing)}: add a record for each, or leave "
+        f"them out with --dtypes {','.join(records)}, and with -k the properties that always need them"
     )

@@ -1,4 +1,4 @@
-"""Integer arithmetic on floating-point data, and the proof that floating point cannot round there.
+"""Computes integers on floating-point data, and proves that floating point cannot round there.
 
 Letters: p significand bits of a dtype.
 
@@ -6,8 +6,8 @@ Derived here.  Write each tensor as integers times 2**e.  Every term of a sum of
 an integer times one common unit, a power of two.  If the magnitudes of the terms add up to at most
 2**p units, every sum of any of the terms is an integer of at most 2**p units, and these are all
 values of the dtype.  So each addition is exact, in any order, blocked or not, fused or not, and on
-any number of ranks; with an accumulator of more bits too.  Nothing here knows how data was drawn:
-the integers are found in the tensors, and the sums of magnitudes are computed in int64.
+any number of ranks, also with an accumulator of more bits.  Nothing here knows how data was drawn:
+the integers are read from the tensors, and the sums of magnitudes are computed in int64.
 
 Source: integers up to 2**p are values: IEEE 754-2019 section 3.3 (every value is an integer below
 2**p times a power of two, and 2**p is one as well); Higham, Accuracy and Stability of Numerical
@@ -24,11 +24,11 @@ import torch
 
 from equivtest.errors import EquivtestError
 
-_INT64_BITS = 62  # what sums may take before int64 could overflow, with one bit to spare
+_INT64_BITS = 62  # limit for sums before int64 could overflow, with one bit to spare
 
 
 class InexactData(EquivtestError, AssertionError):
-    """Data breaks the conditions of exactness: a fault of who drew it, never of a subject."""
+    """Data breaks the conditions of exactness: the drawing code is to blame, never a subject."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Scaled:
     exponent: int
 
     def in_units(self, exponent: int) -> torch.Tensor:
-        """The integers when counted in 2**exponent, which is no larger than the own unit."""
+        """Returns the integers counted in 2**exponent, which must be no larger than the present unit."""
         shift = self.exponent - exponent
         if bits_of(largest_of(self.integers)) + shift > _INT64_BITS:
             raise InexactData(f"powers of two too far apart: 2**{self.exponent} in units of 2**{exponent}")
@@ -60,7 +60,7 @@ class Sum:
 
 
 def significand_bits(dtype: torch.dtype) -> int:
-    """p, the hidden bit included: 24 for float32.
+    """Returns p, including the hidden bit: 24 for float32.
 
     Source: torch.finfo (2.13.0): eps is the distance from 1 to the next value, 2**(1 - p).
     """
@@ -68,12 +68,12 @@ def significand_bits(dtype: torch.dtype) -> int:
 
 
 def bits_of(magnitude: int) -> int:
-    """Smallest b of at least 1 with magnitude <= 2**b."""
+    """Returns the smallest b of at least 1 with magnitude <= 2**b."""
     return max(1, (magnitude - 1).bit_length())
 
 
 def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
-    """`tensor` as integers times the largest power of two that leaves them integers.
+    """Returns `tensor` as integers times the largest power of two for which they are integers.
 
     Args:
         name: For the message.
@@ -102,12 +102,12 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
 def sum_products(
     name: str, left: Scaled, right: Scaled, dtype: torch.dtype, *, plus: Scaled | None = None, divided_by: int = 1
 ) -> Sum:
-    """left @ right (+ plus), exact, and proved exact in `dtype`.
+    """Returns left @ right (+ plus), exact, and proved exact in `dtype`.
 
     Args:
-        name: Of the result, for the message.
+        name: Name of the result, for the message.
         left, right: (rows, terms) and (terms, columns).
-        dtype: In which partial sums may be stored.
+        dtype: Dtype in which partial sums may be stored.
         plus: (columns,), added to each row.
         divided_by: `plus` may be divided by this, and the quotient added that many times.
 
@@ -121,7 +121,7 @@ def sum_products(
         unit = min(unit, plus.exponent - free)
         added = plus.in_units(unit)
         if bool((added % divided_by != 0).any()):
-            raise InexactData(f"{name}: the bias is no multiple of {divided_by}, so that its share per rank is rounded")
+            raise InexactData(f"{name}: the bias is no multiple of {divided_by}, so its share per rank is rounded")
     factors = Scaled(left.integers, left.exponent).in_units(unit - right.exponent)
     terms = torch.matmul(factors.abs().to(torch.float64), right.integers.abs().to(torch.float64))
     if added is not None:
@@ -139,13 +139,13 @@ def sum_products(
 
 
 def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -> Sum:
-    """The sum of terms along the first dim, exact, and proved exact in `dtype`.
+    """Returns the sum of terms along the first dim, exact, and proved exact in `dtype`.
 
     Args:
-        name: Of the result, for the message.
+        name: Name of the result, for the message.
         terms: (terms, columns); the value has the shape (columns,).
-        dtype: In which partial sums may be stored.
-        times: How many operands of the size of a term may make one up, each of them added by itself.
+        dtype: Dtype in which partial sums may be stored.
+        times: Number of operands, each as large as a term, into which a term may be split.
 
     Raises:
         InexactData: magnitudes, counted so many times, add up to more than 2**p.
@@ -156,5 +156,5 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
 
 
 def largest_of(integers: torch.Tensor) -> int:
-    """The largest magnitude, 0 where there is no element."""
+    """Returns the largest magnitude, 0 for no element."""
     return int(integers.abs().max()) if integers.numel() else 0

@@ -1,4 +1,4 @@
-"""What a correct subject answers, and how far it may be off."""
+"""The answers of a correct subject, and their largest errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivtest.base import limits
 from equivtest.layout import Layout
 
 COPIED = "equal: copied, nothing is computed"
-"""The derivation of what no operation may change."""
+"""Derivation for values that no operation may change."""
 
 
 @dataclass(frozen=True)
@@ -21,31 +21,31 @@ class ExpectedTensor:
     Attributes:
         value: The right value, global, float64.
         allowed: Largest absolute error per element, global, float64; None: equal by value.
-        layout: Where the case's contract puts it.
+        layout: Its layout according to the case's contract.
         dtype: Name of the dtype that the subject must answer in.
         derivation: Why `allowed` is what it is, for the message.
         requires_grad: The flag that the answered tensor must carry; None: any.
-        is_symmetric: Whether a correct subject's errors prefer no sign and share no rounding, so
-            that their sums are known to stay small: see `equivtest.verdicts.lean`.
-        bits: The right value in the answer's own dtype, global, where nothing may round it and
+        is_symmetric: True if a correct subject's errors prefer no sign and share no rounding, so
+            that their sums stay small: see `equivtest.verdicts.lean`.
+        bits: The right value in the answer's own dtype, global, if nothing may round it and
             every bit has one right value; None: only `value` has.
-        flushed_below: Magnitude below which an element may be zero instead: where zeros were added to it, by a backend
+        flushed_below: Magnitude below which an element may be zero instead, if zeros were added to it by a backend
             that declares to flush subnormals.
-        scale: What `allowed` is measured by where the values are smaller: of values that are zero in exact arithmetic.
-        is_sum: Whether elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
-            added to +0 it is +0, and where a sum begins is the kernel's business.
-        may_be_none: Whether a correct subject may answer none for the zeros: of a gradient that reaches nothing, or
+        scale: Scale for `allowed` if the values are smaller: for values that are zero in exact arithmetic.
+        is_sum: True if elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
+            added to +0 it is +0, and the kernel decides where a sum begins.
+        may_be_none: True if a correct subject may answer None instead of zeros: for a gradient that reaches nothing, or
             one for which the case accepts either.
-        is_inner: Whether a bound that is too wide leaves nothing open: of what is within a computation, where the
-            oracle goes on from what it computed itself, so that what follows shows what is wrong.
-        is_open: Whether staying within the bound shows nothing, however narrow it is.
-        is_part: Whether it is what a part of a module gives, is handed, or gets back.
-        factor: What the unsharded value was multiplied by, as the ranks' backward has a factor here that they take out
-            again.
-        resolution: Largest error per element, float64, at which ranks are near enough to show that they are right where
-            the bound is too wide, or staying within it shows nothing: see `resolution_of`; None: no error is.
-        takes_wider: True if the answer may be of any dtype that holds every number of `dtype`, or of integers, and is
-            judged by its value: what a step reports.
+        is_inner: True if a too wide bound leaves no claim open: for values within a computation from which the
+            oracle continues with its own value, so that later values show an error.
+        is_open: True if an error within the bound proves nothing, however narrow the bound is.
+        is_part: True for inputs, outputs and gradients of a submodule.
+        factor: Factor by which the unsharded value was multiplied, because the ranks' backward applies it here and
+            removes it later.
+        resolution: Largest error per element, float64, at which a rank's value counts as right although the bound is
+            too wide or proves nothing: see `resolution_of`; None: no error does.
+        takes_wider: True if the answer may have any dtype that holds every number of `dtype`, or of integers, and is
+            judged by its value: for numbers that a step reports.
     """
 
     value: torch.Tensor
@@ -76,9 +76,9 @@ class ExpectedTensor:
 def says_nothing(
     value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
 ) -> bool:
-    """Whether some element may be off by anything, or the median allowance is too large.
+    """True if some element may have any error, or if the median allowance is too large.
 
-    That is more than `share` of the root mean square of the right values, or of `scale` where that is more.
+    Too large means more than `share` of the root mean square of the right values, or of `scale` if that is larger.
     """
     if not allowed.numel():
         return False
@@ -88,18 +88,18 @@ def says_nothing(
 
 
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
-    """How far from the right value an element may be found, and it still shows what a bound that is not too wide shows.
+    """Returns the error per element up to which a value shows as much as one within a bound that is not too wide.
 
-    A bound that is not too wide lets a value be off by limits.TOO_WIDE of the root mean square, or of `scale`.  What is
-    found to be no further off than that, or than so much of itself, in every element, is known as well, however much
-    the roundings of a correct program might have come to.  It rejects nothing: beyond it, and within the bound, nothing
-    is concluded.
+    A bound that is not too wide allows an error of limits.TOO_WIDE of the root mean square, or of `scale`.  If the
+    error of every element is no larger than that, or than the same fraction of the element, the value shows as much,
+    even if the roundings of a correct program could have been larger.  It rejects nothing: a value beyond it, but
+    within the bound, shows nothing.
 
     Args:
-        change: What the value was changed by, which is to be seen; None: the value itself.
+        change: The change that must be detectable; None: the value itself.
 
     Returns:
-        float64; None where the values are not finite, or nothing was changed, so that nothing could be near.
+        float64; None if the values are not finite, or if nothing was changed, so that no value could be near.
     """
     seen = value if change is None else change
     if not bool(seen.isfinite().all()) or (change is not None and not bool(change.any())):
@@ -110,13 +110,13 @@ def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor 
 
 @dataclass(frozen=True)
 class Expected:
-    """Every tensor that a subject must answer for one draw, by name.
+    """All tensors that a subject must answer for one draw, by name.
 
     Attributes:
-        bits_used: name -> bits that the largest sum of magnitudes behind it takes.
-        drops: name -> with which probability each element is zero, whatever becomes of the others.
-        again: The same of the draw's second run, by a backend that may have added in another order then; None: what
-            is answered has the bits of the first.
+        bits_used: name -> bits of the largest sum of magnitudes behind it.
+        drops: name -> probability that an element is zero, independent of the others.
+        again: Right answers of the draw's second run, by a backend whose order of summation may vary; None: the
+            second run has the bits of the first.
     """
 
     tensors: Mapping[str, ExpectedTensor]

@@ -1,6 +1,6 @@
-"""What the ranks really held, put together again: the operands that an operation was given.
+"""Assembles the values that the ranks really held: the operands of an operation.
 
-Never by a collective, which may be what is judged.
+It never uses a collective, since collectives may be under test.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from equivtest.layout import Layout, Partial
 from equivtest.tensors import Placed, assemble, assemble_listed
 
 Held = Mapping[int, Mapping[str, Placed]]
-"""rank -> what it answered to one draw, by name."""
+"""rank -> its answers to one draw, by name."""
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """As `put_together`, float64."""
+    """Returns the same as `put_together`, in float64."""
     found = put_together(held, name, shape, mesh_shape)
     return None if found is None else found.double()
 
 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """The global tensor `name`, bit by bit, or None where the ranks' answers do not make one.
+    """Returns the global tensor `name`, bit by bit, or None if the ranks' answers do not make one.
 
-    A claim that judges `name` itself says what is missing.  Of replicas the lowest rank's counts;
-    whether they agree is another claim.  Operands are added in float64.
+    A claim on `name` itself reports missing answers.  From replicas it takes the lowest rank's;
+    another claim compares them.  Operands are added in float64.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
@@ -48,7 +48,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
 
 
 def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles tensors that list where their elements lie; None where nobody holds some element."""
+    """Assembles tensors that list their elements' indices; None if no rank holds some element."""
     try:
         assembled, holders = assemble_listed(present, shape, mesh_shape)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Bounds of log_softmax and of the negative log likelihood, forward and backward, over divided classes.
+"""Bounds log_softmax and the negative log likelihood, forward and backward, over sharded classes.
 
 Letters: P positions, C classes, w ranks; x (P, C) logits, m = max x, d = x - m, s = sum exp d,
 l = log s, y = d - l the logarithm of the softmax, p = exp y; t the target of a position, W its
@@ -9,16 +9,16 @@ weight, g the cotangent; u the roundoff of accumulation, f the error of exp and 
 Derived here.  m is exact.  d is off by u |d|, so exp d by expm1(u |d|), relative, and by 2 f u of
 exp; below the smallest normal number by no more than that.  s is a sum of C terms, of which w parts
 are added by a collective: gamma(C + w) s.  With s off by e, relative, l is off by -log1p(-e), and by
-2 f u |l| of log.  y takes one rounding more, and is stored.  p = exp y is off by expm1 of what y is
-off by: in 16 bits, where y is stored, that is u_o |y|, far more than a rounding of p.  The rest are
+2 f u |l| of log.  y has one rounding more, and is stored.  p = exp y is off by expm1 of y's
+error: in 16 bits, where y is stored, that is u_o |y|, far more than a rounding of p.  The rest are
 single roundings of storage and one sum over positions.
 
-Of a row whose other exponentials add up to less than 2**-80 nothing is left but the maximum:
-exp 0 = 1 and log 1 = 0 are exact, and so is what is computed from there as long as every result is
+If the other exponentials of a row add up to less than 2**-80, only the maximum remains:
+exp 0 = 1 and log 1 = 0 are exact, and so are later results as long as each of them is
 a number of the dtype: `rounded`.
 
 Source: _log_softmax, _nll_loss_forward and _nll_loss_and_log_softmax_backward in
-torch/distributed/tensor/parallel/loss.py (2.13.0): the maximum is taken away first, maximum and sum
+torch/distributed/tensor/parallel/loss.py (2.13.0): the maximum is subtracted first, maximum and sum
 are reduced in the accumulator's dtype, y is stored; C11, F.10.3.1 and F.10.3.7, for exp 0 and
 log 1; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 2.2 and 4.2.
 """
@@ -33,18 +33,18 @@ from equivtest.oracle.exact import InexactData, find_integers, sum_terms
 from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, store, unit_roundoff
 from equivtest.tensors import DTYPES
 
-_NOTHING = 2.0**-80  # beside 1, whatever the order of a sum and however far float64's own exp is off
+_NOTHING = 2.0**-80  # next to 1, for any order of a sum and any error of float64's own exp
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What each position looks up.
+    """The targets of the positions.
 
     Attributes:
-        classes: (P,), int64, a class also where the position is ignored.
-        kept: (P,), bool.
+        classes: (P,), int64, a valid class also for ignored positions.
+        kept: (P,), bool, False for ignored positions.
         weight: (P,), float64, of the class; 1 without weights.
-        has_weight: Whether a product is computed at all.
+        has_weight: True if a product with weights is computed.
     """
 
     classes: torch.Tensor
@@ -60,7 +60,7 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bound
 
 
 def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """The same, as an accumulator holds it."""
+    """Returns y before it is stored, in the accumulator."""
     x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
     peak = x.argmax(1, keepdim=True)
     apart = x - x.gather(1, peak)  # d
@@ -81,7 +81,7 @@ def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounde
 
 
 def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
-    """The loss: (P,) for 'none', else 0-dim; NaN where a mean is one of nothing."""
+    """The loss: (P,) for 'none', else 0-dim; NaN for a mean of no position."""
     at = targets.classes.unsqueeze(1)
     picked, error = -y.value.gather(1, at).squeeze(1), y.allowed.gather(1, at).squeeze(1)
     value = picked * targets.weight
@@ -114,7 +114,7 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
     given, e_given = (torch.where(targets.kept, tensor, 0.0).unsqueeze(1) for tensor in (given, e_given))
     p, e_p = _softmax(y, arithmetic)
     hits = torch.zeros_like(p).scatter(1, targets.classes.unsqueeze(1), 1.0)
-    vanishes = (hits == 1) & (p < _NOTHING) & (e_p < arithmetic.u_o / 4)  # beside 1, which p - 1 rounds to
+    vanishes = (hits == 1) & (p < _NOTHING) & (e_p < arithmetic.u_o / 4)  # next to 1, to which p - 1 rounds
     p, e_p = (torch.where(vanishes, 0.0, tensor) for tensor in (p, e_p))
     apart = p - hits
     e_apart = rounded(apart, e_p, arithmetic)
@@ -126,14 +126,14 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
 
 
 def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp y, stored, and what it is off by."""
+    """Returns exp y, stored, and its error."""
     p = y.value.exp()
     error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, exp_error(p, y.allowed, arithmetic))
     return p, stored(p, error, arithmetic)
 
 
 def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """The error after one operation that stores its result: none where operands are exact and it is a number."""
+    """Bounds the error after one operation that stores its result; 0 for exact operands and an exact result."""
     return torch.where(_is_exact(value, error, arithmetic.dtype), 0.0, store(value, error, arithmetic))
 
 
@@ -144,24 +144,24 @@ def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tens
 
 
 def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """The error once what an accumulator holds is stored, which rounds where that has more bits."""
+    """Bounds the error once an accumulator's value is stored, which rounds if the accumulator has more bits."""
     return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
 
 
 def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Where a correctly rounded result is the right one."""
+    """Returns the mask of elements whose correctly rounded result is the right one."""
     return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
 
 
 def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """What exp = `value` is off by where its argument is off by `error`."""
+    """Bounds the error of exp = `value` if its argument is off by `error`."""
     moved = value * error.expm1()
     smallest = float(torch.finfo(DTYPES[arithmetic.accumulate]).tiny)
     return moved + 2 * arithmetic.libm_ulp * arithmetic.u_a * (value + moved) + smallest
 
 
 def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of (P,), stored, and what it is off by; 0-dim."""
+    """Returns the sum of (P,), stored, and its error; 0-dim."""
     total, brought = value.sum(), error.sum()
     if not bool(brought == 0) or not _adds_exactly(value, DTYPES[arithmetic.accumulate]):
         brought = brought + gamma(len(value), arithmetic.u_a) * (value.abs().sum() + brought)
@@ -169,7 +169,7 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
 
 
 def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """By what a mean divides, in the dtype of the tensors: a count, or a sum of weights."""
+    """Returns the divisor of a mean, in the dtype of the tensors: a count, or a sum of weights."""
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 
@@ -183,6 +183,6 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """As `bounded`, but that a reference which nothing rounds is off by nothing either."""
+    """Returns `bounded`, but without an error for a reference that nothing rounds."""
     found = bounded(value, error, magnitude, num_terms, derivation)
     return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

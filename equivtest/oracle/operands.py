@@ -1,15 +1,15 @@
-"""Operands of a reduction, reduced: exactly where their values allow that, else within a bound.
+"""Reduces the operands of a reduction: exactly if their values allow that, else within a bound.
 
 Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective's additions and of
 storage.
 
-The largest or smallest of k operands is one of them.  A sum of exact data has one value in any order; so has
-its average where the operands are multiples of k's odd part, or, where a multiplication by fl(1 / k) may
-stand for the division, where that is near enough (`equivtest.oracle.averages`).  A product of powers of two
-is one, as long as no product of some of them leaves the normal numbers.  Of real operands each takes part in
-at most k - 1 rounded additions, in any order and in steps over several axes; averaging rounds a reciprocal
-and a product more for each axis.  These errors prefer no sign but where averaging rounds: every element has
-the same reciprocal's in it.
+The largest or smallest of k operands is one of them.  A sum of exact data has one value in any order.  So has
+its average if the operands are multiples of k's odd part, or, if a multiplication by fl(1 / k) may
+replace the division, if that is near enough (`equivtest.oracle.averages`).  A product of powers of two
+is a power of two, as long as no product of some of them leaves the normal numbers.  Each real operand takes part in
+at most k - 1 rounded additions, in any order and in steps over several axes; averaging also rounds a reciprocal
+and a product for each axis.  These errors prefer no sign unless averaging rounds: then every element contains
+the same reciprocal's error.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness of sums:
 `equivtest.oracle.exact`.
@@ -36,10 +36,10 @@ BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bit
 
 @dataclass(frozen=True)
 class Reduced:
-    """The value of a tensor, float64; its bits where there is one right value; what it may be off by.
+    """A reduced tensor: its value, float64; its bits, if there is one right value; its largest error.
 
     Attributes:
-        is_symmetric: As of `ExpectedTensor`.
+        is_symmetric: See `ExpectedTensor`.
     """
 
     value: torch.Tensor
@@ -51,11 +51,11 @@ class Reduced:
 
 
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
-    """Operands (k, *shape) of exact data, reduced to (*shape); an average that is rounded all the same is bounded.
+    """Reduces operands (k, *shape) of exact data to (*shape); bounds an average that is rounded all the same.
 
     Args:
         name: For the message.
-        axes: Ranks of each axis over which is reduced; their product is k.
+        axes: Number of ranks on each reduced axis; their product is k.
 
     Raises:
         InexactData: a reduction of some of them may be rounded.
@@ -72,7 +72,7 @@ def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[in
 
 
 def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
-    """The 'band', 'bor' or 'bxor' over dim 0 of whole numbers."""
+    """Returns the 'band', 'bor' or 'bxor' over dim 0 of whole numbers."""
     joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
     return joined
 
@@ -86,7 +86,7 @@ def _add(name: str, operands: torch.Tensor, op: str) -> Reduced:
     flat = find_integers(name, operands.reshape(num_operands, math.prod(shape)))
     odd = num_operands // (num_operands & -num_operands)
     if op == "avg" and bool((flat.integers % odd != 0).any()):
-        raise InexactData(f"{name}: operands are no multiples of {odd}, so that their average is rounded")
+        raise InexactData(f"{name}: operands are no multiples of {odd}, so their average is rounded")
     found = sum_terms(name, flat, operands.dtype)
     value = found.value.reshape(shape) / (num_operands if op == "avg" else 1)
     derivation = f"equal: the {op} of {num_operands} integers times a power of two, exact in any order"
@@ -104,7 +104,7 @@ def _multiply(name: str, operands: torch.Tensor) -> Reduced:
 
 
 def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
-    """Real operands (k, *shape), added or averaged in steps over so many axes."""
+    """Bounds real operands (k, *shape), added or averaged in steps over so many axes."""
     arithmetic, num_operands = arithmetic_of(_name_of(operands)), len(operands)
     divisor, num_divisions = (num_operands, 2 * num_axes) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor

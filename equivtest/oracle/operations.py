@@ -1,4 +1,4 @@
-"""One operation at a time: exact where its operands allow that, else within a derived bound.
+"""Computes one operation at a time: exactly if its operands allow that, else within a derived bound.
 
 Operands are matrices (rows, columns) or vectors, float64, global, and hold numbers of the
 subject's dtype.
@@ -33,12 +33,12 @@ from equivtest.tensors import DTYPES
 
 @dataclass(frozen=True)
 class Found:
-    """What an operation gives.
+    """The result of an operation.
 
     Attributes:
         value: float64, global.
         allowed: Largest error of a correct result per element, float64; None: equal by value.
-        bits_used: Bits that the largest sum of magnitudes takes; 0 where nothing is known of it.
+        bits_used: Bits that the largest sum of magnitudes takes; 0 if unknown.
     """
 
     value: torch.Tensor
@@ -48,17 +48,17 @@ class Found:
 
     @classmethod
     def copy_of(cls, tensor: torch.Tensor) -> Found:
-        """The tensor itself."""
+        """Returns the tensor itself as a result without error."""
         return cls(tensor, None, COPIED)
 
     @classmethod
     def within(cls, bounded: Bounded) -> Found:
-        """A result that may be off."""
+        """Returns a result with a bound."""
         return cls(bounded.value, bounded.allowed, bounded.derivation)
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """A result that no rounding may change."""
+        """Returns a result that no rounding may change."""
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)
@@ -70,8 +70,8 @@ class Operations:
 
     Attributes:
         dtype: Name of the dtype in which every result is stored.
-        must_be_exact: A result that is not exact is the fault of who drew the values.
-        may_be_exact: Whether to look for exactness at all; real numbers have none.
+        must_be_exact: True if an inexact result is the fault of the drawn values.
+        may_be_exact: False for real numbers, which are never exact.
     """
 
     dtype: str
@@ -81,7 +81,7 @@ class Operations:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What the kernels and collectives under judgement do."""
+        """Arithmetic of the kernels and collectives under test."""
         return arithmetic_of(self.dtype)
 
     def product(
@@ -90,7 +90,7 @@ class Operations:
         """left (R, C) @ right (C, D) + plus (D,).
 
         Args:
-            split: 'contraction': C is divided among the ranks as a sharded dim is, and their sums
+            split: 'contraction': C is divided among the ranks like a sharded dim, and their sums
                 are reduced; `plus` may be divided too.  'tokens': C is tokens, which a
                 correct plan may gather or divide in any way.  '': on one rank.
         """
@@ -128,11 +128,11 @@ class Operations:
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
-        """The sum of factors times tensors, all of one shape; `bounded` gives it where it is not exact."""
+        """Sums factors times tensors, all of one shape; `bounded` computes the result if it is not exact."""
         return self.choose(lambda: sum_scaled(terms, DTYPES[self.dtype]), bounded)
 
     def choose(self, exactly: Callable[[], Sum], bounded: Callable[[], Bounded]) -> Found:
-        """The exact result if there is one, else the bounded one.
+        """Returns the exact result if there is one, else the bounded one.
 
         Raises:
             InexactData: it had to be exact.
@@ -146,14 +146,14 @@ class Operations:
         return Found.within(bounded())
 
     def _partials(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks of |their share of left @ right|."""
+        """Returns the sum over the ranks of |their share of left @ right|."""
         bounds = [shard_bounds(left.shape[1], self.ranks, rank) for rank in range(self.ranks)]
         shares = [(left[:, start:stop] @ right[start:stop]).abs() for start, stop in bounds]
         return torch.stack(shares).sum(0)
 
 
 def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
-    """The sum of factors times tensors of one shape, exact, and proved exact in `dtype` in any order.
+    """Sums factors times tensors of one shape, exact, and proved exact in `dtype` in any order.
 
     Raises:
         InexactData: magnitudes add up to more than 2**p units.
@@ -178,5 +178,5 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """relu of a known operand computes nothing, so that its result must be equal."""
+    """Requires equality for relu of a known operand, which computes nothing."""
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

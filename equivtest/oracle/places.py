@@ -1,4 +1,4 @@
-"""Where in a module an operation is: the submodule, and the line of the user's code, in the backward too.
+"""Finds the submodule of an operation and the line of the user's code, in the backward too.
 
 Source: torch.autograd's sequence numbers (2.13.0): a node of the backward has that of its forward operation.
 """
@@ -28,24 +28,24 @@ NOT_THE_USERS = (
 
 
 class Place(NamedTuple):
-    """A submodule, by its path, and a line of a file; '' where there is none."""
+    """A submodule, by its path, and a line of a file; '' if there is none."""
 
     path: str
     file: str
     line: int
 
     def __str__(self) -> str:
-        """In words that begin with a comma; of the line, 'file:12, `code`'."""
+        """Returns words that begin with a comma; for the line, 'file:12, `code`'."""
         inside = f", in {self.path}" if self.path else ""
         code = linecache.getline(self.file, self.line).strip()
         return f"{inside}, at {self.file}:{self.line}{f', `{code}`' if code else ''}" if self.file else inside
 
 
 class Places:
-    """Follows a module's forward, so that what fails can be placed.
+    """Follows a module's forward, to find the place of a failure.
 
     Attributes:
-        refused: Where the first operation was that was refused; '' where none was.
+        refused: Place of the first refused operation; '' if none was refused.
     """
 
     def __init__(self) -> None:
@@ -55,29 +55,28 @@ class Places:
         self._seen: list[Place] = []
 
     def watch(self, module: nn.Module) -> None:
-        """Notes from now on which submodule is at work."""
+        """Records from now on which submodule runs."""
         for path, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_, path=path: self._open.append(path))
             part.register_forward_hook(lambda *_: self._close(), always_call=True)
 
     def note(self) -> None:
-        """Notes where the forward is, so that the backward of what it does can be placed."""
+        """Records the present place in the forward, so that its backward has a place too."""
         if _node() is None:
             self._numbers.append(_next_number())
             self._seen.append(self._now())
 
     def refuse(self) -> None:
-        """Notes that an operation is refused here."""
         self.refused = self.refused or self.here()
 
     def here(self) -> str:
-        """Where the module is, in words that begin with a comma; '' where nobody knows."""
+        """Returns the module's present place, in words that begin with a comma; '' if it is unknown."""
         node = _node()
         if node is None:
             return str(self._now())
         index = bisect_left(self._numbers, node._sequence_nr() + 1)
         place = str(self._seen[index]) if index < len(self._seen) else ""
-        return f", in the backward of what is{place.removeprefix(',')}" if place else ", in the backward"
+        return f", in the backward of the forward{place.removeprefix(',')}" if place else ", in the backward"
 
     def _now(self) -> Place:
         return Place(self._open[-1] if self._open else "", *_line())
@@ -88,7 +87,7 @@ class Places:
 
 
 def _node() -> Any:
-    """The node of the backward that is at work; None in the forward."""
+    """Returns the running node of the backward; None in the forward."""
     return torch._C._current_autograd_node()
 
 
@@ -97,7 +96,7 @@ def _next_number() -> int:
 
 
 def _line() -> tuple[str, int]:
-    """The innermost line that is the user's, else that of the layer of torch's that he calls; else '' and 0."""
+    """Returns the user's innermost line, else the line of the torch layer that the user calls; else '' and 0."""
     layer = "", 0
     for frame in _frames(sys._getframe(1)):
         line = frame.f_code.co_filename, frame.f_lineno
@@ -109,7 +108,7 @@ def _line() -> tuple[str, int]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """From the innermost outwards, less our own, up to where the harness calls the module."""
+    """Yields frames from the innermost outwards, without the harness's, up to its call of the module."""
     while frame is not None:
         if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
             return

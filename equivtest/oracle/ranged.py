@@ -1,8 +1,8 @@
-"""A tensor that knows how far any correct program's may be from it, and how large what such a program adds up may be.
+"""A tensor with a bound on the error of any correct program, and on the magnitude of the program's sums.
 
-Three tensors of one shape: the value that the unsharded module gives, in the module's own dtype; the largest distance
-of a correct program's, element by element; and the sum of the magnitudes of the shares that ranks may hold of it, which
-a program may scale and move before it adds them.
+It consists of three tensors of one shape: the value of the unsharded module, in the module's own dtype; the largest
+error of a correct program, element by element; and the sum of the magnitudes of the shares that ranks may hold of it,
+which a program may scale and move before it adds them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ import torch
 
 @dataclass
 class Origin:
-    """Where values are from.
+    """Origin of values.
 
     Attributes:
-        is_constant: Whether they hang on nothing that was given, as a mask does that the module makes.
+        is_constant: True if they do not depend on the module's inputs or parameters, such as a mask that the module
+            makes.
     """
 
     is_constant: bool = False
 
 
 class Ranged(torch.Tensor):
-    """A tensor of these, which autograd takes for any other; see `equivtest.oracle.running` for what it computes.
+    """A tensor with its error and magnitude, which autograd treats like any other; see `equivtest.oracle.running`.
 
     Attributes:
-        value: Of the tensor's own dtype.
-        error, magnitude: float64, of the same strides; magnitude is at least |value| + error.  Of a complex value they
-            are complex128, of its real and of its imaginary part.
-        origin: Where its values are from; views share it with what they are views of.
+        value: The value, in the tensor's own dtype.
+        error, magnitude: float64, with the value's strides; magnitude is at least |value| + error.  For a complex value
+            they are complex128, with separate real and imaginary parts.
+        origin: Origin of its values, which its views share.
     """
 
     value: torch.Tensor
@@ -59,7 +60,7 @@ class Ranged(torch.Tensor):
 
 
 class Parts(NamedTuple):
-    """The three of a tensor or of a number, for arithmetic."""
+    """Value, error and magnitude of a tensor or of a number, for arithmetic."""
 
     value: torch.Tensor
     error: torch.Tensor
@@ -67,7 +68,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operand: Any) -> Parts:
-        """Wraps an operand; a plain tensor or a number, which every program has alike, has no error."""
+        """Wraps an operand; a plain tensor or a number, which is equal in every program, has no error."""
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
         value = operand if isinstance(operand, torch.Tensor) else torch.tensor(operand, dtype=torch.float64)
@@ -77,23 +78,23 @@ class Parts(NamedTuple):
         return cls(value, torch.zeros_like(value, dtype=torch.float64), value.double().abs())
 
     def wrapped(self) -> Ranged:
-        """As a tensor; all three in the strides of the value, so that they can be viewed alike."""
+        """Returns a tensor with the value's strides for all three, so that all can be viewed the same way."""
         value = self.value.contiguous() if 0 in self.value.stride() else self.value
         return Ranged(value, _like(self.error, value), _like(self.magnitude, value))
 
     @property
     def size(self) -> torch.Tensor:
-        """The magnitude of the value, float64."""
+        """Magnitude of the value, float64."""
         return self.value.double().abs()
 
     @property
     def reach(self) -> torch.Tensor:
-        """The largest magnitude of a correct program's value, its shares added; float64."""
+        """Largest magnitude of a correct program's value, with its shares added; float64."""
         return self.size + self.error
 
 
 def constant(parts: Parts) -> Ranged:
-    """As `Parts.wrapped`, of what hangs on nothing that was given."""
+    """Returns `Parts.wrapped` for values that do not depend on the module's inputs or parameters."""
     found = parts.wrapped()
     found.origin.is_constant = True
     return found

@@ -1,4 +1,4 @@
-"""Bounds of means, norms, maxima and softmaxes, forward and backward, whatever dim is divided.
+"""Bounds means, norms, maxima and softmaxes, forward and backward, for any divided dim.
 
 Letters: rows x (K, R) of R terms each, w ranks, g the cotangent, (K, 1) or of softmaxes (K, R);
 u the roundoff of accumulation, f the error of exp, log and roots in ulp; m, d, s and l as in
@@ -10,13 +10,13 @@ u the roundoff of accumulation, f the error of exp, log and roots in ulp; m, d, 
     amax      g over the number of largest terms goes to each of them
     softmax   grad = p (g - sum p g);   log_softmax   grad = g - p sum g
 
-Derived here.  Every term, or partial sum, of a mean is multiplied by at most so many factors 1 + u.  Of a norm all
-terms are positive, so that its square is off by a relative bound t, and the norm by t / 2 (1 - t).
-A collective needs the squares: of a norm n stored in 16 bits they underflow, by eta / 2 n in the end.
-What a softmax is off by: see `losses`; its gradients are sums of products, p as it was stored.  In
-16 bits torch's CPU kernels store more on their way: exponentials before they are divided, the sum
-of exponentials and its logarithm, the sum of g.  The maximum is taken from x before the logarithm is, so
-that the size of x itself, which all terms of a row may share, does not matter.
+Derived here.  Every term, or partial sum, of a mean is multiplied by at most so many factors 1 + u.  All terms of a
+norm are positive, so its square is off by a relative bound t, and the norm by t / 2 (1 - t).
+A collective needs the squares: if a norm n is stored in 16 bits they underflow, by eta / 2 n in the end.
+For the error of a softmax see `losses`; its gradients are sums of products with the stored p.  In
+16 bits torch's CPU kernels store more intermediate results: exponentials before they are divided, the sum
+of exponentials and its logarithm, the sum of g.  The maximum is subtracted from x before the logarithm, so
+the size of x itself, which all terms of a row may share, does not matter.
 
 Source: common_reduction_strategy and _NormPartial in torch/distributed/tensor/_ops/_math_ops.py;
 norm_backward, scale_grad_by_count in torch/csrc/autograd/FunctionsManual.cpp;
@@ -31,14 +31,14 @@ import torch
 from equivtest.oracle.losses import exp_error, log_of_sum, rounded, stored, sure
 from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growth, store
 
-_ALONE = "equal: the softmax of one term is exp 0 over itself, and a cotangent less itself is 0"
+_ALONE = "equal: the softmax of one term is exp 0 over itself, and a cotangent minus itself is 0"
 
 
 def mean(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int, partials: torch.Tensor | None = None) -> Bounded:
     """Means of rows, (K,).
 
     Args:
-        partials: (K,), the sum over the ranks of |the sum of their terms|, where the partition is known.
+        partials: (K,), the sum over the ranks of |the sum of their terms|, if the partition is known.
     """
     num, magnitude = x.shape[1], x.abs().mean(1)
     error = gamma(num + 1, arithmetic.u_a) * magnitude + 2 * ranks * arithmetic.eta
@@ -59,7 +59,7 @@ def mean_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) 
 
 
 def amax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """g over the number of largest terms where they are, else 0: (K, R)."""
+    """g over the number of largest terms at the largest terms, else 0: (K, R)."""
     largest = x == x.amax(1, keepdim=True)
     value = largest * cotangent / largest.sum(1, keepdim=True)
     error = rounded(value, torch.zeros_like(value), arithmetic)
@@ -76,7 +76,7 @@ def norm(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
 
 def _norm_error(x: torch.Tensor, value: torch.Tensor, arithmetic: Arithmetic, ranks: int) -> torch.Tensor:
     root = 2 * int(arithmetic.libm_ulp) + 1
-    twice = ((2 * root, arithmetic.u_a), (2, arithmetic.u_o))  # a rank's own root, whose error squaring doubles
+    twice = ((2 * root, arithmetic.u_a), (2, arithmetic.u_o))  # a rank's own root, whose error is doubled by squaring
     squared = ((root, arithmetic.u_a), (1, arithmetic.u_o), (ranks - 1, arithmetic.u_r))
     t = growth((x.shape[1] + 1, arithmetic.u_a), *((*twice, *squared) if ranks > 1 else ()))
     lost = ranks * arithmetic.eta / (2 * value) if ranks > 1 else torch.zeros_like(value)
@@ -84,7 +84,7 @@ def _norm_error(x: torch.Tensor, value: torch.Tensor, arithmetic: Arithmetic, ra
 
 
 def norm_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """g x / y, (K, R), y as it was stored; g / y or x / y is stored, and the latter may underflow."""
+    """g x / y, (K, R), with the stored y; g / y or x / y is stored, and x / y may underflow."""
     y = norm(x, arithmetic, ranks=ranks)
     size, e_size = y.value.unsqueeze(1), y.allowed.unsqueeze(1)
     scale = cotangent / size
@@ -108,7 +108,7 @@ def softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 
 
 def softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """p (g - sum p g), (K, R), p as it was stored."""
+    """p (g - sum p g), (K, R), with the stored p."""
     y, u, num = softmax(x, arithmetic), arithmetic.u_a, x.shape[1]
     if num == 1:
         return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)
@@ -123,12 +123,12 @@ def softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmeti
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """y, (K, R), by a kernel that may store sum and logarithm on its way."""
+    """y, (K, R), by a kernel that may store sum and logarithm as intermediate results."""
     y = log_of_sum(x, arithmetic, ranks=1)
     if x.shape[1] == 1:
         return Bounded(y.value, torch.zeros_like(x), _ALONE)
     apart = (x - x.amax(1, keepdim=True)).abs()
-    size = 1 + (apart + y.value).abs()  # a sum off by a part of itself moves its logarithm l by that; and l
+    size = 1 + (apart + y.value).abs()  # a relative error of the sum shifts its logarithm l by as much; and l
     narrow = growth((2, arithmetic.u_o)) if arithmetic.dtype != arithmetic.accumulate else 0.0
     error = stored(y.value, y.allowed + narrow * size, arithmetic)
     sizes = apart + size
@@ -136,7 +136,7 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 
 
 def log_softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """g - p sum g, (K, R), p from y as it was stored."""
+    """g - p sum g, (K, R), p from the stored y."""
     y, num = log_softmax(x, arithmetic), x.shape[1]
     if num == 1:
         return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)

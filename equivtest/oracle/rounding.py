@@ -1,10 +1,10 @@
-"""How far floating point may be from the right value: the arithmetic of a backend, and its roundings.
+"""Bounds floating-point errors: the arithmetic of a backend, and its roundings.
 
-Every bound here holds for each element by itself and for any order of summation; none is a
-tolerance.  Where a correct kernel is found beyond one, a rounding was forgotten: find it, name it,
+Every bound here holds for each element separately and for any order of summation; none is a
+tolerance.  If a correct kernel exceeds one, a rounding was forgotten: find it, name it,
 count it.
 
-Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, where only one of the two
+Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and only one of the two
 is needed; n roundings in a row turn v into v (1 + t) with |t| <= gamma(n, u).
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.: equation 2.4 (the model),
@@ -23,25 +23,25 @@ import torch
 from equivtest.tensors import DTYPES
 
 U_REFERENCE = 2.0**-53  # unit roundoff of float64, in which references and bounds are computed
-SLACK_TERMS = 16  # operations of a bound's own evaluation that a float64 reference is forgiven, on top of its terms
+SLACK_TERMS = 16  # operations of a bound's own evaluation that a float64 reference may add to its terms
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a backend computes with tensors of one dtype: what it must declare.
+    """How a backend computes with tensors of one dtype; a backend declares it.
 
     Attributes:
         dtype: Name of the dtype in which tensors are stored.
         accumulate: Name of the dtype in which kernels compute and sum, at least.
         reduce: Name of the dtype to which a collective rounds after each addition.
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
-        rounds_to_nearest: Whether every rounding is to nearest, so that errors have no preferred sign.
-        flushes_subnormals: Whether results below the smallest normal number become zero: +0.0, or that of
-            the result's sign; those of an addition of zero too.
-        adds_rows_in_order: Whether a kernel that adds rows into the rows of a table, such as the
-            gradient of an embedding, adds them one after the other in the order given, be they
-            wide or narrow, so that each element has one value.
-        order_varies: Whether a collective may add in another order in each call, the same on all ranks.
+        rounds_to_nearest: True if every rounding is to nearest, so that errors have no preferred sign.
+        flushes_subnormals: True if results below the smallest normal number become zero: +0.0, or zero with
+            the result's sign; the results of adding zero too.
+        adds_rows_in_order: True if a kernel that adds rows into the rows of a table, such as the
+            gradient of an embedding, adds them one after the other in the given order, wide or
+            narrow, so that each element has one value.
+        order_varies: True if a collective may add in another order in each call, the same on all ranks.
     """
 
     dtype: str
@@ -67,8 +67,8 @@ class Arithmetic:
     def u_r(self) -> float:
         """Unit roundoff of a collective's additions.
 
-        Where they have more bits than the dtype, its result is rounded once more to be stored, which each of them may
-        be taken to be.
+        If they have more bits than the dtype, the result is rounded once more when it is stored; this counts that
+        rounding for each addition.
         """
         added = unit_roundoff(self.reduce)
         return added if added >= self.u_o else added + self.u_o + added * self.u_o
@@ -95,7 +95,7 @@ class Arithmetic:
 
     @property
     def largest_a(self) -> float:
-        """Largest magnitude that an accumulator holds."""
+        """Largest magnitude in an accumulator."""
         return float(torch.finfo(DTYPES[self.accumulate]).max)
 
 
@@ -119,8 +119,8 @@ class Bounded:
 
     Attributes:
         value: The right value, float64.
-        allowed: Largest absolute error of a correct result per element, float64; infinite where
-            overflow is possible, so that nothing can be said.
+        allowed: Largest absolute error of a correct result per element, float64; infinite if
+            overflow is possible, so that nothing is known.
         derivation: Why `allowed` is what it is, for a message.
     """
 
@@ -130,18 +130,18 @@ class Bounded:
 
 
 Operand: TypeAlias = torch.Tensor | Bounded
-"""What goes into a computation: a tensor whose bits are known, or one that is itself off by a bound."""
+"""An operand: a tensor with known bits, or one with its own error bound."""
 
 
 @functools.cache
 def unit_roundoff(dtype: str) -> float:
-    """Half the distance from 1 to the next value: 2**-24 for float32."""
+    """Returns half the distance from 1 to the next value: 2**-24 for float32."""
     return float(torch.finfo(DTYPES[dtype]).eps) / 2
 
 
 @functools.cache
 def underflow(dtype: str, *, flushed: bool = False) -> float:
-    """Half the smallest subnormal number; the smallest normal one where subnormals are flushed to zero."""
+    """Returns half the smallest subnormal number; the smallest normal one if subnormals are flushed to zero."""
     finfo = torch.finfo(DTYPES[dtype])
     if flushed or dtype == "float64":  # half of float64's smallest subnormal is no float64 number
         return float(finfo.tiny if flushed else finfo.smallest_normal * finfo.eps)
@@ -149,7 +149,7 @@ def underflow(dtype: str, *, flushed: bool = False) -> float:
 
 
 def gamma(num_roundings: int, u: float) -> float:
-    """n u / (1 - n u): what n roundings in a row come to at most, relative; infinite from n u = 1 on.
+    """Returns n u / (1 - n u), the largest relative error of n roundings in a row; infinite from n u = 1 on.
 
     Source: Higham, lemma 3.1.
     """
@@ -158,25 +158,25 @@ def gamma(num_roundings: int, u: float) -> float:
 
 
 def growth(*roundings: tuple[int, float]) -> float:
-    """prod (1 + u)**n - 1 over pairs (n, u), without cancellation: roundings of several precisions in a row."""
+    """Returns prod (1 + u)**n - 1 over pairs (n, u), without cancellation: roundings of several precisions in a row."""
     return math.expm1(sum(count * math.log1p(u) for count, u in roundings))
 
 
 def value_of(operand: Operand) -> torch.Tensor:
-    """The operand's value, float64."""
+    """Returns the operand's value, float64."""
     return (operand.value if isinstance(operand, Bounded) else operand).to(torch.float64)
 
 
 def error_of(operand: Operand) -> torch.Tensor:
-    """The operand's error bound, float64; zeros for a plain tensor."""
+    """Returns the operand's error bound, float64; zeros for a plain tensor."""
     return operand.allowed if isinstance(operand, Bounded) else torch.zeros(operand.shape, dtype=torch.float64)
 
 
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
-    """The error after storing a result that is `error` off `value`, each storage one rounding; float64.
+    """Bounds the error after storing a result that is `error` off `value`, each storage one rounding; float64.
 
-    Infinite where the result may overflow; none where it is certainly zero.  A bool times a number would be
-    float32, in which what float32 and float64 lose by underflow is zero.
+    Infinite if the result may overflow; 0 if it is certainly zero.  The mask is a double, because a bool times a
+    number would be float32, in which an underflow of float32 or float64 is zero.
     """
     size = value.abs() + error
     stored = error + growth((times, arithmetic.u_o)) * size + times * arithmetic.eta * (size != 0).double()
@@ -184,7 +184,7 @@ def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, t
 
 
 def where_finite(magnitude: torch.Tensor, largest: float, error: torch.Tensor) -> torch.Tensor:
-    """`error`, but infinite wherever `magnitude` may pass `largest` or is NaN."""
+    """Returns `error`, but infinite wherever `magnitude` may exceed `largest` or is NaN."""
     return torch.where(magnitude <= largest, error, math.inf)
 
 
@@ -197,17 +197,17 @@ def after_additions(
     *,
     beside: torch.Tensor | float = 0.0,
 ) -> torch.Tensor:
-    """The error of a sum once `num_additions` additions in any order have each rounded their result.
+    """Bounds the error of a sum after `num_additions` additions in any order have each rounded their result.
 
-    Derived here.  What an addition gives is the sum of some of the terms: at most that of the
-    positive or that of the negative ones, which is (magnitude + |total|) / 2 =: M, and `beside`.
-    It is that far from zero but for the errors below it, which are no more than the final error E.
+    Derived here.  The result of an addition is the sum of some of the terms.  It is at most the sum of all
+    positive or of all negative terms, which is (magnitude + |total|) / 2 =: M, and `beside`.
+    Its distance from zero is at most that, plus the errors before it, which are no more than the final error E.
     So E <= error + n u (M + E), hence E <= error + gamma(n, u) (M + error).
 
     Args:
-        total, magnitude: Of the exact terms, their sum and that of their magnitudes.
-        error: What the terms as they are added are off by, all together.
-        beside: Of further terms, such as shares of a bias, the magnitudes.
+        total, magnitude: Sums of the exact terms and of their magnitudes.
+        error: Sum of the errors of the added terms.
+        beside: Magnitudes of further terms, such as shares of a bias.
     """
     return error + gamma(num_additions, u) * ((magnitude + total.abs()) / 2 + beside + error)
 
@@ -215,12 +215,12 @@ def after_additions(
 def bounded(
     value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str
 ) -> Bounded:
-    """A result whose reference was computed in float64, which rounds as well.
+    """Returns a result whose reference was computed in float64, with the reference's own rounding error.
 
     Args:
         error: Bound of a correct result's distance from the exact value.
         magnitude: Sum of magnitudes behind each element of the reference.
-        num_terms: How many terms that sum has.
+        num_terms: Number of terms of that sum.
 
     Source: Higham, equation 3.5, for the reference's own error.
     """

@@ -1,7 +1,7 @@
-"""The unsharded module once more, with every operation's roundings counted: how far a parallel one may be off.
+"""Runs the unsharded module once more and counts every operation's roundings, which bounds a parallel module's error.
 
-What is not listed in `equivtest.oracle.running_rules` is taken apart as torch takes it apart, into what is; of what
-torch cannot take apart nothing is known, and the module is refused.  The result bounds a program that computes the same
+An operation without a rule in `equivtest.oracle.running_rules` is decomposed as torch decomposes it.  If torch cannot
+decompose it, no bound is known, and the module is refused.  The result bounds a program that computes the same
 formulas, in any order of summation and divided among the ranks in any way.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode, which sees forward and backward below autograd, and
@@ -63,18 +63,18 @@ from equivtest.oracle.running_windows import RULES as WINDOW_RULES
 from equivtest.tensors import DTYPES, dtype_name
 
 UNDECIDED = "undecided: "
-OTHER_RULES = WINDOW_RULES | SPECIAL_RULES | {"clamp": clamp}  # which take any keyword
+OTHER_RULES = WINDOW_RULES | SPECIAL_RULES | {"clamp": clamp}  # rules that take any keyword
 
 
 class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, floating-point tensors are `Ranged`, and know how far a correct program's may be off.
+    """Makes floating-point tensors `Ranged` within its context, with a bound on the error of a correct program.
 
     Attributes:
-        undecided: Which operation chose first what a correct program need not choose, and where: then nothing is known
-            of any result; '' where none did.
+        undecided: The first operation whose choice a correct program need not share, and its place: then no result
+            has a bound; '' if there is none.
 
     Raises:
-        InexactData: an operation whose bound is not known.
+        InexactData: no bound is known for an operation.
     """
 
     def __init__(self, arithmetic: Arithmetic, ranks: int, places: Places | None = None) -> None:
@@ -86,20 +86,20 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """A tensor that every program is given, apart from what is written to it; made outside of the mode."""
+        """Returns a tensor that is equal in every program, with its own memory; call it outside of the mode."""
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
-        """What came out, and its bound: what is whole on every rank may yet be averaged over them, which rounds.
+        """Returns a result and its bound, including the rounding if a replicated result is averaged over the ranks.
 
-        Nothing that is written to the tensor later reaches it.
+        Later writes to the tensor do not reach it.
         """
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
-            raise InexactData("of complex numbers as a result no bound is known: give their view_as_real")
+            raise InexactData("no bound is known for complex results: return their view_as_real")
         assert not bool((tensor.error < 0).any())
         allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
-        allowed = allowed * (1 + 2**-20)  # for the roundings of errors themselves
+        allowed = allowed * (1 + 2**-20)  # for the roundings of the errors themselves
         allowed = allowed.nan_to_num(nan=torch.inf, posinf=torch.inf)
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
@@ -112,7 +112,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         self.places.note()
         try:
-            with torch._C.DisableTorchFunction():  # modes that follow the module's own calls have none to follow here
+            with torch._C.DisableTorchFunction():  # modes that follow the module's calls must not see these
                 return self._counted(func, args, kwargs or {})
         except InexactData:
             self.places.refuse()
@@ -145,11 +145,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What hangs on no floating-point value is the same for everybody, but for what rounds."""
+        """Runs an operation without floating-point operands, equal in every program except for its roundings."""
         result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, leaves(result))):
             return result
-        if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # of integers, such as a mask times a number
+        if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # on integers, such as a mask times a number
             plain = Parts.of(result)
             found = self.roundings.rounded(result, plain.error, plain.magnitude, self.roundings.of_curve)
             return constant(exact_where(name, args, found))
@@ -158,7 +158,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on complex numbers: what moves them does so, all else is real arithmetic on their parts."""
+        """Runs an operation on complex numbers: moves them, or computes with their real and imaginary parts."""
         if name in MADE:
             return self._made(func, name, args, kwargs)
         if name in MOVES | VIEWS:
@@ -167,7 +167,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _cloned(args[0])
         apart = COMPLEX_APART.get(name.rstrip("_"))
         if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
-            raise InexactData(f"of {name} of complex numbers no bound is known")
+            raise InexactData(f"no bound is known for {name} of complex numbers")
         with self:
             found = apart(*args, **kwargs)
         if name.endswith("_"):
@@ -200,7 +200,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return constant(exact_where(name, args, found)) if _is_constant((args, kwargs)) else found.wrapped()
             return tuple(None if parts is None else parts.wrapped() for parts in found)
         known = decomposition_table.get(func)
-        taken_apart: Callable[..., Any] = known or func.decompose  # the latter is what torch itself runs
+        taken_apart: Callable[..., Any] = known or func.decompose  # torch itself runs the latter
         before = self.roundings
         try:
             if narrow is not None and before.coarse is None and known is not None:
@@ -222,7 +222,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a kernel computes in the second dtype of operands of the first, and stores as torch's own does."""
+        """Computes in the second dtype with operands of the first, and stores as torch's own kernel does."""
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
@@ -245,7 +245,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
-        """What comes out, as `like` is."""
+        """Stores one result: rounded to its own dtype, returned in the dtype of `like`."""
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)
@@ -258,13 +258,13 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if parts.value.dtype != (dtype := out.dtype or like.dtype):
             parts = self.roundings.stored(parts, dtype, out.stores, is_sum=out.is_sum, one_by_one=out.one_by_one)
         if out.flushes:
-            is_subnormal = parts.size <= torch.finfo(parts.value.dtype).smallest_normal  # or was, before it was rounded
+            is_subnormal = parts.size <= torch.finfo(parts.value.dtype).smallest_normal  # now, or before it was rounded
             parts = parts._replace(error=parts.error + torch.where(is_subnormal, parts.size, 0.0))
         parts = parts._replace(value=parts.value.to(like.dtype))
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a rule gives; None where there is no rule."""
+        """Returns a rule's result; None if there is no rule."""
         if name in REDUCTIONS:
             names = [argument.name for argument in func._schema.arguments[1:]]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
@@ -274,7 +274,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             terms = func(*ones(args), **(sizes | {"alpha": 1} if "alpha" in sizes else sizes))
             how = {"num": terms} if name == "cumsum" else {"num": 0, "stores": terms}
             return self.roundings.rounded(value, error, magnitude, added=partial_sums(value, magnitude), **how)
-        if name in PUTS and func._overloadname == "value":  # a number, which is not off
+        if name in PUTS and func._overloadname == "value":  # a number, which has no error
             places = zip(Parts.of(args[0]), (args[3], 0.0, abs(args[3])), strict=True)
             return Parts(*(func(part, *args[1:3], number) for part, number in places))
         if name in PUTS:
@@ -288,25 +288,25 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """To another dtype, which rounds; to integers it may be that a correct program comes to others."""
+        """Converts to another dtype, which rounds; if to integers, a correct program may get others."""
         parts = Parts.of(args[0])
         value = func(parts.value, *args[1:], **kwargs)
         if not is_floating(value):
             whole, is_certain = converted(args[0], value) if isinstance(args[0], Ranged) else (value, True)
             self._require_certain("a conversion to whole numbers", is_certain=is_certain)
             return whole
-        if torch.promote_types(value.dtype, parts.value.dtype) == value.dtype:  # every value has it
+        if torch.promote_types(value.dtype, parts.value.dtype) == value.dtype:  # the new dtype holds every value
             found = Parts(value, parts.error.clone(), parts.magnitude.clone())
         else:
             found = self.roundings.rounded(value, parts.error, parts.magnitude)
-            is_beyond = value.isinf() & (parts.size - parts.error > torch.finfo(value.dtype).max)  # for everybody
+            is_beyond = value.isinf() & (parts.size - parts.error > torch.finfo(value.dtype).max)  # in every program
             found = found._replace(error=torch.where(is_beyond, 0.0, found.error))
         return constant(exact_where("to", (parts.value,), found)) if _is_constant(args) else found.wrapped()
 
     def _compared(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         a, b = map(Parts.of, args)
         error = a.error + b.error
-        if args[0] is args[1]:  # which only a NaN is not equal to
+        if args[0] is args[1]:  # only a NaN differs from itself
             is_unclear = bool(error.isinf().any())
         else:
             is_unclear = bool((((a.value.double() - b.value.double()).abs() <= error) & (error > 0)).any())
@@ -314,14 +314,13 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*values_of(args))
 
     def _require_certain(self, name: str, *, is_certain: bool) -> None:
-        """Notes the first operation whose outcome a correct program need not share."""
+        """Records the first operation whose outcome a correct program need not share."""
         if not is_certain and not self.undecided:
-            self.undecided = (
-                f"{UNDECIDED}{WORDS.get(name, name)}{self.places.here()}, compares what may be equal but for roundings"
-            )
+            what = f"{UNDECIDED}{WORDS.get(name, name)}{self.places.here()}"
+            self.undecided = f"{what}, compares values that may differ only by roundings"
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation in place: computed apart, then written."""
+        """Computes an operation in place separately, then writes the result."""
         target, *others = args
         if not is_floating(target):
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
@@ -330,7 +329,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(target, Ranged):
             if target.dim() or _are_off((others, kwargs)) or not _is_constant((others, kwargs)):
                 raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
-            return func(*values_of(args), **values_of(kwargs))  # a number that everybody counts, as of steps
+            return func(*values_of(args), **values_of(kwargs))  # a counter, such as the number of steps
         if name in SETS:
             found = Parts.of(others[0] if others else SETS[name])
         else:
@@ -359,7 +358,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _cloned(operand: Any) -> Any:
-    """A decomposition may hand back its operand, as that of dropout; what is written to the result is not its own."""
+    """Copies an operand that a decomposition may return, such as dropout's, so that writes do not reach the operand."""
     if not isinstance(operand, Ranged):
         return operand
     copy = Parts(*(part.clone() for part in Parts.of(operand))).wrapped()
@@ -372,11 +371,11 @@ def _has_float64(given: list[Any]) -> bool:
 
 
 def _unknown(name: str) -> InexactData:
-    return InexactData(f"of {WORDS.get(name, name)} no bound is known")
+    return InexactData(f"no bound is known for {WORDS.get(name, name)}")
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation that may draw at random does: dropout and attention that drop nothing do not."""
+    """True if an operation that may draw at random does; dropout and attention do not if they drop nothing."""
     named = {each.name: each.default_value for each in func._schema.arguments}
     named |= dict(zip(named, args, strict=False)) | kwargs
     dropped = [named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), int | float)]
@@ -384,10 +383,10 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _are_off(tree: Any) -> bool:
-    """Whether a correct program may have other values somewhere."""
+    """True if a correct program may have other values somewhere."""
     return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in leaves(tree))
 
 
 def _is_constant(tree: Any) -> bool:
-    """Whether it hangs on nothing that was given to the module."""
+    """True if nothing in it depends on the module's inputs or parameters."""
     return all(each.origin.is_constant for each in leaves(tree) if isinstance(each, Ranged))

@@ -1,9 +1,10 @@
-"""Attention of 16 bits as torch's kernel on the CPU computes it, which stores what a product takes in 16 bits.
+"""Attention in 16 bits as torch's CPU kernel computes it, which stores the operands of products in 16 bits.
 
-A program that takes attention apart in float32, as torch does elsewhere, stores less, but for one thing: backward it
-multiplies by the output before that was stored.  One that divides the keys among the ranks stores each share of it.
+A program that computes attention step by step in float32, as torch does elsewhere, stores less, with one exception: its
+backward multiplies by the output before it was stored.  A program that divides the keys among the ranks stores each
+share of the output.
 
-Source: ATen/native/cpu/FlashAttentionKernel.cpp, held against torch 2.13.0 by `python -m studies.bounded_ops`:
+Source: ATen/native/cpu/FlashAttentionKernel.cpp, compared with torch 2.13.0 by `python -m studies.bounded_ops`:
 cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
 the scores (attn_reduced_data, grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of
 keys to grad_q, in the tensors' own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.
@@ -17,9 +18,9 @@ import torch
 
 from equivtest.oracle.running_outs import Kernel, Out
 
-KEYS = 512  # in a block
+KEYS = 512  # keys in a block
 QUERIES = ((768, 256), (192, 64), (0, 32))
-"""From so many queries on, blocks of so many."""
+"""(smallest number of queries, queries in a block)."""
 
 
 def attention(
@@ -33,7 +34,7 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out]:
-    """The output, and the logarithm of the sums of exponentials, which `attention_backward` computes anew."""
+    """Returns the output, and the logarithm of the sums of exponentials, which `attention_backward` recomputes."""
     scores = _scores(q, _to_heads_of(q, k), is_causal, attn_mask, scale)
     found = kernel.stored(_probabilities(scores)) @ _to_heads_of(q, v)
     return Out(found, is_sum=True), Out(scores.logsumexp(-1), is_whole=True)
@@ -53,7 +54,7 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out, Out]:
-    """Gradients of queries, keys and values; the output may be what was stored of it, or what was not."""
+    """Returns gradients of queries, keys and values; the output may be the stored one or the one before storing."""
     keys, values, factor = _to_heads_of(q, k), _to_heads_of(q, v), _factor(q, scale)
     p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale))
     d_scores = p * (g @ values.transpose(-2, -1) - (g * kernel.stored(out)).sum(-1, keepdim=True))
@@ -89,13 +90,13 @@ def _scores(
 
 
 def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """None where a query sees no key."""
+    """Returns the probabilities, zero for a query that sees no key."""
     sees_none = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
 
 
 def _to_heads_of(q: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
-    """Keys or values that some heads share, once for each of these."""
+    """Repeats keys or values that several heads share, once for each of these heads."""
     return each if each.shape[1] == q.shape[1] else each.repeat_interleave(q.shape[1] // each.shape[1], 1)
 
 

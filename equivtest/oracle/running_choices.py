@@ -1,10 +1,10 @@
-"""Operations that choose by comparing: each gives what it chose, and whether a correct program chooses the same.
+"""Operations that choose by comparing: each returns its choice, and whether a correct program makes the same choice.
 
-Of two operands, v and v' that may be off by e and e', the order is certain where |v - v'| > e + e'; where both are
-exact it is, too, as far as the operation says which of equal ones it takes.
+For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both are
+exact it is certain too, provided that the operation documents which of equal operands it takes.
 
-Source: torch.argmax, torch.max and torch.sort (2.13.0): of equal ones the first, of a stable sort in their order;
-torch.topk says nothing.
+Source: torch.argmax, torch.max and torch.sort (2.13.0): the first of equal operands, and a stable sort keeps their
+order; torch.topk does not document it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equivtest.oracle.running_operands import is_floating
 from equivtest.oracle.running_windows import max_pool
 
 Chosen = tuple[Any, bool]
-"""What is chosen, and whether that is certain."""
+"""The choice, and True if it is certain."""
 
 
 def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
@@ -30,7 +30,7 @@ def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
 
 
 def _is_best(parts: Parts, indices: torch.Tensor, dim: int, sign: int) -> bool:
-    """Whether nothing else along the dim may be as good as what is chosen: the largest, the smallest with sign -1."""
+    """True if no other element along the dim may be as large (with sign -1: as small) as the chosen one."""
     value, error = sign * parts.value.double(), parts.error
     best, e_best = (each.gather(dim, indices) for each in (value, error))
     others = torch.ones_like(value, dtype=torch.bool).scatter_(dim, indices, value=False)
@@ -68,7 +68,7 @@ def _argbest(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
 
 
 def sort(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Both overloads: (dim, descending), and with `stable`."""
+    """Sorts, for both overloads: (dim, descending), and with `stable`."""
     placed = dict(zip(("dim", "descending"), how, strict=False))
     given: dict[str, Any] = {"dim": -1, "descending": False, "stable": False, **placed, **named}
     dim, descending, is_stable = int(given["dim"]), bool(given["descending"]), given["stable"]
@@ -91,7 +91,7 @@ def topk(operand: Ranged, k: int, dim: int = -1, largest: bool = True, sorted: b
 
 
 def _are_apart(ordered: Parts, num: int, dim: int, *, ties: bool) -> bool:
-    """Whether the first `num` along the dim can be in no other order; of equal exact ones where `ties` may be."""
+    """True if the first `num` along the dim have a certain order; exact ties count as certain if `ties`."""
     value, error = (part.narrow(dim, 0, min(num, part.shape[dim])) for part in (ordered.value.double(), ordered.error))
     count = value.shape[dim] - 1
     if count < 1:
@@ -109,13 +109,13 @@ def nonzero(operand: Ranged) -> Chosen:
 
 
 def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """How many lie in each bin, where the edges of bins are numbers: certain of what nobody has otherwise."""
+    """Counts the elements in each bin with numbers as edges; certain for operands without an error."""
     parts = Parts.of(operand)
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
 
 def mantissas(operand: Ranged) -> Chosen:
-    """A number in [1/2, 1) and the power of two that it is multiplied with: certain where nothing crosses a power."""
+    """Returns a number in [1/2, 1) and its power of two; certain if no operand may cross a power of two."""
     parts = Parts.of(operand)
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
@@ -125,7 +125,7 @@ def mantissas(operand: Ranged) -> Chosen:
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
-    """To whole numbers or to bool, towards zero."""
+    """Converts to whole numbers or to bool, towards zero."""
     parts = Parts.of(operand)
     low, high = (parts.value.double() + sign * parts.error for sign in (-1, 1))
     if value.dtype == torch.bool:
@@ -138,14 +138,14 @@ CHOICES: dict[str, Callable[..., Chosen]] = {
     "argmin": _argbest(torch.argmin, -1), "histc": counts, "max_pool2d_with_indices": max_pool,
     "max_pool3d_with_indices": max_pool, "frexp": mantissas,
 }  # fmt: skip
-"""By operator, called as torch calls it."""
+"""Choices by operator, called as torch calls it."""
 
 BY_DIM = {"max": largest, "min": smallest}
-"""The same, of those overloads that take a dim."""
+"""Choices of overloads with a dim."""
 
 
 def choice_of(name: str, overload: str, operands: Sequence[Any]) -> Callable[..., Chosen] | None:
-    """The rule of an operation that chooses; None where it chooses nothing, or whole numbers."""
+    """Returns the rule of an operation that chooses; None if it chooses nothing, or chooses whole numbers."""
     if not operands or not is_floating(operands[0]):
         return None
     return BY_DIM.get(name) if overload == "dim" else CHOICES.get(name)

@@ -1,8 +1,8 @@
-"""Complex numbers, as pairs of real ones: what rotary embeddings are often written with.
+"""Complex numbers as pairs of real ones, as many rotary embeddings use them.
 
-The error and the magnitude of a complex `Ranged` tensor are complex too, those of its real and of its imaginary part,
-so that whatever moves the value moves them.  What computes is taken apart into real arithmetic, whose rules are those
-of `equivtest.oracle.running_rules`: a product by four products and two sums, as torch's kernels do.
+The error and the magnitude of a complex `Ranged` tensor are complex too, with separate real and imaginary parts,
+so an operation that moves the value also moves them.  Arithmetic becomes real arithmetic, with the rules
+of `equivtest.oracle.running_rules`: a product is four products and two sums, as in torch's kernels.
 
 Source: c10/util/complex.h and aten/src/ATen/cpu/vec/vec256/vec256_complex_float.h (torch 2.13.0).
 """
@@ -63,17 +63,17 @@ def _is_complex(operand: Any) -> bool:
 
 
 def has_complex(values: Any) -> bool:
-    """Whether one of these is."""
+    """True if one of the values is complex."""
     return any(_is_complex(each) for each in values)
 
 
 APART: dict[str, Callable[..., Any]] = {
     "mul": product, "add": plus, "sub": minus, "polar": polar, "_conj": conjugate, "complex": _joined,
 }  # fmt: skip
-"""By operator, called as torch calls it, of which an operand or the result is complex."""
+"""Real arithmetic by operator, called as torch calls it, if an operand or the result is complex."""
 
 MAKES = frozenset({"view_as_complex", "polar", "complex"})
-"""Operations whose result is complex, of real operands."""
+"""Operations with real operands and a complex result."""
 
 VIEWS = frozenset({"view_as_complex", "view_as_real"})
-"""Operations that view pairs as numbers and numbers as pairs."""
+"""Operations that view pairs as complex numbers, or complex numbers as pairs."""

@@ -1,12 +1,12 @@
-"""Factors and inverses of matrices, where LAPACK computes them without a rounding: see `equivtest.oracle.running`.
+"""Factors and inverses of matrices for which LAPACK rounds nothing: see `equivtest.oracle.running`.
 
 Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
-the powers of |U| - I.  Elimination of U finds each pivot where it is, and nothing below it; that of its transpose
-divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the product of the
-inverse with its transpose such of at most M M', and Cholesky's algorithm of U'U such of at most 2 |U|'|U|.  Where the
-significand has room for them no step rounds, in any order.
+the powers of |U| - I.  Elimination of U finds each pivot in its place, and only zeros below it; elimination of its
+transpose divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the
+product of the inverse with its transpose those of at most M M', and Cholesky's algorithm of U'U those of at most
+2 |U|'|U|.  If the significand has room for them no step rounds, in any order.
 
-A diagonal matrix of powers of two, none twice by magnitude, is its own singular values but for their order and sign.
+A diagonal matrix of distinct powers of two is its own singular values except for their order and sign.
 
 Source: LAPACK 3.12, xGETRF, xGETRS, xTRTRI, xLARFG, xPOTRF, xPOTRI and xGESDD, which torch calls on the CPU.
 """
@@ -27,7 +27,7 @@ _OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_fa
 
 
 def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether each is such a U, with room for what is added up in a dtype."""
+    """True if each matrix is such a U, and the dtype has room for all sums."""
     if matrices.shape[-1] != matrices.shape[-2]:
         return False
     ones = torch.eye(matrices.shape[-1], dtype=torch.float64)
@@ -45,7 +45,7 @@ def _has_simple_root(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether each is such a diagonal matrix, of powers that have inverses."""
+    """True if each is such a diagonal matrix, of powers with inverses."""
     sizes = matrices.diagonal(dim1=-2, dim2=-1).abs()
     if not torch.equal(torch.diag_embed(sizes), matrices.abs()) or not bool((torch.frexp(sizes)[0] == 0.5).all()):
         return False
@@ -55,12 +55,12 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """torch's own, of matrices on which no step of it rounds; looked up when torch calls it: 2.15 has no `cholesky`."""
+    """Makes a rule from torch's own function, for matrices on which no step rounds; torch 2.15 has no `cholesky`."""
 
     def rule(matrices: torch.Tensor, *how: Any, **named: Any) -> Any:
         a = Parts.of(matrices)
         if bool(a.error.any()) or not is_exact(a.value.double(), a.value.dtype):
-            raise InexactData(f"of {name} no bound is known, but of matrices on which no step of it rounds")
+            raise InexactData(f"no bound is known for {name}, except on matrices for which no step of it rounds")
         found = getattr(torch.ops.aten, name)(a.value, *how, **named)
         return _as_it_is(found) if isinstance(found, torch.Tensor) else tuple(map(_as_it_is, found))
 
@@ -68,16 +68,16 @@ def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    """Wrapped without an error, where it is of numbers that may have one."""
+    """Wraps a tensor without an error, if it has floating-point numbers."""
     return Parts.of(tensor).wrapped() if tensor.is_floating_point() else tensor
 
 
 def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
-    """The order of rows, the lower and the upper factor of square matrices, which are held in one matrix."""
+    """Returns the row order and the lower and upper factor of square matrices from their packed factors."""
     a = Parts.of(factors)
     order, lower, upper = torch.lu_unpack(a.value, pivots, *which)
     if not lower.numel() == upper.numel() == a.value.numel():
-        raise InexactData("of lu_unpack no bound is known, but of both factors of square matrices")
+        raise InexactData("no bound is known for lu_unpack, except for both factors of square matrices")
     off = (torch.zeros_like(order, dtype=torch.float64), a.error.tril(-1), a.error.triu())
     return tuple(chosen(value, error).wrapped() for value, error in zip((order, lower, upper), off, strict=True))
 
@@ -88,4 +88,4 @@ FACTORED: dict[str, Callable[..., Any]] = {
     "linalg_pinv": _exactly("linalg_pinv", _is_diagonal),
     "lu_unpack": unpacked,
 }
-"""By operator, called as torch calls it."""
+"""Rules by operator, called as torch calls it."""

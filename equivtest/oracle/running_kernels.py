@@ -1,16 +1,17 @@
-"""Kernels that compute in `accumulate` and store what comes out in fewer bits: torch's on the CPU, in 16 bits.
+"""Kernels that compute in `accumulate` and store the result in fewer bits: torch's on the CPU, in 16 bits.
 
-Each is computed on operands that were made as wide as `accumulate`, by the rules of that dtype, and what comes out is
-stored: once, or as often as the kernel adds to it in the tensor's own dtype.  What a kernel stores in between, it says.
-A kernel that is not named here may store whatever torch's decomposition of it computes, and adds up in 16 bits.
+Each is computed by the rules of `accumulate`, on operands that were made as wide as that dtype.  The result is
+stored once, or as often as the kernel adds to it in the tensor's own dtype.  Each entry lists the intermediate results
+that the kernel stores.  A kernel without an entry may store every result in torch's decomposition, and sums in 16 bits.
 
-Read in ATen/native, where each is named; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was held against
-torch 2.13.0's own results by `python -m studies.bounded_ops`, those of which no file is named by that alone.
+Read in ATen/native, in the files named here; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was compared
+with torch 2.13.0's own results by `python -m studies.bounded_ops`; entries without a file rest on that comparison
+alone.
 
     products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
     softmax                 cpu/SoftMaxKernel.cpp: the tails of _vec_softmax store the exponentials as scalar_t;
                             cpu/LogSoftmaxKernelImpl.h: serial_vec_log_softmax_lastdim_range stores the sum of the
-                            exponentials, then its logarithm, as scalar_t; backward the sum is taken to be stored
+                            exponentials, then its logarithm, as scalar_t; backward, the sum is assumed to be stored
     layer norm              cpu/layer_norm_kernel.cpp: mean and rstd are stored as the weight is, and
                             layer_norm_backward_frame adds each row to the gradients of weight and bias as scalar_t
     losses                  LossNLL.cpp: nll_loss_out_frame adds sixteen at a time as scalar_t
@@ -33,7 +34,7 @@ from equivtest.oracle.running_attention import attention, attention_backward
 from equivtest.oracle.running_outs import Kernel, Out
 from equivtest.oracle.running_pointwise import BACKWARD, FORWARD, MEAN, SUM
 
-LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it hands them on
+LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it passes them on
 
 
 Computes = Callable[..., Any]
@@ -52,7 +53,7 @@ def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
 
 
 def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
-    """A product and what is added: stored between them, or each share of what is added, and then the whole."""
+    """Adds a term to a product: stores the product first, or each share of the term and then the whole."""
     return Out(kernel.func(*args, **kwargs), stores=2, is_sum=True)
 
 
@@ -67,7 +68,7 @@ def _log_softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim:
 
 
 def _softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
-    """The exponentials are stored before they are divided, where they lie along another dim than the last."""
+    """Computes a softmax; along another dim than the last, the exponentials are stored before they are divided."""
     return Out(
         kernel.func(x, dim, half_to_float), stores=1 if dim % max(x.dim(), 1) == x.dim() - 1 else 2, is_whole=True
     )
@@ -78,7 +79,7 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """Rows are added to the gradients of weight and bias one after the other, in the dtype of the rows."""
+    """Adds rows to the gradients of weight and bias one after the other, in the dtype of the rows."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
     return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
@@ -87,7 +88,7 @@ def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Products with weights, sums, and the division by a number that is stored; adding to zero rounds nothing."""
+    """Computes products with weights, sums, and the division by a stored number; adding to zero rounds nothing."""
     loss, total = kernel.func(x, target, weight, reduction, ignored)
     added, num, weighted = 0, target.numel(), int(weight is not None)
     while num > 1 and reduction in (SUM, MEAN):
@@ -102,7 +103,7 @@ def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
 
 
 def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> Out:
-    """Stores the difference, then its square, then adds up."""
+    """Stores the difference, then its square, then the sum."""
     return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
 
 
@@ -138,4 +139,4 @@ KERNELS: dict[str, Computes] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
-"""By operator."""
+"""Kernels by operator."""

@@ -1,4 +1,4 @@
-"""What operations are handed, values, errors and magnitudes alike: see `equivtest.oracle.running`."""
+"""Passes operations their operands: values, errors and magnitudes; see `equivtest.oracle.running`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NESTED = (tuple, list, dict)
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What lies in tuples, lists and dicts, in order; torch's pytree, which knows more, takes several times as long."""
+    """Lists the leaves of tuples, lists and dicts, in order, several times as fast as torch's pytree."""
     if not isinstance(tree, NESTED):
         return [tree]
     found: list[Any] = []
@@ -27,30 +27,30 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tuples, lists and dicts with each leaf changed."""
+    """Returns the same tuples, lists and dicts with each leaf changed."""
     if type(tree) in (tuple, list):
         return type(tree)([mapped(change, each) for each in tree])
     return {name: mapped(change, each) for name, each in tree.items()} if type(tree) is dict else change(tree)
 
 
 def is_floating(value: object) -> bool:
-    """Whether it is a tensor of floating-point numbers, or of pairs of these."""
+    """True for a tensor of floating-point or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def is_whole(dtype: torch.dtype | None) -> bool:
-    """Whether a dtype that an operation is asked for has whole numbers alone."""
+    """True if a requested dtype has only whole numbers."""
     return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
 
 
 def narrowest(tree: Any) -> torch.dtype | None:
-    """The dtype of 16 bits among the tensors', which torch's decompositions would compute in more; None: none is."""
+    """Returns the 16-bit dtype among the tensors', for which torch's decompositions compute in more bits; else None."""
     dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
     return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
 
 
 def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
-    """Operands, and dtypes that are asked for, of more bits; no value changes."""
+    """Widens operands, and requested dtypes; no value changes."""
     if value is narrow:
         return wide
     if not is_floating(value) or value.dtype != narrow:
@@ -63,7 +63,7 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Each of the three is moved alike; what was made before the module ran stays what it is, views of it too."""
+    """Moves value, error and magnitude the same way; a tensor made before the module ran, or its view, stays plain."""
     if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
         return func(*args, **kwargs)
     value, error, magnitude = of_each(func, args, kwargs, kwargs)
@@ -74,7 +74,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """What an operation makes of the values, and, with the factors' sizes, of the errors and of the magnitudes."""
+    """Applies an operation to the values, and with `sizes` to the errors and to the magnitudes."""
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))
@@ -86,13 +86,13 @@ def _part(value: Any, *, place: int) -> Any:
 
 
 def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Joins several tensors; some may hold integers, which every program has alike."""
+    """Joins several tensors; some may hold integers, which are equal in every program."""
     parts = [Parts.of(each) for each in args[0]]
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 
 
 def ones(args: tuple[Any, ...]) -> Any:
-    """What counts terms where they are added up, elementwise."""
+    """Replaces floating-point operands by ones, so that an operation on them counts terms, elementwise."""
     return mapped(
         lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
     )

@@ -1,4 +1,4 @@
-"""Which of torch's operators need no rule of their own, by name: see `equivtest.oracle.running`."""
+"""Lists torch's operators that need no rule of their own, by name: see `equivtest.oracle.running`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOVES = frozenset(
 """Operations that only move values, or put them between zeros."""
 
 SUMS = frozenset({"cumsum", "index_add", "index_put", "_unsafe_index_put", "scatter_add"})
-"""Operations that add elements where other operands, of integers, say."""
+"""Operations that add elements at positions given by integers."""
 
 PUTS = frozenset({"index_copy", "scatter", "select_scatter", "slice_scatter"})
 """Operations that put some elements between others."""
@@ -25,18 +25,18 @@ MADE = frozenset(
         "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Operations whose result hangs on no value."""
+"""Operations whose result depends on no value."""
 
 UNKNOWN = frozenset({"equal", "_local_scalar_dense"})
-"""Operations whose result is a number or a bool of Python, on which the module may decide."""
+"""Operations whose result is a Python number or bool, on which the module may decide."""
 
 UNKNOWN_IN_FLOAT64 = frozenset({"hardsigmoid_backward"})
-"""An operation whose float64 kernel takes a sixth in float32 (torch 2.13.0; finding 42)."""
+"""An operation whose float64 kernel computes a sixth in float32 (torch 2.13.0; finding 42)."""
 
 WORDS = {"_local_scalar_dense": "item()"}
-"""Operators by the names that a person knows them by."""
+"""Operators -> names that users know."""
 
 FACTORS = {"alpha", "beta"}
 COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 SETS = {"zero": 0.0, "fill": None, "copy": None}
-"""Operations in place that take what they write as it is."""
+"""In-place operations that write a value unchanged."""

@@ -1,4 +1,4 @@
-"""A call of a kernel that computes in more bits than it stores, and what it gives: `running_kernels`."""
+"""A call of a kernel that computes in more bits than it stores, and its result: `running_kernels`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from equivtest.oracle.running_roundings import Count
 
 @dataclass(frozen=True)
 class Out:
-    """What a kernel gives before it is stored.
+    """Result of a kernel before it is stored.
 
     Attributes:
-        stores: How often each element is stored while it is computed, a term of a sum at most.
-        one_by_one: Whether each store is of a sum of one more of the terms.
-        is_sum: Whether a rank may hold but a part of its terms.
-        is_whole: Whether no rank may hold a share of it, as what it is made of in another way than as a sum.
-        flushes: Whether zero may be stored in place of a subnormal number.
-        dtype: In which it is stored as often; None: in that of the result.
-        factors: A gradient, each rank may hold a share of it, and its factor, which is whole; None: no such product.
+        stores: How often each element is stored while it is computed, at most one term of a sum.
+        one_by_one: True if each store adds one more term to the sum.
+        is_sum: True if a rank may hold only a part of its terms.
+        is_whole: True if no rank may hold a share of it, since it is no sum.
+        flushes: True if zero may be stored in place of a subnormal number.
+        dtype: Dtype of the repeated stores; None: the result's dtype.
+        factors: A gradient, of which each rank may hold a share, and its whole factor; None: no such product.
     """
 
     tensor: torch.Tensor | None
@@ -41,9 +41,9 @@ class Kernel:
 
     Attributes:
         func: The operator.
-        dtype: Of the operands, in fewer bits.
-        stored: What an intermediate becomes that the kernel stores as its operands are; no rank holds a share of it.
-        stored_shares: The same, except that each rank may hold a share.
+        dtype: Dtype of the operands, with fewer bits.
+        stored: Stores an intermediate result in the operands' dtype; no rank holds only a share of it.
+        stored_shares: The same for a result of which each rank may hold a share.
     """
 
     func: Any

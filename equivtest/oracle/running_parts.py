@@ -1,4 +1,4 @@
-"""Operations that are taken apart here, as torch takes them apart on the CPU and not in its table of decompositions."""
+"""Decomposes operations as torch does on the CPU, but not in its table of decompositions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def grouped_products(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """One product for each group of rows, of columns, or of the terms of the sums, which end where `ends` says.
+    """Computes one product for each group of rows, of columns, or of summed terms; `ends` has the ends of the groups.
 
     Source: _grouped_mm_fallback in ATen/native/GroupedMMUtils.h (2.13.0): torch.mm for each group.
 
     Raises:
-        InexactData: something is added, rows or columns behind the last group are left as they are, or the result is
-            of another dtype.
+        InexactData: there is a bias, rows or columns behind the last group stay unwritten, or the result has
+            another dtype.
     """
     if bias is not None or out_dtype not in (None, left.dtype):
-        raise InexactData("of _grouped_mm no bound is known, but for a plain product of one dtype")
+        raise InexactData("no bound is known for _grouped_mm, except for a plain product of one dtype")
     if ends is None:
         return torch.bmm(left, right)
     stops = ends.tolist()
@@ -43,4 +43,4 @@ def grouped_products(
 
 
 APART: dict[str, Callable[..., Any]] = {"_grouped_mm": grouped_products, **TRIANGULAR}
-"""By operator, called as torch calls it."""
+"""Decompositions by operator, called as torch calls it."""

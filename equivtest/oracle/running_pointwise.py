@@ -1,18 +1,18 @@
 """Pointwise functions and their gradients as torch's CPU kernels compute them in 16 bits: entries of `running_kernels`.
 
-Each function here says which results its kernel stores in 16 bits before the last one.
+Each function here shows which results its kernel stores in 16 bits before the last one.
 
     stored once        elu, gelu, hardsigmoid, hardswish, leaky_relu, mish, prelu, rrelu, silu, smooth_l1_loss,
                        softplus and tanh; sigmoid in bfloat16
-    nothing rounded    hardtanh: the gradient passes or does not
+        nothing rounded    hardtanh: the gradient passes or becomes zero
     each result        sigmoid in float16; logit, huber_loss, mse_loss, binary_cross_entropy, soft_margin_loss in both
-    an operand         glu and log_sigmoid: the sigmoid, or exp(-|x|), is stored before the kernel that uses it
+        an operand         glu and log_sigmoid: the sigmoid, or exp(-|x|), is stored before the next kernel
 
-Numbers such as a limit or 1 / n are stored too where each result is.
+If a kernel stores each result, it also stores numbers such as a limit or 1 / n.
 
 Source: ATen/native/cpu/Activation.cpp, BinaryOpsKernel.cpp and PointwiseOpsKernel.cpp, GatedLinearUnit.cpp and Loss.cpp
 in ATen/native, of torch's main branch.  `python -m studies.bounded_ops` compares each bound with the results of torch
-2.13.0 on every number that the dtype has.
+2.13.0 on every number of the dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from equivtest.oracle.ranged import Parts
 from equivtest.oracle.running_outs import Kernel, Out
 from equivtest.oracle.running_rules import is_near
 
-SUM, MEAN = 2, 1  # torch's numbers of reductions
+SUM, MEAN = 2, 1  # torch's numbers for reductions
 
 
 def of_gradient(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> Out:
@@ -53,14 +53,14 @@ def _product(g: torch.Tensor, slope: torch.Tensor) -> Out:
 
 
 def _sigmoid(kernel: Kernel, g: torch.Tensor, y: torch.Tensor) -> Out:
-    """(g (1 - y)) y: sigmoid_backward_kernel has a branch in float32 for bfloat16 alone."""
+    """(g (1 - y)) y: sigmoid_backward_kernel has a float32 branch only for bfloat16."""
     if kernel.dtype != torch.float16:
         return of_gradient(kernel, g, y)
     return Out(kernel.stored_shares(g * kernel.stored(1 - y)) * y)
 
 
 def _logit(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Out:
-    """g / (x (1 - x)) from eps to 1 - eps, which are both stored, zero beside them."""
+    """g / (x (1 - x)) from eps to 1 - eps, which are both stored; zero outside."""
     inner = g / kernel.stored(x * kernel.stored(1 - x))
     beside = torch.zeros_like(g) if eps is not None else torch.full_like(g, torch.nan)
     low = _number(kernel, eps or 0.0)
@@ -114,7 +114,7 @@ def _huber(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tenso
 def _huber_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: float = 1.0
 ) -> Out:
-    """a (z - a / 2), with z the distance and a that up to delta."""
+    """a (z - a / 2), with z the distance and a = min(z, delta)."""
     z = kernel.stored((x - target).abs())
     a = torch.minimum(z, _number(kernel, delta))
     return _reduced(kernel, a * kernel.stored(z - a / 2), reduction)
@@ -131,7 +131,7 @@ def _smooth_l1(
 def _smooth_l1_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: float = 1.0
 ) -> Out:
-    """(a (z - a / 2)) / beta, with z the distance and a that up to beta; of float16 each result is stored."""
+    """(a (z - a / 2)) / beta, with z the distance and a = min(z, beta); in float16 each result is stored."""
     stored = kernel.stored if kernel.dtype == torch.float16 else lambda result: result
     z = stored((x - target).abs())
     limit = _number(kernel, beta)
@@ -140,7 +140,7 @@ def _smooth_l1_loss(
 
 
 def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
-    """Losses are stored, then added up in more bits."""
+    """Stores losses, then sums them in more bits."""
     if reduction not in (SUM, MEAN):
         return Out(losses, is_whole=True)
     held = kernel.stored(losses)
@@ -148,7 +148,7 @@ def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
 
 
 def _softplus(kernel: Kernel, x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> Out:
-    """log1p(exp(beta x)) / beta; x itself where beta x is above the threshold."""
+    """log1p(exp(beta x)) / beta; x itself if beta x is above the threshold."""
     z = x * beta
     return Out(_branch(z, threshold, x, z.exp().log1p() / beta), is_whole=True)
 
@@ -159,7 +159,7 @@ def _softplus_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, beta: f
 
 
 def _gelu(kernel: Kernel, x: torch.Tensor, *, approximate: str = "none") -> Out:
-    """(x (1 + erf(x / sqrt(2)))) / 2, or that by tanh.
+    """(x (1 + erf(x / sqrt(2)))) / 2, or the variant with tanh.
 
     Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 oneDNN computes it, which doubles large
     numbers before it halves them, and may store zero in place of a subnormal number.
@@ -188,7 +188,7 @@ def _binary_cross_entropy(
 
 
 def _soft_margin(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> Out:
-    """((((t z) -1 / n) / (z + 1)) g, with z = exp(-t x), one operation of its own after the other."""
+    """((((t z) -1 / n) / (z + 1)) g, with z = exp(-t x), one separate operation after the other."""
     z = kernel.stored(kernel.stored(-target * x).exp())
     scaled = kernel.stored(kernel.stored(target * z) * -_mean_of(kernel, x, reduction))
     return _product(g, kernel.stored(scaled / kernel.stored(z + 1)))
@@ -214,7 +214,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "soft_margin_loss_backward": _soft_margin,
     "softplus_backward": _softplus_backward,
 }  # fmt: skip
-"""By operator."""
+"""Gradients by operator."""
 
 FORWARD: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
@@ -222,4 +222,4 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "smooth_l1_loss": _smooth_l1_loss,
     "softplus": _softplus,
 }
-"""By operator: functions of which this says more than that the result is stored once."""
+"""Functions, by operator, that are not only stored once."""

@@ -1,15 +1,16 @@
-"""What one operation may add to the distance between two correct programs: see `equivtest.oracle.running_rules`.
+"""Bounds what one operation adds to the distance between two correct programs: see `equivtest.oracle.running_rules`.
 
-Two programs round: the unsharded module, and a parallel one.  Each computes in `accumulate`, where n terms in any order
-take n roundings, with SPARE beside; each stores what comes out once, in the tensor's dtype, which is no rounding more
-where that is what it computes in.  Of what the parallel one holds in shares, one a rank, each share is stored, together
-no more than the shares' magnitudes; and a collective adds them, which rounds every sum of some shares to `reduce`.
+Both programs round: the unsharded module, and a parallel one.  Each computes in `accumulate`, where n terms in any
+    order
+have n roundings, plus SPARE.  Each stores the result once, in the tensor's dtype, which is no additional rounding
+if it computes in that dtype.  If the parallel program holds shares, one a rank, it stores each share; together these
+are no more than the shares' magnitudes.  A collective adds them, which rounds every sum of some shares to `reduce`.
 
-Derived here.  A sum of some of the shares, or of their terms, is at most that of the positive or that of the negative
+Derived here.  A sum of some of the shares, or of their terms, is at most the sum of the positive or of the negative
 ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
 
-Source: at::opmath_type and at::acc_type of torch 2.13.0, which kernels of 16 bits compute in; for each of the products,
-sums and curves of `equivtest.oracle.running_rules` measured by `python -m studies.bounded_ops`.
+Source: at::opmath_type and at::acc_type of torch 2.13.0, in which 16-bit kernels compute; the products,
+sums and curves of `equivtest.oracle.running_rules` are measured by `python -m studies.bounded_ops`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from equivtest.oracle.ranged import Parts
 from equivtest.oracle.rounding import Arithmetic, underflow, unit_roundoff, where_finite
 from equivtest.tensors import dtype_name
 
-SPARE = 3  # roundings of a result beside those of its sum: a kernel may reorder factors, and divide by a number
+SPARE = 3  # roundings of a result besides those of its sum: a kernel may reorder factors, and divide by a number
 
 Count = int | torch.Tensor
-"""How many roundings, of all elements or of each."""
+"""Number of roundings, of all elements or of each."""
 
 
 @dataclass(frozen=True)
 class Roundings:
-    """What an operation itself may add, on so many ranks.
+    """Bounds the roundings of an operation itself, on so many ranks.
 
     Attributes:
-        arithmetic: Of the dtype in which the module is judged.
-        ranks: Each rank's share of a sum is stored, and a collective adds them.
-        coarse: Of a dtype that whatever would be computed in more bits may be computed and stored in; None where what
-            is computed says so itself.
+        arithmetic: Arithmetic of the dtype in which the module is judged.
+        ranks: Each rank's share of a sum is stored, and a collective adds the shares.
+        coarse: Arithmetic in which any operation of more bits may compute and store; None if the operations themselves
+            determine it.
     """
 
     arithmetic: Arithmetic
@@ -48,25 +49,25 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Units of roundoff of exp, erf and the like: an ulp is two of them at most."""
+        """Units of roundoff of exp, erf and the like: an ulp is at most two units."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
     def words(self) -> str:
-        """Where the module's own dtype rounds."""
+        """The dtypes in which the module computes, stores and adds."""
         record = self.arithmetic
         return f"computed in {record.accumulate}, stored in {record.dtype}, added up in {record.reduce}"
 
     def record(self, dtype: torch.dtype) -> Arithmetic:
-        """How results of a dtype are computed, which may be another than the module's own.
+        """Returns the arithmetic of results of a dtype, which may differ from the module's.
 
-        What the backend does not declare of it computes in it, stores and adds up in it.
+        If the backend declares nothing for a dtype, it computes, stores and adds in that dtype.
 
         Raises:
-            InexactData: it has whole numbers alone.
+            InexactData: the dtype has only whole numbers.
         """
         if not dtype.is_floating_point:
-            raise InexactData(f"of a sum in {str(dtype).removeprefix('torch.')} of what may be off no bound is known")
+            raise InexactData(f"no bound is known for a sum in {str(dtype).removeprefix('torch.')} of inexact values")
         name, own = dtype_name(dtype), self.arithmetic
         if self.coarse is not None and unit_roundoff(name) <= self.coarse.u_o:
             return self.coarse
@@ -75,7 +76,7 @@ class Roundings:
         return declared_of(name) or replace(own, dtype=name, accumulate=name, reduce=name)
 
     def where_unknown(self, dtype: torch.dtype) -> Roundings:
-        """The same where an operation on a dtype may add up in it, and store all that it computes."""
+        """Returns roundings for an operation that may add in its dtype and store every intermediate result."""
         return replace(self, coarse=replace(self.record(dtype), accumulate=dtype_name(dtype)))
 
     def own(
@@ -86,18 +87,19 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What `num` roundings in `accumulate`, SPARE ones and so many stores come to, in the two programs.
+        """Bounds `num` roundings in `accumulate`, SPARE more, and so many stores, in the two programs together.
 
         Args:
-            parts: The result, with what its operands bring.
-            stores: In the tensor's own dtype, of what is added up in it.
+            parts: The result, with the errors of its operands.
+            stores: Number of stores in the tensor's own dtype, for sums that are computed in it.
+            added: The largest sums of some shares that a collective may add here; None: no collective adds.
             added: The largest sums of some shares that a collective may add up here; nowhere else where None.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
         found = 2 * gamma_of(count, record.u_a) * parts.magnitude
         lost = 2 * count * record.eta_a
-        further = stores - int(record.accumulate == record.dtype)  # one is among those that compute
+        further = stores - int(record.accumulate == record.dtype)  # one store is among the roundings of the computation
         held = self._held(parts, stores)
         unsharded = parts.size if isinstance(stores, int) and stores == 1 else parts.magnitude
         found = found + gamma_of(further, record.u_o) * (held + error + unsharded)
@@ -108,7 +110,7 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, found + lost)
 
     def divided(self, parts: Parts) -> torch.Tensor:
-        """What dividing a whole into shares, one a rank, rounds."""
+        """Bounds the rounding of dividing a whole into shares, one a rank."""
         record = self.record(parts.value.dtype) if parts.value.is_floating_point() else self.arithmetic
         found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
         return torch.where(parts.magnitude == 0, 0.0, found)
@@ -116,11 +118,11 @@ class Roundings:
     def stored(
         self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool = False, one_by_one: bool = False
     ) -> Parts:
-        """What was computed in more bits, stored: by the unsharded module once, by another program so many times.
+        """Stores a result of more bits: the unsharded module stores once, another program so many times.
 
-        Where terms are added one by one, each store is of a partial sum; so it is where ranks have some terms each, as
-        the stores are divided as the terms are: the ranks whose largest sum is of positive terms together store no
-        more than the sum of these, times how many terms they have.
+        If terms are added one by one, each store is a partial sum.  The same holds if each rank has some of the terms,
+        because the stores are divided like the terms: all ranks with positive largest sums together store no more than
+        the sum of the positive terms, times the number of their terms.
         """
         record, value = self.record(dtype), parts.value.to(dtype)
         off = torch.where(value == parts.value, 0.0, (value.double() - parts.value.double()).abs())
@@ -137,22 +139,22 @@ class Roundings:
         return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, found), magnitude)
 
     def _added_up(self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """What a collective's additions round: those before the last come to `most`, the last to the whole."""
+        """Bounds the roundings of a collective's additions: earlier sums are at most `most`, the last is the whole."""
         if self.ranks == 1:
             return torch.zeros_like(error)
         earlier = gamma_of(self.ranks - 2, record.u_r) * (most + 1.5 * error)
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """What is stored at a time, of all ranks: the whole, unless terms are added up in it or shares."""
+        """Bounds what all ranks store at a time: the whole, unless terms or shares are added in the stored dtype."""
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 
     def averaged(self, parts: Parts) -> torch.Tensor:
-        """What a mean over the ranks adds to a result, of which each holds a share or the whole.
+        """Bounds a mean over the ranks of a result, of which each rank holds a share or the whole.
 
-        Shares are divided before or the sum after, or both, by a number that is a power of two, or twice rounded, as a
-        product with a reciprocal is.  Shares were added up already; wholes are added here, where two halves round
+        The shares before, or the sum after, or both are divided by a number that is a power of two, or rounded twice,
+        like a product with a reciprocal.  Shares were added already; wholes are added here, where two halves round
         nothing.
         """
         record, reach = self.record(parts.value.dtype), parts.reach
@@ -163,10 +165,10 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
 
     def one_by_one(self, parts: Parts, num: int) -> torch.Tensor:
-        """What a program rounds that adds up the shares of `num` results, and stores and adds again, in any order.
+        """Bounds the roundings of a program that adds the shares of `num` results, stores and adds again, in any order.
 
-        Ranks may add up what each holds and a collective the sums, or a collective each result.  Either way a share is
-        part of so many sums as are counted here, which round all shares together, relative to their magnitudes.
+        Each rank may add its shares and a collective the sums, or a collective may add each result.  Either way a share
+        is part of as many sums as are counted here, and these round all shares together, relative to their magnitudes.
         """
         record = self.record(parts.value.dtype)
         count = num - 1 + self.ranks - 1
@@ -183,9 +185,9 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> Parts:
-        """A result with what computing it adds: anything where it, or a share of it, may overflow.
+        """Returns a result with its own rounding errors; the error is infinite if the result, or a share, may overflow.
 
-        Infinity is for certain where nothing that came in is off, as in a mask.
+        An infinity is certain if no operand has an error, as in a mask.
         """
         masked = value.isinf() & (error == 0)
         error = error + self.own(Parts(value, error, magnitude), num, stores=stores, added=added)
@@ -194,17 +196,17 @@ class Roundings:
         return Parts(value, torch.where(masked, 0.0, found), magnitude)
 
     def summed(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: Count) -> Parts:
-        """A sum of so many terms, divided among the ranks."""
+        """Returns a sum of so many terms, divided among the ranks."""
         return self.rounded(value, error, magnitude, num, added=partial_sums(value, magnitude))
 
 
 def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """What a sum of some of the terms comes to at most, but for what they are off by."""
+    """Bounds a sum of some of the terms, without their errors."""
     return (magnitude + value.double().abs()) / 2
 
 
 def gamma_of(num: Count, u: float) -> torch.Tensor | float:
-    """As `equivtest.oracle.rounding.gamma`, of each element where each has a count of its own."""
+    """Returns `equivtest.oracle.rounding.gamma`, for each element if each has its own count."""
     if isinstance(num, int):
         return num * u / (1 - num * u) if num * u < 1 else math.inf
     product = num.double() * u
@@ -212,5 +214,5 @@ def gamma_of(num: Count, u: float) -> torch.Tensor | float:
 
 
 def chosen(value: torch.Tensor, error: torch.Tensor) -> Parts:
-    """What nothing rounds, its shares added before."""
+    """Returns a result that nothing rounds, whose shares are added before."""
     return Parts(value, error, value.double().abs() + error)

@@ -1,16 +1,16 @@
-"""What each operation makes of the distances that come in, and what its own roundings add.
+"""Rules by which each operation propagates errors, and adds its own roundings.
 
-Letters: v the value of the unsharded module, e how far a correct program's may be from it, m the magnitude of its
-shares (`equivtest.oracle.ranged`); n how many terms a sum has; own(m, n) what n roundings beside a few spare ones
-make of m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).
+Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its
+shares (`equivtest.oracle.ranged`); n the number of terms of a sum; own(m, n) the error of n roundings and a few spare
+ones on m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).
 
-    a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) where it is summed
-    a sum                  e = sum of e,  m = sum of m,  and own(m, n)
-    f that rises or falls  e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
-    a maximum, a relu      e of the operands, as no maximum moves further than they do
+        a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) if it is summed
+        a sum                  e = sum of e,  m = sum of m,  and own(m, n)
+        monotonic f            e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
+        a maximum, a relu      e of the operands, since no maximum moves further than they do
 
-Derived here: a program of any order of summation, on any ranks, rounds each partial result once, and each is a sum of
-some terms or shares, so at most m.  What is not linear takes the sum of all shares, so that m begins anew there.
+Derived here: a program with any order of summation, on any ranks, rounds each partial result once, and each is a sum of
+some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m begins anew.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 3.3 (running error analysis).
 """
@@ -32,9 +32,9 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """After `num` roundings of the sum, beside its own; infinite where a term is.
+    """Adds, after `num` roundings of the sum besides its own; infinite if a term is.
 
-    Of a term that all ranks hold each may add its part to its share of the other.
+    If all ranks hold a term, each may add its part of the term to its share of the other.
     """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
@@ -50,10 +50,10 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
 
 
 def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
-    """The sum, where it is but the larger of the two: a mask of torch.finfo(dtype).min and a score.
+    """Returns the sum if it is only the larger term: a mask of torch.finfo(dtype).min and a score.
 
-    Its magnitude is no reason to think that it overflows: nothing that is added moves it by half an ulp.  It may be
-    held in shares, one a rank, which is some ulps of it.  A softmax makes zero of it, however far it is off.
+    A large magnitude is no overflow here: the other terms move the sum by less than half an ulp.  The sum may be
+    held in shares, one a rank, with an error of some ulps.  A softmax turns it into zero in any case.
     """
     finfo = torch.finfo(found.value.dtype)
     is_huge = (large.size > finfo.max / 2**10).expand(found.value.shape)
@@ -70,9 +70,9 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 
 
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
-    """The same of a constant, not off where nothing is rounded: sums that come out, products with 0, 1 and -1.
+    """Removes a constant's error if nothing is rounded: exact sums, products with 0, 1 and -1.
 
-    Every program makes such a constant alike; what is given may be held in shares, and is added up with roundings.
+    Every program makes such a constant the same way; inputs may be held in shares, whose addition rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:
@@ -94,7 +94,7 @@ def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
 
 
 def all_exact(args: Sequence[Any]) -> torch.Tensor:
-    """Where no operand is off, elementwise."""
+    """Returns the mask of elements for which no operand has an error."""
     errors = [Parts.of(each).error for each in args if isinstance(each, torch.Tensor)]
     return functools.reduce(torch.logical_and, [error == 0 for error in errors], torch.ones((), dtype=torch.bool))
 
@@ -118,14 +118,14 @@ def mul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _is_unit(operand: Any) -> torch.Tensor:
-    """True where a value is certainly 0, 1 or -1, as in a mask.  Ranks may hold shares of a tensor that was given."""
+    """True if a value is certainly 0, 1 or -1, as in a mask; never for an input, of which ranks may hold shares."""
     a = Parts.of(operand)
     is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
     return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)
 
 
 def matmul(r: Roundings, left: Any, right: Any) -> Parts:
-    """mm, bmm, mv, dot: over the last dim of the left one."""
+    """Computes mm, bmm, mv, dot: over the last dim of the left operand."""
     a, b = Parts.of(left), Parts.of(right)
     error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
     value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
@@ -133,12 +133,12 @@ def matmul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Nothing where nothing is off, of infinity too."""
+    """Multiplies; an error of zero stays zero, even times infinity."""
     return torch.where(error == 0, 0.0, error * size)
 
 
 def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
-    """And baddbmm, addmv: the products may be added one after the other to what is there, as MKL's do."""
+    """Computes addmm, baddbmm, addmv: the products may be added one by one to the first operand, as MKL does."""
     product = matmul(r, left, right).wrapped()
     if alpha != 1:
         product = mul(r, product, alpha).wrapped()
@@ -146,7 +146,7 @@ def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, al
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
-    """The divisor's shares are added before."""
+    """Divides; the divisor's shares are added before."""
     a, b = Parts.of(left), Parts.of(right)
     least = b.size - b.error
     value = torch.div(_plain(left), _plain(right))
@@ -187,7 +187,7 @@ def sign(r: Roundings, operand: Any) -> Parts:
 
 
 def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: float) -> Parts:
-    """The cotangent where the operand is neither smaller nor equal: of NaN too.
+    """Passes the cotangent if the operand is neither smaller nor equal, so for NaN too.
 
     Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares in float32 in 16 bits; another
     device may store the threshold.
@@ -204,7 +204,7 @@ def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
 
 
 def is_near(a: Parts, limit: float, off: float = 0.0) -> torch.Tensor:
-    """True where the operand of a correct program may lie on the other side of a limit, which may be off too."""
+    """True if the operand of a correct program may lie on the other side of a limit, which may have an error too."""
     error = a.error + off
     return ((a.value.double() - limit).abs() <= error) & (error > 0)
 
@@ -214,12 +214,12 @@ def _off_if_stored(limit: float, a: Parts) -> float:
 
 
 def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
-    """The operand itself, outside of [-lambd, lambd]."""
+    """Returns the operand outside of [-lambd, lambd]."""
     return shrink_backward(r, operand, operand, lambd)
 
 
 def shrink_backward(r: Roundings, cotangent: Any, operand: Any, lambd: float) -> Parts:
-    """The cotangent outside of [-lambd, lambd].
+    """Returns the cotangent outside of [-lambd, lambd].
 
     Source: hardshrink_kernel and shrink_backward_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which store lambd.
     """
@@ -235,7 +235,7 @@ def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts
 
 
 def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
-    """The operand to a number n: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
+    """Raises the operand to n: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
         return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
@@ -248,7 +248,7 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
 
 
 def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
-    """1 over a product of several factors: zero where the product may overflow, anything where it may underflow.
+    """1 over a product of several factors: zero if the product may overflow, any error if it may underflow.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp (2.13.0), which in bfloat16 stores the square.
     """
@@ -265,7 +265,7 @@ def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
 def _with_number_stored(
     found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
 ) -> Parts:
-    """f(a, number), whether a program stores the number as the tensor is or does not.
+    """Bounds f(a, number) whether or not a program stores the number in the tensor's dtype.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp, and at::pow of a number and a tensor (2.13.0).
     """
@@ -277,13 +277,13 @@ def _with_number_stored(
 
 
 def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
-    """A number above zero to the operand: it rises or falls all the way."""
+    """Raises a number above zero to the operand, which is monotonic."""
     found = curve(r, exponent, lambda x: torch.pow(base, x))
     return _with_number_stored(found, Parts.of(exponent), lambda x, number: torch.pow(number, x), base)
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """f, which rises or falls all the way where it is defined, for x > above."""
+    """Bounds f, which is monotonic where it is defined, for x > above."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
@@ -294,9 +294,9 @@ def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, sto
 
 
 def sigmoid(r: Roundings, operand: Any) -> Parts:
-    """s = 1 / (1 + exp(-x)), and zero where the exponential overflows.
+    """s = 1 / (1 + exp(-x)), and zero if the exponential overflows.
 
-    Where x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, as s' = s (1 - s).
+    If x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, since s' = s (1 - s).
     """
     a = Parts.of(operand)
     found = curve(r, operand, torch.sigmoid)
@@ -306,12 +306,12 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """1 over the root, which is stored in 16 bits where torch computes without vectors: UnaryOpsKernel.cpp (2.13.0)."""
+    """1 over the root, which torch stores in 16 bits if it computes without vectors: UnaryOpsKernel.cpp (2.13.0)."""
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 
 def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
-    """No smaller than a limit, no larger than another; a number is stored as the operand is."""
+    """Clamps between two limits; a limit that is a number is stored in the operand's dtype."""
     low, high = (*limits, None, None)[:2]
     found = operand
     for limit, change in ((named.get("min", low), larger), (named.get("max", high), smaller)):
@@ -322,7 +322,7 @@ def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
-    """floor and the like: the same whole number unless a step lies within what it is off."""
+    """floor and the like: the same whole number unless a step lies within the error."""
     a = Parts.of(operand)
     value = f(a.value)
     apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]
@@ -337,7 +337,7 @@ def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
 
 
 def _plain(operand: Any) -> Any:
-    """The value as the module computes with it: numbers stay numbers, which decide no dtype."""
+    """Returns the value with which the module computes: numbers stay numbers, which determine no dtype."""
     return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
 
 
@@ -367,4 +367,4 @@ RULES: dict[str, Rule] = {
     "atan": _curve(torch.atan), "erfc": _curve(torch.erfc), "floor": _steps(torch.floor), "ceil": _steps(torch.ceil),
     "trunc": _steps(torch.trunc), "round": _steps(torch.round),
 }  # fmt: skip
-"""By operator, called with its operands in order."""
+"""Rules by operator, called with its operands in order."""

@@ -1,11 +1,11 @@
-"""What special functions, products of many factors and triangular systems make of the distances that come in.
+"""Rules of special functions, products of many factors and triangular systems, for errors.
 
-A function of one operand is bounded as `equivtest.oracle.running_rules.curve` has it where it rises or falls all
-the way; beside a valley the valley's floor is looked at too; what is no steeper than a number, by that.  Of a further
-operand, such as the order of a gamma function, nothing is known unless it is exact.
+A function of one operand is bounded by `equivtest.oracle.running_rules.curve` if it is monotonic; if it has a minimum,
+the minimum counts too; if its slope has a bound, by that bound.  A further operand, such as the order of a gamma
+function, must be exact, or no bound is known.
 
 Source: DLMF 5.4 (the minimum of gamma), 8.2, 10.25; for triangular systems Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., theorem 8.5: however substitution is ordered, (T + D) x = b, with |D| at most gamma_n |T|.
+Algorithms, 2nd ed., theorem 8.5: for any order of substitution, (T + D) x = b, with |D| at most gamma_n |T|.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MINIMUM_OF_GAMMA = 1.4616321449683623
 
 
 def _curve(f: Curve, above: float = -math.inf) -> Rule:
-    """Near a zero of its own a kernel may be off by roundings of one."""
+    """Makes the rule of a monotonic function; near its zero a kernel may be off by roundings of one."""
 
     def rule(r: Roundings, operand: Any) -> Parts:
         found = curve(r, operand, f, above=above)
@@ -33,7 +33,7 @@ def _curve(f: Curve, above: float = -math.inf) -> Rule:
 
 
 def _valley(f: Curve, floor: float, above: float = -math.inf) -> Rule:
-    """f falls until `floor`, and rises from there."""
+    """Makes the rule of a function that falls until `floor`, and rises from there."""
 
     def rule(r: Roundings, operand: Any) -> Parts:
         a = Parts.of(operand)
@@ -56,7 +56,7 @@ def _no_steeper(f: Curve, slope: float) -> Rule:
 
 
 def tangent(r: Roundings, operand: Any) -> Parts:
-    """It rises between its poles; beyond the first ones nothing is said."""
+    """tan, which rises between its poles; beyond the first poles there is no bound."""
     a = Parts.of(operand)
     found = _curve(torch.tan)(r, operand)
     is_between = a.reach < math.pi / 2
@@ -64,14 +64,14 @@ def tangent(r: Roundings, operand: Any) -> Parts:
 
 
 def hypotenuse(r: Roundings, left: Any, right: Any) -> Parts:
-    """It moves no further than its operands do; squared, added and rooted, unless a kernel scales first."""
+    """hypot, which moves no further than its operands do; squared, added and rooted, unless a kernel scales first."""
     a, b = Parts.of(left), Parts.of(right)
     value, error = torch.hypot(a.value, b.value), a.error + b.error
     return r.rounded(value, error, value.double().abs() + error, r.of_curve + 4)
 
 
 def angle(r: Roundings, left: Any, right: Any) -> Parts:
-    """An arc over the distance from the origin; where that may be none, or the cut may be crossed, anything."""
+    """atan2: an arc over the distance from the origin; no bound if that may be zero, or if the cut may be crossed."""
     a, b = Parts.of(left), Parts.of(right)
     value, off = torch.atan2(a.value, b.value), a.error + b.error
     least = torch.hypot(a.value.double(), b.value.double()) - off
@@ -81,7 +81,7 @@ def angle(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _beside(f: Any) -> Rule:
-    """f(a, x), which rises or falls with x all the way, of an exact a."""
+    """Makes the rule of f(a, x) for an exact a, with f monotonic in x."""
 
     def rule(r: Roundings, first: Any, operand: Any) -> Parts:
         a, x = Parts.of(first), Parts.of(operand)
@@ -97,7 +97,7 @@ def _beside(f: Any) -> Rule:
 
 
 def polygamma(r: Roundings, order: int, operand: Any) -> Parts:
-    """Above zero each rises or falls all the way."""
+    """polygamma, which is monotonic above zero for each order."""
     return _curve(lambda x: torch.polygamma(order, x), 0.0)(r, operand)
 
 
@@ -112,13 +112,13 @@ def _exact_alone(f: Any) -> Rule:
 
 
 def scaled(r: Roundings, left: Any, right: torch.Tensor) -> Parts:
-    """By a power of two, which rounds nothing that does not underflow."""
+    """ldexp: scales by a power of two, which rounds only if it underflows."""
     a = Parts.of(left)
     return Parts(torch.ldexp(a.value, right), *(torch.ldexp(part, right) for part in (a.error, a.magnitude)))
 
 
 def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """The product of what factors may be at most, less that of what they are."""
+    """The product of the factors' largest values, minus the product of their values."""
     a = Parts.of(operand)
     how: tuple[Any, ...] = () if dim is None else (dim, keepdim)
     num = a.value.numel() if dim is None else a.value.shape[dim] if a.value.dim() else 1
@@ -127,7 +127,7 @@ def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = 
 
 
 def products(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Products of the first factor, the first two, the first three, ..."""
+    """cumprod: products of the first factor, the first two, the first three, ..."""
     a = Parts.of(operand)
     reach = a.reach.cumprod(dim)
     num = a.value.shape[dim] if a.value.dim() else 1
@@ -138,7 +138,7 @@ def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
     """log(exp(x_1) + ... + exp(x_k)), which moves no further than the terms do.
 
     Derived here: y_k = y + log1p(exp(x - y)) or the other way round; the difference is rounded by |x| + |y| at most,
-    exp of what is at most zero and log1p of what is at least that are no steeper than one.
+    exp of arguments up to zero and log1p of arguments from zero on have slopes of at most one.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():
@@ -158,10 +158,10 @@ def solved(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Parts:
-    """Solves T x = b: |x' - x| is at most M (F + K |x|) and what M K makes of that again, once, twice, and so on.
+    """Solves T x = b: |x' - x| is at most M (F + K |x|), plus M K times that, plus M K times that again, and so on.
 
-    Derived here from theorem 8.5, with M the magnitudes of T's inverse, F what b is off, and K what T is off, and
-    gamma_n of it, in the program and in the unsharded one.
+    Derived here from theorem 8.5, with M the magnitudes of T's inverse, F the error of b, and K the error of T plus
+    gamma_n of T, in the program and in the unsharded one.
     """
     a, b = Parts.of(matrix), Parts.of(columns)
     value = torch.linalg.solve_triangular(a.value, b.value, upper=upper, left=left, unitriangular=unitriangular)
@@ -200,25 +200,25 @@ RULES: dict[str, Any] = {
     "ldexp": scaled, "prod": product, "cumprod": products, "logcumsumexp": log_sums,
     "linalg_solve_triangular": solved,
 }  # fmt: skip
-"""By operator, called as torch calls it."""
+"""Rules by operator, called as torch calls it."""
 
 
 def triangular_solve(b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """torch's own, of the older signature; and a copy of the matrix."""
+    """Solves like torch's function with the older signature; also returns a copy of the matrix."""
     matrix = a.mT if transpose else a
     found = torch.linalg.solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
     return found, a.clone()
 
 
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Two triangular systems, as xPOTRS solves them."""
+    """Solves two triangular systems, as xPOTRS does."""
     first, second = (factor.mT, factor) if upper else (factor, factor.mT)
     half = torch.linalg.solve_triangular(first, b, upper=False)
     return torch.linalg.solve_triangular(second, half, upper=True)
 
 
 def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjoint: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Two triangular systems, and rows in the order of the pivots, as xGETRS solves them; of real numbers."""
+    """Solves two triangular systems, and orders rows by the pivots, as xGETRS does; for real numbers."""
     if not left:
         return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
     order, lower, upper = torch.lu_unpack(factors, pivots)
@@ -232,4 +232,4 @@ def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjo
 APART: dict[str, Any] = {
     "triangular_solve": triangular_solve, "cholesky_solve": cholesky_solve, "linalg_lu_solve": lu_solve
 }  # fmt: skip
-"""By operator, called as torch calls it: what is taken apart into these."""
+"""Decompositions into these operators, called as torch calls them."""

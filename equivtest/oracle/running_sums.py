@@ -32,7 +32,7 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
-    """Between the largest of v - e and the largest of v + e, each rounded once here: what is far below has no say."""
+    """Bounds by the largest of v - e and of v + e, each rounded once here: much smaller elements have no influence."""
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     value, most = a.value.amax(dims, keepdim), a.error.amax(dims, keepdim)
@@ -50,7 +50,7 @@ def var_mean(
     unbiased: bool = True,
     keepdim: bool = False,
 ) -> tuple[Parts, Parts]:
-    """Whatever the algorithm, squares of at most |x| + A are added up: see `equivtest.families.norm.oracle.norms`."""
+    """Adds squares of at most |x| + A, for any algorithm: see `equivtest.families.norm.oracle.norms`."""
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     num = count_of(a.value, dims)
@@ -67,20 +67,20 @@ def var_mean(
 
 
 def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Between what it is where the term is larger and all others are smaller, and the other way round.
+    """Bounds by the two extremes: the term larger and all others smaller, and the reverse.
 
-    A softmax rises with its own term, falls with every other, and does not change with what is added to all of them, as
-    the maximum that is taken away first.  It is at most 1.
+    A softmax rises with its own term, falls with every other, and does not change with a number added to all of them,
+    such as the maximum that is subtracted first.  It is at most 1.
 
-    Derived here.  With p the softmax and e what a term is off by, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
+    Derived here.  With p the softmax and e the error of a term, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
     """
     a = Parts.of(operand)
     if not a.value.numel():
         return chosen(torch._softmax(a.value, dim, half_to_float), torch.zeros_like(a.error))
     alone = a._replace(error=torch.zeros_like(a.error))
     largest = amax(r, alone.wrapped(), dim=[dim], keepdim=True)
-    off = a.error + sub(r, alone.wrapped(), largest.wrapped()).error  # rounded as it is taken away
-    logarithm = a.value.double().log_softmax(dim)  # of which what underflows here may not, where it is off by much
+    off = a.error + sub(r, alone.wrapped(), largest.wrapped()).error  # the subtraction rounds
+    logarithm = a.value.double().log_softmax(dim)  # an underflow here may be none with a large error
     p = logarithm.exp()
     more, less = (torch.where(a.value == -math.inf, 0.0, (logarithm + sign * off).exp()) for sign in (1, -1))
     high = more / (more + less.sum(dim, keepdim=True) - less)
@@ -92,7 +92,7 @@ def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -
 
 
 def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
-    """The dims that are meant; none stands for all."""
+    """Returns the reduced dims; none stands for all."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(value.dim()))
     return (dim,) if isinstance(dim, int) else tuple(dim)
@@ -106,4 +106,4 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean, "_softmax": softmax,
     "var": lambda r, operand, **how: var_mean(r, operand, **how)[0],
 }  # fmt: skip
-"""By operator, called with the operand, and all else by name."""
+"""Rules by operator, called with the operand, and all other arguments by name."""

@@ -1,13 +1,13 @@
-"""Rules of what looks at windows of an image, a line or a volume: convolutions, pools, padding, upsampling.
+"""Rules of operations on windows of an image, a line or a volume: convolutions, pools, padding, upsampling.
 
-A convolution adds up products, as many for each element as a window has elements in the channels of one group; its
-gradients are products of the cotangent with the weight, and with what the windows see.  All are bilinear, and bounded
-as a matrix product is (`equivtest.oracle.running_rules`).  Means over windows, and the gradients of pools, padding
-and upsampling, are linear with coefficients that are not negative: what they make of errors and of magnitudes bounds
-both.
+A convolution adds products, as many for each element as a window has elements in the channels of one group.  Its
+gradients are products of the cotangent with the weight, and with the elements of the windows.  All are bilinear, and
+bounded like a matrix product (`equivtest.oracle.running_rules`).  Means over windows, and the gradients of pools,
+padding and upsampling, are linear with coefficients that are not negative, so applying them to errors and to
+magnitudes bounds both.
 
-It holds for sums of products in any order, not for algorithms that take sums of operands before they multiply
-(Winograd's, Fourier's), which a library of a device may choose and whose errors hang on other elements.
+The bounds hold for sums of products in any order, not for algorithms that add operands before they multiply
+(Winograd's, Fourier's), which a library of a device may choose and whose errors depend on other elements.
 
 Source: aten::convolution, aten::convolution_backward and the pools of native_functions.yaml (torch 2.13.0).
 """
@@ -30,7 +30,7 @@ Bilinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def bilinear(r: Roundings, f: Bilinear, left: Any, right: Any, num: int) -> Parts:
-    """Sums of `num` products of an element of each."""
+    """Adds `num` products of one element of each operand."""
     a, b = Parts.of(left), Parts.of(right)
     error = f(a.error, b.reach) + f(a.size, b.error)
     return r.summed(f(a.value, b.value), error, f(a.magnitude, b.magnitude), num)
@@ -40,7 +40,7 @@ def convolution(
     r: Roundings, x: Any, weight: Any, bias: Any, stride: Sizes, padding: Sizes, dilation: Sizes,
     transposed: bool, output_padding: Sizes, groups: int,  # noqa: FBT001  (torch's own order)
 ) -> Parts:  # fmt: skip
-    """x (N, C, ...), weight (K, C / groups, window), or (C, K / groups, window) where it is transposed; bias (K,)."""
+    """x (N, C, ...), weight (K, C / groups, window), or (C, K / groups, window) if transposed; bias (K,)."""
 
     def product(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         return aten.convolution(  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def convolution_backward(
     r: Roundings, cotangent: Any, x: Any, weight: Any, bias_sizes: Sizes | None, stride: Sizes, padding: Sizes,
     dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, wanted: Sequence[bool],  # noqa: FBT001
 ) -> tuple[Parts | None, ...]:  # fmt: skip
-    """The gradients of x, weight and bias; None of what is not wanted."""
+    """Returns the gradients of x, weight and bias; None for an unwanted one."""
 
     def gradient(place: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         mask = [place == each for each in range(3)]
@@ -73,7 +73,7 @@ def convolution_backward(
     num_out = weight.shape[channels] * (groups if transposed else 1)
     num_x = num_out // groups * math.prod(weight.shape[2:])
     num_seen = math.prod(cotangent.shape[2:]) * cotangent.shape[0]
-    if transposed:  # then windows lie in the cotangent, one for each element of x
+    if transposed:  # the windows lie in the cotangent, one for each element of x
         num_seen = math.prod(x.shape[2:]) * x.shape[0]
     found: list[Parts | None] = [None, None, None]
     if wanted[0]:
@@ -96,7 +96,7 @@ def constant_pad_nd(r: Roundings, operand: Any, pad: Sizes, value: float = 0) ->
 
 
 def linear(func: Callable[..., torch.Tensor], num: Callable[..., int]) -> Callable[..., Parts]:
-    """A rule of a function that is linear in its first operand, of at most num(operand, ...) terms."""
+    """Makes the rule of a function that is linear in its first operand, with at most num(operand, ...) terms."""
 
     def rule(r: Roundings, operand: Any, *args: Any, **how: Any) -> Parts:
         plain = [Parts.of(each).value if isinstance(each, Ranged) else each for each in args]
@@ -156,14 +156,14 @@ RULES: dict[str, Callable[..., Any]] = {
     "replication_pad2d_backward": linear(aten.replication_pad2d_backward, _padded_back),
     "replication_pad3d_backward": linear(aten.replication_pad3d_backward, _padded_back),
 }  # fmt: skip
-"""By operator, called with its operands in order."""
+"""Rules by operator, called with its operands in order."""
 
 
 def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
              ceil_mode: bool = False) -> tuple[Any, bool]:  # noqa: FBT001, FBT002  # fmt: skip
-    """The largest of each window and where it is; whether nothing else in a window may be as large.
+    """Returns the largest of each window and its index; and True if no other element of a window may be as large.
 
-    Of equal exact ones it is the first, in a parallel program too, which pools by the same kernel.  Source:
+    Of equal exact elements it is the first, in a parallel program too, which pools with the same kernel.  Source:
     aten/src/ATen/native/cpu/MaxPoolKernel.cpp (2.13.0): a later one must be larger.
     """
     parts, num_dims = Parts.of(operand), len(kernel)
@@ -184,7 +184,7 @@ def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes 
 def _windows(
     sizes: Sizes, num_windows: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(windows, elements of one): where each element is in the flat image, and whether it is one of the image's."""
+    """Returns (windows, elements of one): each element's index into the flat image, and True if it is in the image."""
     places = torch.zeros(1, 1, dtype=torch.int64)
     is_there = torch.ones(1, 1, dtype=torch.bool)
     for dim, size in enumerate(sizes):

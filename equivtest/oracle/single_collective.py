@@ -1,9 +1,9 @@
-"""What one collective must leave on a rank, from the operands of all ranks of its group.
+"""Computes what one collective must leave on a rank, from the operands of all ranks of its group.
 
-An operand is a list of items, one for each tensor that is reduced or moved; an item is a list of parts, one for each
-rank that gets another, else one; a part is flat.  What is moved keeps its bits.  What is added is exact where the
-values allow that, else bounded (`equivtest.oracle.operands`), in the dtype in which the backend says that it adds.
-Of maxima and minima among which is a NaN, and of sums that may overflow, nothing is said.
+An operand is a list of items, one for each tensor that is reduced or moved.  An item is a list of parts, one for each
+rank if the ranks receive different parts, else one.  A part is flat.  Moved values keep their bits.  Sums are exact if
+the values allow that, else bounded (`equivtest.oracle.operands`), in the dtype in which the backend declares to add.
+There is no right value for maxima and minima with a NaN, nor for sums that may overflow.
 
 Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and the docstrings of torch.distributed (2.13.0).
 """
@@ -27,21 +27,21 @@ Items = Sequence[Sequence[torch.Tensor]]
 
 
 class Unjudged(EquivtestError):
-    """Nothing is known of what a call must give; the message says why."""
+    """The right result of a call is unknown; the message says why."""
 
 
 class Inconsistent(EquivtestError):
-    """The ranks of a group do not call the same; the message says how."""
+    """The ranks of a group make different calls; the message says how they differ."""
 
 
 @dataclass(frozen=True)
 class Right:
-    """What is right of one flat tensor.
+    """The right value of one flat tensor.
 
     Attributes:
-        value: Of the tensor's own dtype where `allowed` is None, and then equal bit by bit where `is_moved`, else as a
-            number; float64 where there is a bound.
-        allowed: Largest error of each element; infinite where nothing is said.
+        value: If `allowed` is None, of the tensor's own dtype, and equal bit by bit if `is_moved`, else equal as a
+            number; float64 if there is a bound.
+        allowed: Largest error of each element; infinite if the right value is unknown.
     """
 
     value: torch.Tensor
@@ -50,21 +50,21 @@ class Right:
 
 
 def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root: int | None) -> list[Right] | None:
-    """What `rank` of the group must get of each item; None where nothing is said of what it gets.
+    """Returns what `rank` of the group must get for each item; None if its result is undefined.
 
     Args:
         kind: 'all_reduce', 'all_gather', ...
-        op: The reduction: 'sum', 'max', ...; '' where values are moved.
-        operands: Of each rank of the group.
-        root: Of a collective that has one.
+        op: The reduction: 'sum', 'max', ...; '' for a collective that moves values.
+        operands: Operands of each rank of the group.
+        root: Root of a collective that has one.
 
     Raises:
         Inconsistent: the operands of the ranks do not fit each other.
-        Unjudged: of such a reduction nothing is known.
+        Unjudged: the right result of such a reduction is unknown.
     """
     is_with_root = kind in ("reduce", "gather", "broadcast", "scatter")
     if is_with_root and (root is None or not 0 <= root < len(operands)):
-        raise Inconsistent(f"the root of the {kind} is {root}, of a group of {len(operands)} ranks")
+        raise Inconsistent(f"the root of the {kind} is {root}, in a group of {len(operands)} ranks")
     if kind in ("reduce", "gather") and rank != root:
         return None
     if kind in ("broadcast", "scatter"):
@@ -79,11 +79,11 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
         return [_moved(parts) for parts in given]
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         return [_reduced(kind, op, parts) for parts in given]
-    raise Unjudged(f"of {kind} nothing is known")
+    raise Unjudged(f"the right result is unknown for {kind}")
 
 
 def premultiplied(items: Items, factor: float) -> list[list[torch.Tensor]]:
-    """The operand of a rank whose elements are multiplied before they are added up.
+    """Multiplies a rank's operand before the summation.
 
     Raises:
         Unjudged: a product may be rounded.
@@ -91,7 +91,7 @@ def premultiplied(items: Items, factor: float) -> list[list[torch.Tensor]]:
     products = [[part * factor for part in item] for item in items]
     for part, product in zip(itertools.chain(*items), itertools.chain(*products), strict=True):
         if bool(((part.double() * factor != product.double()) & part.isfinite()).any()):
-            raise Unjudged(f"of products with {factor} that are rounded nothing is known")
+            raise Unjudged(f"the right result is unknown for rounded products with {factor}")
     return products
 
 
@@ -113,7 +113,7 @@ def _reduced(kind: str, op: str, parts: Sequence[torch.Tensor]) -> Right:
     if not stack.is_floating_point():
         return Right(_of_whole_numbers(op, stack))
     if op not in ("sum", "avg", "product") or declared_of(dtypes[0]) is None or dtypes[0] not in DTYPES:
-        raise Unjudged(f"of the reduction {op} of {dtypes[0]} nothing is known")
+        raise Unjudged(f"the right result is unknown for the reduction {op} of {dtypes[0]}")
     return _of_real_numbers(op, stack)
 
 
@@ -125,12 +125,12 @@ def _extreme(op: str, stack: torch.Tensor) -> Right:
 
 
 def _of_whole_numbers(op: str, stack: torch.Tensor) -> torch.Tensor:
-    """Wrapped around as the dtype is."""
+    """Reduces whole numbers, which wrap around in their dtype."""
     if op in BITWISE:
         return join_bits(op, stack)
     if op in ("sum", "product") and stack.dtype is not torch.bool:
         return (stack.sum(0) if op == "sum" else stack.prod(0)).to(stack.dtype)
-    raise Unjudged(f"of the reduction {op} of {dtype_name(stack.dtype)} nothing is known")
+    raise Unjudged(f"the right result is unknown for the reduction {op} of {dtype_name(stack.dtype)}")
 
 
 def _of_real_numbers(op: str, stack: torch.Tensor) -> Right:
@@ -140,7 +140,7 @@ def _of_real_numbers(op: str, stack: torch.Tensor) -> Right:
         found = reduce_exactly("operand", finite, op, [len(stack)])
     except InexactData:
         if op == "product":
-            raise Unjudged("of a product that is rounded nothing is known") from None
+            raise Unjudged("the right result is unknown for a rounded product") from None
         found = bound_reduction(finite, op, 1)
     wide = stack.double()
     total = wide.prod(0) if op == "product" else wide.sum(0)

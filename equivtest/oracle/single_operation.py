@@ -1,7 +1,7 @@
-"""What one operator of torch must give of operands that are known bit by bit.
+"""Computes what one operator of torch must return for operands that are known bit by bit.
 
-Computed once more on the CPU, with every rounding counted (`equivtest.oracle.running`): the bound holds of any
-correct kernel, in the dtype in which the backend says that its kernels compute.
+It computes the operator once more on the CPU and counts every rounding (`equivtest.oracle.running`).  The bound holds
+for any correct kernel, in the dtype in which the backend declares that its kernels compute.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from equivtest.tensors import dtype_name
 
 
 def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Right]:
-    """What an operator must return, then what it must leave in the operands that it writes to, tensor by tensor.
+    """Returns right values for the operator's results, then for the operands that it writes to, tensor by tensor.
 
-    Of a tensor of complex numbers what is right is that of its pairs of real ones: see `as_pairs`.
+    For a complex tensor the right value has pairs of real numbers: see `as_pairs`.
 
     Args:
-        name: As torch prints an operator: 'aten.mm.default'.
+        name: Name in torch's form: 'aten.mm.default'.
 
     Raises:
-        Unjudged: of such an operator no bound is known.
+        Unjudged: no bound is known for the operator.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -46,7 +46,7 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
         with counted:
             found = func(*given[0], **given[1])
             results = [as_pairs(each) for each in tree_leaves((found, written(func, *given))) if _is_tensor(each)]
-    except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # of operators without a rule
+    except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # from operators without a rule
         raise Unjudged(str(error)) from error
     if counted.undecided:
         raise Unjudged(counted.undecided)
@@ -54,27 +54,26 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones, along a last dim of size 2; any other tensor as it is."""
+    """Returns complex numbers as pairs of real ones, along a last dim of size 2; any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def raised_on_cpu(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
-    """What the operator raises of these operands on the CPU too; '' where it raises nothing."""
+    """Returns the operator's exception for these operands on the CPU; '' if it raises nothing."""
     try:
         operator_of(name)(*args, **kwargs)
-    except Exception as error:  # torch's own
+    except Exception as error:  # from torch
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def operator_of(name: str) -> Any:
-    """torch's operator of that name."""
     _, packet, overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 def written(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that the operator writes to."""
+    """Returns the arguments that the operator writes to."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     return [named[each.name] for each in arguments if each.name in named and _is_written(each)]
@@ -93,7 +92,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
-    """The floating dtype of the fewest bits, of tensors or asked for, complex ones too; None where there is none."""
+    """Returns the floating dtype with the fewest bits among tensors and arguments, complex ones too, or None."""
     found = {value.dtype.to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)

@@ -254,7 +254,7 @@ def test_an_operand_missing_doubled_or_not_averaged_is_beyond_the_bound(dtype: s
 def test_operands_that_an_average_would_round_are_refused() -> None:
     case = case_of(source=("partial(avg)",), shape=(1,))
 
-    with pytest.raises(InexactData, match="x: operands are no multiples of 3, so that their average is rounded"):
+    with pytest.raises(InexactData, match="x: operands are no multiples of 3, so their average is rounded"):
         reduce_operands(case, "x", torch.tensor([[3.0], [6.0], [1.0]]), 0)
 
 

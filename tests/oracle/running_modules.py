@@ -204,27 +204,30 @@ NARROWER_WITHIN = ("masked by what is too low for float32",)
 """What computes in float32 whatever it is handed."""
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "summed as integers": (of(lambda x, w: (x @ w).sum(dtype=torch.int64) * x), "of a sum in int64 of what may be off"),
+    "summed as integers": (
+        of(lambda x, w: (x @ w).sum(dtype=torch.int64) * x),
+        "no bound is known for a sum in int64 of inexact values",
+    ),
     "a quotient of pairs": (
         of(lambda x, w: torch.view_as_real(1 / torch.view_as_complex((x @ w).reshape(5, 3, 2)))),
-        "of reciprocal of complex numbers no bound is known",
+        "no bound is known for reciprocal of complex numbers",
     ),
     "dropout": (nn.Dropout, "bernoulli_ draws at random"),
     "noise": (of(lambda x, w: x @ w + torch.randn(x.shape)), "randn draws at random"),
-    "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "of fmod no bound is known"),
-    "an exponent": (of(lambda x, w: x ** w[:5]), "of pow no bound is known"),
-    "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"of item\(\) no bound is known"),
+    "floored": (of(lambda x, w: torch.div(x @ w, 2, rounding_mode="floor")), "no bound is known for fmod"),
+    "an exponent": (of(lambda x, w: x ** w[:5]), "no bound is known for pow"),
+    "a number": (of(lambda x, w: x * (x @ w).sum().item()), r"no bound is known for item\(\)"),
     "elsewhere": (of(lambda x, w: torch.cumsum((x @ w).detach(), -1, out=MADE_BEFORE) * x), "no bound is known"),
     "shuffled by hand": (of(lambda x, w: (x @ w)[torch.randint_like(torch.arange(5), 5)]), "randint_like draws at"),
     "drawn in place": (of(lambda x, w: (x @ w)[torch.zeros(5).long().random_(5)]), "random_ draws at random"),
-    "a sixth in float32": (nn.Hardsigmoid, "of hardsigmoid_backward no bound is known"),
+    "a sixth in float32": (nn.Hardsigmoid, "no bound is known for hardsigmoid_backward"),
     "shuffled": (of(lambda x, w: (x @ w)[torch.randperm(5)]), "randperm draws at random"),
-    "bits": (of(lambda x, w: (x @ w).view(torch.int64) % 2 * x), "of view no bound is known"),
+    "bits": (of(lambda x, w: (x @ w).view(torch.int64) % 2 * x), "no bound is known for view"),
     "written as integers": (
         of(lambda x, w: torch.zeros(5, 6, dtype=torch.int64).copy_(x @ w) * x),
-        "of copy_ no bound is known",
+        "no bound is known for copy_",
     ),
-    "many at once": (of(_foreach), "of _foreach_mul_ no bound is known"),
+    "many at once": (of(_foreach), "no bound is known for _foreach_mul_"),
     "cached": (Cached, "copy_ writes into a tensor that was made before"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }

@@ -90,9 +90,9 @@ def test_the_option_reaches_the_backend(mine: str) -> None:
     ("attribute", "message"),
     [
         ("ABSENT", "cannot be imported: .* write package.module:NAME"),
-        ("PART", "declared are float32, bfloat16, and not float64, float16: .* with --dtypes float32,bfloat16"),
-        ("WRONG", "holds no Arithmetic of float32, got Arithmetic.dtype='bfloat16'"),
-        ("UNKNOWN", "holds no Arithmetic of float8, got .*: give one of each dtype that the backend has, of float32"),
+        ("PART", "it declares float32, bfloat16, but not float64, float16: .* with --dtypes float32,bfloat16"),
+        ("WRONG", "has no Arithmetic of float32, got Arithmetic.dtype='bfloat16'"),
+        ("UNKNOWN", "has no Arithmetic of float8, got .*: give one for each dtype that the backend has, of float32"),
         ("NOTHING", "is no mapping of dtypes to their Arithmetic, got {}"),
         ("NUMBER", "is no mapping of dtypes to their Arithmetic, got 3"),
     ],
@@ -112,7 +112,7 @@ def test_a_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
 
 def test_a_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str) -> None:
     case = replace(CASE, dtype="float64")
-    with pytest.raises(Misuse, match="declared are float32, bfloat16, and not float64: add a record of each, or leave"):
+    with pytest.raises(Misuse, match="it declares float32, bfloat16, but not float64: add a record for each, or leave"):
         judge_replies("mine", case, right_replies(case), None, load_arithmetics(f"{mine}:PART"))
 
 
@@ -125,7 +125,7 @@ def test_one_case_in_a_dtype_that_is_not_declared_is_refused_before_it_runs(
     monkeypatch.setattr(sys, "argv", ["equivtest", "check", "--arithmetic", f"{mine}:PART", "fsdp2_mixed_mlp", case])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == 2 and "declared are float32, bfloat16, and not float16: add" in capsys.readouterr().err
+    assert end.value.code == 2 and "it declares float32, bfloat16, but not float16: add" in capsys.readouterr().err
 
 
 def mixed(param_dtype: str, reduce_dtype: str = "") -> MixedCase:

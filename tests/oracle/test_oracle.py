@@ -267,7 +267,7 @@ def test_a_fetch_answers_the_parameters_themselves(mode, dtype):
 
 
 def test_a_case_class_without_expectations_is_a_misuse_that_says_how_to_register():
-    with pytest.raises(Misuse, match=r"nothing is known to be expected of Case: decorate .*expect.register"):
+    with pytest.raises(Misuse, match=r"no expected values are registered for Case: decorate .*expect.register"):
         expect(object.__new__(Case), 0)
 
 

@@ -197,7 +197,7 @@ def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
 
     assert bool(right.allowed.isinf().all())
     assert re.match(
-        rf"undecided: {name}, at .*test_running.py:\d+, `\(lambda x, w: .*`, compares what may be", right.derivation
+        rf"undecided: {name}, at .*test_running.py:\d+, `\(lambda x, w: .*`, compares values that may", right.derivation
     )
 
 

@@ -160,17 +160,17 @@ def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
     [
         (
             "decides",
-            r"of item\(\) no bound is known, in inner, at .*inputs.py:\d+, `return x \* .*item\(\).*`: "
+            r"no bound is known for item\(\), in inner, at .*inputs.py:\d+, `return x \* .*item\(\).*`: "
             "decide on tensors",
         ),
         (
             "squeezed",
-            r"of hardsigmoid_backward no bound is known.*, in the backward of what is in inner, at .*"
+            r"no bound is known for hardsigmoid_backward.*, in the backward of the forward in inner, at .*"
             r"tests/programs/inputs.py:\d+, `return functional.hardsigmoid\(x\)`: leave it out",
         ),
         (
             "ties",
-            r"in float64, .*: undecided: argmax, in inner, at .*inputs.py:\d+, .*, compares what may",
+            r"in float64, .*: undecided: argmax, in inner, at .*inputs.py:\d+, .*, compares values that may",
         ),
     ],
 )

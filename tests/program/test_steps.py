@@ -225,7 +225,7 @@ def test_steps_that_make_no_sense_are_refused(fields: dict[str, Any], message: s
     ("optimizer", "message"),
     [
         ("no_optimizer", "must give a torch.optim.Optimizer, got Sequential"),
-        ("adafactor", "item() no bound is known"),
+        ("adafactor", "no bound is known for item()"),
         ("lbfgs", "cannot be followed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed, each called by itself."""
+"""The collectives of torch.distributed, each called alone."""
 
 SUBJECTS = {
     "collectives": "equivtest.families.collectives.subject:collectives",

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
 
 
 STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "int64_all_reduce", "int64_reduce")
-"""What gloo does on as much memory as elements, from the first on, whatever the stride (torch 2.13.0)."""
+"""Calls for which gloo uses as much memory as elements, from the first on, for any stride (torch 2.13.0)."""
 
 
 def loses_strides(case: CollectivesCase) -> bool:
-    """Whether a call of STRIDES_LOST is handed elements that are apart."""
+    """True if a call of STRIDES_LOST gets elements with gaps between them."""
     return _hands_strides_to(case, *STRIDES_LOST)
 
 
 def scatters_strides(case: CollectivesCase) -> bool:
-    """Whether elements that are apart are scattered."""
+    """True if elements with gaps between them are scattered."""
     return _hands_strides_to(case, "scatter")
 
 

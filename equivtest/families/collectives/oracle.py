@@ -1,8 +1,8 @@
-"""What collectives leave on the ranks, from the operands of all ranks at once.
+"""Results of collectives on the ranks, from the operands of all ranks at once.
 
 Letters: w ranks, n elements of one size.
 
-What is copied keeps every bit.  Reductions: `equivtest.oracle.operands`.
+Copied values keep every bit.  Reductions: `equivtest.oracle.operands`.
 
 Source: torch.distributed, the docstrings of the collectives (2.13.0).
 """
@@ -25,7 +25,7 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Every collective's result, exact but for an average whose reciprocal is too far off.
+    """Computes every collective's result, exact except for an average whose reciprocal is too far off.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -57,7 +57,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Reduces operands (w, w * L) to (w * L,); returns them as they are where nothing is reduced."""
+    """Reduces operands (w, w * L) to (w * L,); returns them unchanged if nothing is reduced."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
@@ -68,7 +68,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
-    """Adds up operands times a power of two, which rounds no whole number; columns at the limits by their own rule."""
+    """Adds operands times a power of two, which rounds no whole number; columns at the limits follow their own rule."""
     is_at_limit = operands.abs().amax(0) > 2.0 ** SIGNIFICAND_BITS[case.dtype]
     found = reduce_exactly("operands", torch.where(is_at_limit, 0, operands) * factor, "sum", (case.world_size,))
     if not bool(is_at_limit.any()):
@@ -84,18 +84,18 @@ def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Redu
 
 
 def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
-    """The sums over dim 0 of operands times a power of two, which are near the largest number or infinite; float64.
+    """Sums over dim 0 operands times a power of two that are near the largest number or infinite; float64.
 
-    Derived here.  Let t be the largest power of two of the dtype, eps as of torch.finfo, and all terms of a column have
-    one sign.  If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order; the
-    first one that is not below is the sum of two such values, so that it is rounded to infinity, and stays there.  If
+    Derived here.  Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
+    one sign.  If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order.  The
+    first one that is not below is the sum of two such values, so it is rounded to infinity, and stays there.  If
     they are multiples of eps * t / 2, the same is true of sums up to t.  A column with infinities of one sign is
-    infinite if all its finite terms together are below t.
+    infinite if the sum of all its finite terms is below t.
 
     Raises:
-        InexactData: a column is none of these.
+        InexactData: a column has none of these forms.
 
-    Source: IEEE 754-2019 section 7.4: to nearest, what is 2 t or more is rounded to infinity; section 6.1.
+    Source: IEEE 754-2019 section 7.4: to nearest, values of 2 t or more are rounded to infinity; section 6.1.
     """
     info = torch.finfo(operands.dtype)
     top = 2.0 ** (math.frexp(info.max)[1] - 1)
@@ -120,13 +120,13 @@ def _combined(op: str, operands: torch.Tensor) -> Reduced:
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:
-    """The global answer, from (w * L,) of what is reduced or (w, w * L) of what is copied; any dtype."""
+    """Returns the global answer, from (w * L,) of a reduction or (w, w * L) of a copy; any dtype."""
     sizes = zip(case.numels, case.bounds, strict=True)
     return torch.cat([_of_size(case, result, whole[..., slice(*bounds)], numel) for numel, bounds in sizes], dim=-1)
 
 
 def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int) -> torch.Tensor:
-    """The same of one size, from (w * n,) or (w, w * n)."""
+    """Returns the answer for one size, from (w * n,) or (w, w * n)."""
     ranks = case.world_size
     match result:
         case "parts":

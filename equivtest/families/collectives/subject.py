@@ -45,7 +45,7 @@ class CollectiveRaised(RuntimeError):
 
 
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Every collective of the case on every size, by torch.distributed."""
+    """Calls every collective of the case on every size, through torch.distributed."""
     return run_collectives(case, mesh, given, begin)
 
 
@@ -71,21 +71,21 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
 
 
 def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
-    """Where the call takes place."""
+    """Returns the room of the call."""
     order = "rows" if call.result == "uneven" else case.order
     return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes the call on the elements in reverse, in a room like this one, and drops all that came of it."""
+    """Makes the call on the elements in reverse, in a room like this one, and drops its results."""
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call in the room, or in one with contiguous and aligned memory if the backend asks for that in words.
+    """Begins a call in the room, or in one with contiguous and aligned memory if the backend's error requests that.
 
-    torch documents no stride that a collective must take: NCCL's group refuses all but contiguous tensors
-    (ProcessGroupNCCL.cpp, 2.13.0), gloo's some.
+    torch documents no stride that a collective must accept: NCCL's group refuses all but contiguous tensors
+    (ProcessGroupNCCL.cpp, 2.13.0), gloo some.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -111,7 +111,7 @@ def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> t
 def end_all(
     case: CollectivesCase, begun: list[tuple[Call, Room, Begun]], results: dict[str, list[torch.Tensor]]
 ) -> None:
-    """Ends what has begun, in the order that the case has, and keeps the results in that of the calls."""
+    """Ends the begun calls in the case's order, and keeps the results in the order of the calls."""
     ended: list[torch.Tensor] = []
     is_backwards = case.waits == "backwards"
     for call, room, each in reversed(begun) if is_backwards else begun:
@@ -124,22 +124,22 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """The result as (n,), or (w, n) of what is gathered or exchanged, whatever its order in memory."""
+    """Returns the result as (n,), or (w, n) if it is gathered or exchanged, for any order in memory."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """The local tensor of the answer: where ranks hold different things, this rank's row."""
+    """Returns the local tensor of the answer: this rank's row if ranks hold different values."""
     return result if call.result in ("reduced", "gathered") else result[None]
 
 
 @contextmanager
 def naming(call: Call, dtype: str) -> Iterator[None]:
-    """Has what is raised under it name the collective.
+    """Adds the collective's name to errors raised in its context.
 
     Raises:
-        Unsupported: the backend says that it has it not.
-        CollectiveRaised: anything else.
+        Unsupported: the backend says that it lacks the collective.
+        CollectiveRaised: any other error.
     """
     try:
         yield
@@ -191,7 +191,7 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """By each rank in turn."""
+    """Broadcasts from each rank in turn."""
     mine = first(room, own)
     buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
     works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
@@ -199,7 +199,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """By each rank in turn."""
+    """Scatters from each rank in turn."""
     outputs = empties(room, first(room, own))
     works = [
         dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
@@ -209,7 +209,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To each rank in turn; the result is that of this rank's turn."""
+    """Gathers on each rank in turn; the result is from this rank's turn."""
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -220,7 +220,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To each rank in turn; the result is that of this rank's turn, as nothing is said of what others hold."""
+    """Reduces on each rank in turn; the result is from this rank's turn, since other ranks' values are undefined."""
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
         dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
@@ -261,7 +261,7 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """By each rank in turn; the others' memory holds their own elements."""
+    """Broadcasts from each rank in turn; the others' memory holds their own elements."""
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
@@ -311,10 +311,10 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces whole numbers of up to 2**p as multiples of 2**(62 - p) + 1, of which up to 63 bits count.
+    """Reduces whole numbers of up to 2**p as multiples of 2**(62 - p) + 1, with up to 63 significant bits.
 
-    The result divided by that is the result of the whole numbers.  If it is no multiple, it is wrong, and the
-    remainder is added: that is another whole number, whatever the right one is.
+    The result divided by that number is the result of the whole numbers.  If it is no multiple, it is wrong, and the
+    remainder is added, which makes another whole number, different from the right one.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))
@@ -328,7 +328,7 @@ def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
 
 
 def waited(output: torch.Tensor) -> torch.Tensor:
-    """What a functional collective gave, once it has ended."""
+    """Returns the result of a functional collective, once it has ended."""
     return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
 
 
@@ -347,4 +347,4 @@ FUNCTIONS: dict[str, Begin] = {
         *(coalesced_all_reduce, coalesced_all_gather_into_tensor, coalesced_reduce_scatter_tensor),
     )
 }
-"""How each function of the cases is called."""
+"""Functions of the cases -> their calls."""

@@ -1,4 +1,4 @@
-"""What two ranks say to each other, Python's objects, and a barrier, as torch.distributed has them.
+"""Messages between two ranks, Python's objects, and barriers, through torch.distributed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
@@ -46,12 +46,12 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 
 
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To and from all other ranks, a message for each tag; they are received from the last tag to the first.
+    """Sends a message for each tag to all other ranks; they are received from the last tag to the first.
 
-    Each message has the elements in another order.  Each element of the result is from another message than the next.
+    Each message has the elements in another order.  Neighbouring elements of the result are from different messages.
 
     Raises:
-        NotImplementedError: the backend is NCCL, of which torch documents that it has no tags (2.13.0).
+        NotImplementedError: the backend is NCCL, which according to torch has no tags (2.13.0).
     """
     if dist.get_backend(room.group) == "nccl":
         raise NotImplementedError("torch documents that tags are not supported with the NCCL backend")
@@ -76,7 +76,7 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
-    """The same elements in the order of rows, so many places further; in the shape of the part."""
+    """Rolls the elements, in the order of rows, by so many places; in the shape of the part."""
     return part.reshape(-1).roll(places).view(part.shape)
 
 
@@ -92,7 +92,7 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To each rank in turn; the result is that of this rank's turn."""
+    """Gathers on each rank in turn; the result is from this rank's turn."""
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
         into = found if root == room.rank else None
@@ -101,7 +101,7 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """By each rank in turn."""
+    """Broadcasts from each rank in turn."""
     found = []
     for root in range(room.ranks):
         objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
@@ -111,7 +111,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """By each rank in turn."""
+    """Scatters from each rank in turn."""
     found = []
     for root in range(room.ranks):
         output: list[Any] = [None]
@@ -122,26 +122,25 @@ def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """As `_told_behind`."""
     return _told_behind(room, own, lambda: dist.barrier(**room.how))
 
 
 def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """As `_told_behind`; torch documents it for gloo alone, and takes no `async_op`."""
+    """Calls monitored_barrier, which torch documents only for gloo and without `async_op`."""
     return _told_behind(room, own, lambda: dist.monitored_barrier(room.group))
 
 
 def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begun:
-    """Each rank tells the store its elements before a barrier; what it finds there behind it is what all have told.
+    """Writes each rank's elements to the store before a barrier, and returns the elements of all ranks after it.
 
-    The last rank is late: it comes when all others have told, and some time after. Whoever does not wait for it finds
-    nothing of it, and has zeros in its place.
+    The last rank is late: it writes some time after all others have written.  A rank that does not wait for it finds
+    no elements of it, and returns zeros instead.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)
     if room.rank == room.ranks - 1:
         for other in _others(room):
-            store.get(f"{key} {other}")  # which waits until it is there
+            store.get(f"{key} {other}")  # waits until it is there
         time.sleep(LATE_S)
     store.set(f"{key} {room.rank}", as_bits(mine).cpu().numpy().tobytes().hex())
     store.get(f"{key} {room.rank}")  # a TCPStore's set returns before the store has it
@@ -169,7 +168,7 @@ def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
 
 LATE_S = 0.005  # for ranks that were let through to look meanwhile; they take microseconds
 _barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-"""By the processes of a group: the number of its next barrier, the same on all of them."""
+"""Number of the next barrier of a group, by its processes; equal on all of them."""
 
 TAGS = (0, 1, 2)
 """Messages of one rank to another that are in flight at once."""

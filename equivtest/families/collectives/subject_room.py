@@ -1,9 +1,9 @@
-"""Where a collective takes place: the group, memory for its results, and the parts of what a rank has.
+"""The room of a collective: its group, memory for its results, and the parts of a rank's operand.
 
 Letters: w ranks, n elements of one size.
 
-Memory for results lies within a larger storage, and is never written to before; what lies on both sides of it and
-between its elements is, and nobody may write there.
+Memory for results lies within a larger storage, and is not written to before.  The memory on both sides of it and
+between its elements is, and no collective may write there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ GUARD = 8
 
 @dataclass(frozen=True)
 class Room:
-    """Where one call takes place: the group, this rank's number in it, and how the case has it called.
+    """The room of one call: the group, this rank's number in it, and the case's way of calling.
 
     Attributes:
-        stride, offset, order: As of the case.
-        kept: Storages of earlier calls, which this call takes in their order; None: its memory is new.
-        storages: What its results lie in.
+        stride, offset, order: Fields of the case.
+        kept: Storages of earlier calls, which this call reuses in their order; None: its memory is new.
+        storages: Storages of its results.
         handed: Operands that are copies, each with its original.
     """
 
@@ -49,21 +49,21 @@ class Room:
 
     @property
     def how(self) -> dict[str, Any]:
-        """What every function of torch.distributed takes."""
+        """Arguments of every function of torch.distributed."""
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
 
     @property
     def _untouched(self) -> int:
-        """What lies beside results: on each rank another number, so that what is sent or reduced there changes it."""
+        """Fill value beside results: another number on each rank, so that sending or reducing there changes it."""
         return -7 - self.rank
 
     @property
     def is_plain(self) -> bool:
-        """Whether operands and results are contiguous and aligned."""
+        """True if operands and results are contiguous and aligned."""
         return self.stride == 1 and not self.offset and self.order == "rows"
 
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """Memory for so many elements, or of the shape of `like`, which is dense if it has several dims."""
+        """Returns memory for `numel` elements, or with the shape of `like`, which is dense if it has several dims."""
         size = like.numel() if numel is None else numel
         storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
         for beside in self._beside(storage):
@@ -75,10 +75,10 @@ class Room:
         return storage.as_strided(like.shape, like.stride(), storage.storage_offset() + start)
 
     def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
-        """Elements of the memory that an earlier call took in this place, if it is large enough, else of new memory.
+        """Returns memory that an earlier call used in this place, if it is large enough, else new memory.
 
-        'freed' memory is another storage at the address of before, as an allocator gives it; torch's on the CPU seldom
-        does.  Other devices' allocators do it by themselves.
+        'freed' memory is another storage at the earlier address, as an allocator may return it; torch's CPU allocator
+        seldom does that, other devices' allocators do.
         """
         if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
             return like.new_empty(numel)
@@ -96,7 +96,7 @@ class Room:
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """The operand (w * n,), or a copy of it that lies in memory as the room has it: (w * n,) or (w, *dims of n)."""
+        """Returns the operand (w * n,), or a copy in the room's kind of memory: (w * n,) or (w, *dims of n)."""
         if self.is_plain and self.case.memory == "new":
             return operand
         handed = self.empty(self._in_order(operand))
@@ -105,7 +105,7 @@ class Room:
         return handed
 
     def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
-        """A tensor of the shape and the strides that the operand is to have; its elements do not matter."""
+        """Returns a tensor with the operand's wanted shape and strides; its elements do not matter."""
         numel = len(operand) // self.ranks
         if self.order == "rows":
             return operand
@@ -117,7 +117,7 @@ class Room:
         return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
-        """Raises RuntimeError where something was written beside a result, or into an operand that is a copy."""
+        """Raises RuntimeError if the call wrote beside a result, or into an operand that is a copy."""
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("it wrote beside the memory of its result")
@@ -126,12 +126,12 @@ class Room:
                 raise RuntimeError("it wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
-        """Elements that this rank sends to each, and gets from each, where splits are uneven."""
+        """Returns how many elements this rank sends to and receives from each rank, for uneven splits."""
         split, rank, ranks = self.case.split, self.rank, range(self.ranks)
         return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
 
     def _beside(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Views of what lies on both sides of the memory of a result, and of what lies between its elements."""
+        """Yields views of the memory on both sides of a result, and between its elements."""
         first, stop = GUARD + self.offset, len(storage) - GUARD
         yield storage[:first]
         yield storage[stop:]
@@ -147,13 +147,13 @@ def _factors(numel: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A call that has begun: what is waited for, nothing where it has ended, and what gives its result then."""
+    """A begun call: its works, empty if it has ended, and a function that returns its result then."""
 
     works: Sequence[Any]
     result: Callable[[], torch.Tensor]
 
     def end(self) -> torch.Tensor:
-        """The result, in memory of its own, once all has been waited for."""
+        """Waits for all works and returns the result in its own memory."""
         for work in self.works:
             if work is not None:
                 work.wait()
@@ -185,10 +185,10 @@ def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
 
 
 def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """The first elements of each of the w parts, so many of each, in memory as the room has it."""
+    """Returns the first elements of each of the w parts, `sent` of them, in the room's kind of memory."""
     return room.hand(torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)]))
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """The elements, and zeros up to so many."""
+    """Pads the elements with zeros to `numel`."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

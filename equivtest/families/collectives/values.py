@@ -1,21 +1,21 @@
-"""Operands of collectives: what a copy must preserve, and terms and factors whose reduction is exact.
+"""Operands of collectives: values that a copy must preserve, and terms and factors whose reduction is exact.
 
 Letters: w ranks, p significand bits of the dtype, o the odd part of w.
 
 Terms of a sum are integers up to 2**p / w, so that every sum of any of them is an integer up to 2**p: a value
-of the dtype, in any order.  Those of an average are multiples of o too, so that dividing rounds nothing, be
-it before or after the sum; where w * o is more than 2**p, only some ranks' are not zero.  Factors are 2 and
-1/2, of at most 8 ranks, and 1: every product of any of them is a power of two from 2**-8 to 2**8.  What is
-compared has whole significands, and no zeros, whose signs a maximum may take as it likes.
+of the dtype, in any order.  Terms of an average are multiples of o too, so that dividing rounds nothing,
+before or after the sum; if w * o is more than 2**p, only some ranks' terms are not zero.  Factors are 2 and
+1/2, on at most 8 ranks, and 1: every product of any of them is a power of two from 2**-8 to 2**8.  Compared
+values have whole significands, and no zeros, since a maximum may choose either sign of zero.
 
-In the mode 'special' every second column of what is added or compared is at the limits of the dtype
+In the mode 'special' every second column of added or compared values is at the limits of the dtype
 (`_at_limits`): a sum that is infinite, that overflows or that is the largest number, and largest and
 smallest among infinities.  No column has infinities of both signs as terms, nor a NaN: a sum that is NaN
 and the largest beside a NaN have no documented value.
 
-Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; what overflows is infinite
-where rounding is to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for gradients that
-are reduced: it skips steps whose gradients are infinite.
+Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; an overflow is infinite
+with rounding to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for reduced
+gradients: it skips steps with infinite gradients.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_FACTORS = 8
 
 @draw.register
 def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
-    """Global operands (w, w * L), one row per rank, of every kind that the case's collectives take.
+    """Draws global operands (w, w * L), one row per rank, of every kind that the case's collectives need.
 
-    Modes, of which the first two differ in what is copied alone:
+    Modes; the first two differ only in copied values:
         dense: Odd integers of random sign, below 2**p.
-        index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value tells
-            where it came from.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the number
-            `seed`, between -0.0 and odd integers; what is reduced is at the limits in every second column.
+        index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value shows
+            its origin.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the number
+            `seed`, between -0.0 and odd integers; reduced values are at the limits in every second column.
     """
     mode, seed = case.values[index]
     given = {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}
@@ -53,15 +53,16 @@ def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tenso
 
 
 LIMITS = ("added", "compared")
-"""What is reduced at the limits of the dtype, too."""
+"""Kinds of operands that are also reduced at the limits of the dtype."""
 
 
 def _at_limits(name: str, ordinary: torch.Tensor, seed: int) -> torch.Tensor:
-    """The operands (w, columns), every second column of which is replaced, by one kind after the other.
+    """Replaces every second column of the operands (w, columns), by one kind after the other.
 
-    Kinds of sums: one term infinite; each 1.5 times the largest power of two; the largest number, of one term and of
-    one unit in its last place from each other rank.  Of what is compared: infinities alone; each an infinity or a
-    largest number.  Each kind by both signs.
+    Kinds of sums: one infinite term; each term 1.5 times the largest power of two; the largest number, from one term
+        and
+    one unit in its last place from each other rank.  Kinds of comparisons: only infinities; each term an infinity or a
+    largest number.  Each kind has both signs.
     """
     info, (ranks, columns) = torch.finfo(ordinary.dtype), ordinary.shape
     number, rank = torch.arange(columns, device="cpu"), torch.arange(ranks, device="cpu")[:, None]

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 
 
 def has_empty_part(case: CrossEntropyCase) -> bool:
-    """Whether the last rank has no class."""
+    """True if the last rank has no class."""
     start, stop = shard_bounds(case.num_classes, case.world_size, case.world_size - 1)
     return start == stop
 
 
 def is_image(case: CrossEntropyCase) -> bool:
-    """Whether the logits are (N, C, H, W) with both H and W above 1."""
+    """True if the logits are (N, C, H, W) with both H and W above 1."""
     return len(case.positions) == 3 and min(case.positions[1:]) > 1
 
 
 def is_strided_volume(case: CrossEntropyCase) -> bool:
-    """Whether the logits are (N, C, D, H, W) whose last two dims, both above 1, are swapped in memory."""
+    """True if the logits are (N, C, D, H, W) whose last two dims, both above 1, are swapped in memory."""
     return len(case.positions) == 4 and min(case.positions[2:]) > 1 and not case.x_contiguous
 
 
 def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
-    """Whether some position holds an ignore_index that is no class."""
+    """True if some position holds an ignore_index that is no class."""
     holds_it = case.ignored == "all" or (case.ignored == "some" and case.num_positions > 1)
     return holds_it and not 0 <= case.ignore_index < case.num_classes
 
 
 def weight_fits_some_rank(case: RefusedCrossEntropyCase) -> bool:
-    """Whether with one class too many some rank still has a weight for each of its classes."""
+    """True if with one class too many some rank still has a weight for each of its classes."""
     ends = [
         [shard_bounds(size, case.world_size, rank) for rank in range(case.world_size)]
         for size in (case.num_classes, case.num_classes + 1)

@@ -28,7 +28,7 @@ def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
 
 
 def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
-    """The same from bounds by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    """Builds the expected tensors from bounds by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
     shapes, layouts = case.shapes(), case.layouts()
     tensors = {
         name: ExpectedTensor(
@@ -59,7 +59,7 @@ def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded
 
 
 def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:
-    """What the positions (P,) look up; the ignored ones class 0."""
+    """Returns the targets of the positions (P,); ignored positions have class 0."""
     kept = target != case.ignore_index
     classes = torch.where(kept, target, 0)
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
@@ -74,9 +74,9 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
 
 @expected_collectives.register
 def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
-    """Three all_reduces of one number per position: the maximum and the sum, in the accumulator's dtype, and the loss.
+    """Lists three all_reduces of one number per position: maximum and sum, in the accumulator's dtype, and loss.
 
-    The backward takes none: every rank has the logarithm of the softmax of its own classes.
+    The backward has none: every rank has the logarithm of the softmax of its own classes.
 
     Source: _log_softmax and _nll_loss_forward in torch/distributed/tensor/parallel/loss.py (2.13.0).
     """

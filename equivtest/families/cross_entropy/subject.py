@@ -30,7 +30,7 @@ def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Give
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """F.cross_entropy, forward and backward, of DTensors alone: torch gathers what it needs.  The loss made whole.
+    """Runs F.cross_entropy on DTensors, forward and backward: torch gathers the operands.  Makes the loss whole.
 
     Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
     torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
@@ -76,9 +76,9 @@ def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss)
 
 @contextmanager
 def within_loss_parallel() -> Iterator[None]:
-    """loss_parallel, ended also where an error is raised within: it leaves its operators in place there.
+    """Enters loss_parallel, and removes its operators also after an error, which leaves them in place.
 
-    Entering and leaving it once more takes them away.
+    Entering and leaving it once more removes them.
     """
     try:
         with loss_parallel():

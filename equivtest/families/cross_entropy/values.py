@@ -2,10 +2,10 @@
 
 Letters: P positions, C classes, p significand bits.
 
-A row with one logit far above all others has a softmax of one and zeros: where the others lie so
-far below that their exponentials underflow to zero, their sum is exactly 1 and its logarithm 0, and
+A row with one logit far above all others has a softmax of one and zeros: if the exponentials of the others
+underflow to zero, their sum is exactly 1 and its logarithm 0, and
 the logarithm of the softmax is a difference of logits.  With logits that are small multiples of a
-power of two nothing rounds, in any order and however the classes are divided.
+power of two nothing rounds, in any order and for any division of the classes.
 
 Source: derived here; exp(0) is 1 and log(1) is 0 in every C library (C11, F.10.3.1 and F.10.3.7).
 """
@@ -22,7 +22,7 @@ from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.3, 4.0), "cotangent": (1.0, 0.1, 3.0)}
 _SCALES_16_BITS = _SCALES | {"x": (1.0, 1.5, 2.0)}
-"""Rows that are nearly even, or nearly one peak, leave few bits of a gradient or a loss where that has few."""
+"""Rows that are nearly even, or nearly one peak, leave few bits of a gradient or a loss in a dtype with few bits."""
 _OFFSETS = (0.0, 25.0, -25.0)  # in scales: 100 overflows exp in float32, -100 underflows
 PEAK_UNITS = {"float64": 1024.0, "float32": 128.0, "bfloat16": 128.0, "float16": 128.0}
 """Distance of a peak from the next logit, by dtype: exp(-745.2) is zero in float64, exp(-104) in float32."""
@@ -52,7 +52,7 @@ def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Te
 
 @draw.register
 def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """As of a CrossEntropyCase, but with the misfit."""
+    """Draws like a CrossEntropyCase, but with the misfit."""
     mode, seed = case.values[index]
     names = ("x", "target", "cotangent", *(("weight",) if case.weighted else ()))
     base = {name: getattr(case, name) for name in ("world_size", "dtype", "values", "positions", "num_classes")}
@@ -70,9 +70,9 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Classes (P,), int64, at random places: all of `edge_classes`, or with fewer positions neighbours among them.
+    """Draws classes (P,), int64, at random places: all of `edge_classes`, or for fewer positions neighbours among them.
 
-    Then ignore_index wherever the case has it ignored.
+    Then sets ignore_index wherever the case ignores a position.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
@@ -86,7 +86,7 @@ def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """What each position counts: (P,), float64, zero where it is ignored."""
+    """Returns the weight of each position: (P,), float64, zero if it is ignored."""
     kept = target != case.ignore_index
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
     return weights[torch.where(kept, target, 0)] * kept
@@ -113,9 +113,9 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """x (P, C) is built row by row: a level of -1 to 1 units, the peak there, all else 1 to 3 units below.
+    """Builds x (P, C) row by row: a level of -1 to 1 units at the peak, all other classes 1 to 3 units below.
 
-    The first position that counts has its peak beside its target: gradients of zero alone conclude little.
+    The first counted position has its peak beside its target, since only zero gradients would conclude little.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

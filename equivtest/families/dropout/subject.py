@@ -44,9 +44,9 @@ def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) ->
 
 @contextmanager
 def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
-    """torch's generator seeded, DTensor's as well; the warning that there is none for the device is not shown.
+    """Seeds torch's and DTensor's generators; hides the warning that the device has none.
 
-    DTensor's own is made here where there is one: made by the first random operator, it would take
+    DTensor's own generator is made here if there is one: made by the first random operator, it would take
     its state from rank 0 by a broadcast.
     """
     with warnings.catch_warnings():

@@ -16,9 +16,9 @@ _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
 
 @draw.register
 def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x and cotangent, and the seed of each rank's generator, int64.
+    """Draws global x and cotangent, and the seed of each rank's generator, int64.
 
-    Modes, the first two without zeros, so that what is dropped shows:
+    Modes, the first two without zeros, so that dropped elements show:
         dense: Odd integers of random sign up to 63, divided by 4.
         real: Nearly normal numbers of several scales.
         special: One special value between -0.0 and odd integers; see `equivtest.cases.values.special`.

@@ -14,12 +14,12 @@ _IDS_BYTES = {"int64": 8, "int32": 4}
 
 @expected_collectives.register
 def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
-    """The weight handed out, the ids gathered, the output redistributed, and its cotangent.
+    """Lists collectives: weight distributed, ids gathered, output and its cotangent redistributed.
 
-    A rowwise embedding gives a partial output: an all_reduce, or a reduce_scatter where the output
-    is sharded; backward its cotangent is replicated: an all_gather.  A colwise one gives an output
+    A rowwise embedding makes a partial output: an all_reduce, or a reduce_scatter if the output
+    is sharded; backward its cotangent is replicated: an all_gather.  A colwise one makes an output
     sharded on its last dim: an all_gather, or an all_to_all; backward the cotangent goes to that
-    dim, an all_to_all or nothing.  Each rank then has what its shard of the gradient needs.
+    dim, by an all_to_all or nothing.  Each rank then has the operands of its shard of the gradient.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py, for
     nn.Embedding (2.13.0); the backward by the chain rule.

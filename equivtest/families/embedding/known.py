@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def has_empty_part(case: EmbeddingCase) -> bool:
-    """Whether the last rank has no part of that dim."""
+    """True if the last rank has no part of the sharded dim."""
     start, stop = shard_bounds(case.sharded_size, case.world_size, case.world_size - 1)
     return start == stop
 
 
 def output_is_uneven(case: EmbeddingCase) -> bool:
-    """Whether ranks hold different amounts of the output."""
+    """True if ranks hold different numbers of output elements."""
     return case.worst_shard_kind(("output",)) != "even"

@@ -1,17 +1,17 @@
-"""One embedding, forward and backward: rows that are copied, and sums of rows of the cotangent.
+"""One embedding, forward and backward: copied rows, and sums of rows of the cotangent.
 
 Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; for a cotangent
 G (T, D), row v of the gradient is the sum of G_t over the tokens t whose id is v, zero for
-`padding_idx`, and divided by n_v where it is scaled by frequency.
+`padding_idx`, and divided by n_v if it is scaled by frequency.
 
-Nothing is computed in the forward, so real values are equal too, to the last bit but for zeros
-that an all_reduce adds by rows, where a backend may flush what is subnormal.  Of the gradient,
+The forward computes nothing, so real values are equal too, to the last bit except for zeros
+that an all_reduce adds by rows, for which a backend may flush subnormals.  The gradient is
 derived here: n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way,
-since adding zeros rounds nothing (what additions cost:
+since adding zeros rounds nothing (the cost of additions:
 `equivtest.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
-addition is rounded there, after one of the accumulator where that is wider.  A gradient scaled by
-1 / n_v rounds that factor and each product, and stores the first product before anything is added;
-where n_v is a power of two none of these rounds.
+addition is rounded there, after one of the accumulator if that is wider.  A gradient scaled by
+1 / n_v rounds that factor and each product, and stores the first product before the additions;
+if n_v is a power of two none of these rounds.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
 which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
@@ -82,9 +82,9 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 
 
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """The gradient (V, D) and how far a correct one may be off; arguments as of `sum_gradient`.
+    """Bounds the gradient (V, D); for the arguments see `sum_gradient`.
 
-    A row without tokens is zero and that of a single one a copy: neither may be off.
+    A row without tokens is zero and a row of a single token a copy: neither may have an error.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -107,7 +107,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """What a rounded 1 / n, a product with it and that product's storage come to, relative to the magnitudes."""
+    """Returns the relative error of a rounded 1 / n, a product with it and the storage of that product."""
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -116,7 +116,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """As `after_additions`, of another number of additions for each element."""
+    """Applies `after_additions` with another number of additions for each element."""
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)
     for num in set(additions.flatten().tolist()):
@@ -125,12 +125,12 @@ def _after_each(
 
 
 def may_round(divisor: int) -> bool:
-    """Whether 1 / divisor, and a product with it, may be no value of the dtype."""
+    """True if 1 / divisor, and a product with it, may be no value of the dtype."""
     return divisor & (divisor - 1) != 0
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """1 where token t has id v, but for `padding_idx`: (V, T), float64."""
+    """Returns 1 if token t has id v, except for `padding_idx`: (V, T), float64."""
     chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
     return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)
 

@@ -75,7 +75,7 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 
 
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
-    """Output, weight and, where the case asks for it, its gradient."""
+    """Answers output, weight and, if the case requests it, its gradient."""
     weight = layer.get_parameter("weight")
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:

@@ -27,20 +27,20 @@ _SHARE_ADDED = 16
 
 @draw.register
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Global ids (*leading), of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
+    """Draws global ids (*leading), of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
 
     Modes:
         index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value
-            tells which row and column was looked up.
+                shows which row and column was looked up.
         dense: It holds odd integers of random sign and up to p bits.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the
             number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
         real: Nearly normal numbers, those of the cotangent too; never zero.
 
-    In the first three the cotangent holds odd integers whose sums are exact.  Where its sums are
+    In the first three the cotangent holds odd integers whose sums are exact.  If its sums are
     rounded (real numbers, or scaled by frequency) each of its columns lies on one side of zero, or
-    more often there, so that terms rather add up than cancel; and of the tokens of one id only the
-    first 2**p / 16 have one but zero: what is added up in storage is off by a rounding each time.
+    more often there, so that terms rather add up than cancel.  Of the tokens of one id only the
+    first 2**p / 16 then have a nonzero one, since each addition in storage rounds.
     """
     mode, seed = case.values[index]
     ids = draw_ids(case, mode, seed)
@@ -53,7 +53,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """As of an EmbeddingCase, but one id lies outside the vocabulary, or the ids are float32."""
+    """Draws like an EmbeddingCase, but one id lies outside the vocabulary, or the ids are float32."""
     given = draw_embedding(case, index)
     if case.misfit == "dtype":
         given["ids"] = given["ids"].to(torch.float32)
@@ -65,9 +65,9 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Ids (T,), int64, at random places: all of `edge_ids`, or with fewer tokens neighbours among them.
+    """Draws ids (T,), int64, at random places: all of `edge_ids`, or for fewer tokens neighbours among them.
 
-    Of the tokens that are left, half repeat one edge and half hold any ids.
+    Of the other tokens, half repeat one edge and half hold any ids.
     """
     source = generator(mode, seed, "ids")
     num_tokens, edges = math.prod(case.leading), case.edge_ids()
@@ -95,10 +95,10 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
-    """(T, D), of the case's dtype.
+    """Draws the cotangent (T, D), in the case's dtype.
 
-    Where an id occurs more often than 2**p times, only the first 2**p have a cotangent but zero; as `draw_embedding`
-    says, fewer where sums are rounded.
+    If an id occurs more than 2**p times, only the first 2**p have a nonzero cotangent; fewer if sums are rounded, see
+    `draw_embedding`.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
     rounds = mode == REAL_MODE or case.scale_grad_by_freq
@@ -119,7 +119,7 @@ def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor
 
 
 def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """How often each token's id occurs before it: (T,), int64."""
+    """Counts how often each token's id occurs before it: (T,), int64."""
     order = torch.argsort(ids, stable=True)
     ranked = ids[order]
     earlier = torch.empty_like(ids)

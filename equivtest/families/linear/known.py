@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: LinearCase) -> int:
-    """Size of the dim before the features; 1 where there is none."""
+    """Returns the size of the dim before the features; 1 if there is none."""
     return case.leading[-1] if case.leading else 1
 
 
@@ -23,42 +23,42 @@ def output_place(case: LinearCase) -> str:
 
 
 def has_strided_x(case: LinearCase) -> bool:
-    """Whether torch takes x for not contiguous; a DTensor of one dim is always handed over as contiguous."""
+    """True if torch sees x as not contiguous; a DTensor of one dim is always passed as contiguous."""
     if case.num_dims == 1:
         return not case.x_contiguous and not case.x_is_dtensor and case.in_features > 1
     return not case.x_contiguous and min(last_leading(case), case.in_features) > 1
 
 
 def has_strided_cotangent(case: LinearCase) -> bool:
-    """Whether torch takes a cotangent of two dims or more, handed over as a DTensor, for not contiguous."""
+    """True if torch sees a cotangent of two dims or more, passed as a DTensor, as not contiguous."""
     return not case.cotangent_contiguous and min(last_leading(case), case.out_features) > 1
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """Whether F.linear makes x of one dim a matrix and squeezes the product: without a bias, or a strided x."""
+    """True if F.linear makes x of one dim a matrix and squeezes the product: without a bias, or for a strided x."""
     return case.num_dims == 1 and (not case.bias or has_strided_x(case))
 
 
 def merged_dims(case: LinearCase) -> Shape:
-    """The leading dims that F.linear makes one: all, or all but the last to keep a strided x as it is."""
+    """Returns the leading dims that F.linear merges: all, or all but the last to keep a strided x."""
     keeps_last = has_strided_x(case) and "weight" not in case.requires_grad
     return case.leading[:-1] if keeps_last else case.leading
 
 
 def input_shard_is_merged(case: LinearCase) -> bool:
-    """Whether a view makes one dim of x's sharded dim and dims before it; a strided x may need a copy instead."""
+    """True if a view merges x's sharded dim with dims before it; a strided x may need a copy instead."""
     copies = has_strided_x(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.input_layout, merged_dims(case))
 
 
 def output_shard_is_merged(case: LinearCase) -> bool:
-    """The same of the cotangent, which the backward reshapes as the forward reshaped x."""
+    """True for the same of the cotangent, which the backward reshapes like x in the forward."""
     copies = has_strided_cotangent(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.output_layout, merged_dims(case))
 
 
 def output_is_uneven(case: LinearCase) -> bool:
-    """Whether ranks hold different amounts of the output."""
+    """True if ranks hold different numbers of output elements."""
     return case.worst_shard_kind(("output",)) != "even"
 
 
@@ -70,6 +70,6 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """Whether the sharded dim, or what follows it among the merged ones, has elements beside those before it."""
+    """True if the sharded dim, or a later merged one, has several elements, and so do the dims before it."""
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

@@ -11,20 +11,20 @@ from equivtest.families.norm.case import NormCase
 from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.1, 3.0), "weight": (1.0, 0.5), "bias": (1.0, 0.2), "cotangent": (1.0, 0.1, 3.0)}
-_OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: what layer_norm takes away, and weights near one
-_PERIODS = {"x": 1, "cotangent": 2}  # of features on one side, in an order drawn for both: patterns that are orthogonal
-_FEW_FEATURES = 3  # of so few a norm leaves little but signs, unless eps is as large as their squares
+_OFFSETS = {"x": (0.0, 0.5, -1.0), "weight": (0.0, 1.0)}  # in scales: a mean for layer_norm, and weights near one
+_PERIODS = {"x": 1, "cotangent": 2}  # of features on one side, in a common order: the patterns are orthogonal
+_FEW_FEATURES = 3  # a norm of so few leaves little but signs, unless eps is as large as their squares
 
 
 @draw.register
 def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x and cotangent (*leading, D), weight and bias (D,) where there are some.
+    """Draws global x and cotangent (*leading, D), weight and bias (D,) if the layer has them.
 
-    Nearly normal numbers, never zero, each tensor with a scale of its own; x may have a mean that
+    Nearly normal numbers, never zero, each tensor with its own scale; x may have a mean that
     is not zero, and weights may lie around one.  Every feature of x and of the cotangent lies on one
     side of that mean more often than on the other: the terms of a parameter's gradient, a sum over
     tokens, rather add up than cancel.  About as many features lie on either side, and the sides of the
-    cotangent are not those of x: of its multiples of ones and of x - mean no gradient of x is left.
+    cotangent differ from those of x: multiples of ones and of x - mean would leave no gradient of x.
     """
     mode, seed = case.values[index]
     order = permutation(case.features, generator(mode, seed, "order of sides"))

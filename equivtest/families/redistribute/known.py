@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
 
 
 def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
-    """Whether the tensor is a shard along each axis; torch takes such a one for partial sums from 2.14 on."""
+    """True if the tensor is a shard along each axis, which torch treats as partial sums from 2.14 on."""
     return all(text.startswith("shard") for text in case.source)
 
 
 def mixes_reductions(case: RedistributeCase) -> bool:
-    """Whether source and cotangent are both partial on an axis of several ranks, by other reductions."""
+    """True if source and cotangent are both partial on an axis of several ranks, with different reductions."""
     pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
     return any(
         isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
@@ -31,17 +31,17 @@ def mixes_reductions(case: RedistributeCase) -> bool:
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """Whether x is gathered over both axes in one step, though its shards are others than one axis would have."""
+    """True if x is gathered over both axes in one step although its shards differ from those of one axis."""
     return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """The same of the cotangent on its way to the gradient's layout."""
+    """True for the same of the cotangent on its way to the gradient's layout."""
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """A dim is gathered over both axes even where the second is to divide it again, alone."""
+    """True if a dim is gathered over both axes, even if the second alone divides it again."""
     first, second = source.placements[0], source.placements[-1]
     if not case.flattened or not isinstance(first, Shard) or first != second:
         return False

@@ -1,9 +1,9 @@
-"""One redistributed tensor: the same values under another layout, and operands that are reduced.
+"""One redistributed tensor: the same values under another layout, and reduced operands.
 
-What no reduction touches is copied: every bit is known.  Reductions: `equivtest.oracle.operands`.
+Values without a reduction are copied: every bit is known.  Reductions: `equivtest.oracle.operands`.
 
-A gradient here is one of the tensor, not of its operands: the cotangent as it is, whatever the
-reduction was.
+A gradient here belongs to the tensor, not to its operands: it is the unchanged cotangent, for any
+reduction.
 
 Source: DTensor.redistribute and DTensor.from_local in torch/distributed/tensor/_api.py,
 _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).
@@ -72,7 +72,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 @expected_collectives.register
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
-    """What a mesh of one axis does: hands the tensor out, takes it to the target, and its cotangent back to its layout.
+    """Lists collectives on a mesh of one axis: distribution, the way to the target, and the cotangent's way back.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).

@@ -40,7 +40,7 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """There and back on this rank, by the case's road; full_tensor moves by itself."""
+    """Redistributes there and back on this rank, by the case's road; full_tensor moves without `move`."""
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])
@@ -53,7 +53,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """The leaf whose gradient is asked for, and the DTensor of it, the same on the roads of DTensors."""
+    """Returns the leaf with the requested gradient, and its DTensor; for a DTensor's road they are the same."""
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
         whole = given.detach().requires_grad_(needs_grad)
@@ -69,7 +69,7 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """The output: a DTensor, or this rank's part of it, whose gradient's placements torch is told if it must be."""
+    """Returns the output: a DTensor, or this rank's part of it, with its gradient's placements if torch needs them."""
     if not case.leaves_as_plain_tensor:
         return move(case, x)
     grad_placements = placements_of(case.cotangent_layout) if case.cotangent else None
@@ -93,7 +93,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """The target's; of a case that is to be refused, what does not fit in their place."""
+    """Returns the target's placements, or the misfit of a case that must be refused."""
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

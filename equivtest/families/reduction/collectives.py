@@ -14,16 +14,16 @@ _COUNT_BYTES = 8  # of an int64
 
 @expected_collectives.register
 def reduction_collectives(case: ReductionCase, rank: int) -> Collectives:
-    """The operand made whole where the operation needs that, or its result; and what the backward uses again.
+    """Lists collectives: the operand or its result made whole, and tensors that the backward needs again.
 
-    Along a divided dim a sum, norm or largest element is one of the ranks' own, an all_reduce of the
-    results; a mean as well, but of uneven shards, which are gathered as those of a softmax are.  Along
-    other dims the result is divided as the operand is, and gathered.  A partial operand is added up
-    first, but of a sum, whose result is partial instead.
+    Along a divided dim a sum, norm or largest element is computed on each rank, with an all_reduce of the
+    results.  So is a mean, except for uneven shards, which are gathered like those of a softmax.  Along
+    other dims the result is divided like the operand, and gathered.  A partial operand is added
+    first, except for a sum, whose result is partial instead.
 
-    The gradient goes back as it comes, whole, and each rank keeps its part.  What it is computed from
-    is made whole at each use: the norm twice, to divide by it and to look for zeros; the largest once,
-    and the number of elements that are as large, in int64, once; of a partial operand itself once more.
+    The gradient goes back whole, and each rank keeps its part.  Its operands
+    are made whole at each use: the norm twice, to divide by it and to look for zeros; the largest once,
+    and the number of equally large elements, in int64, once; a partial operand itself once more.
 
     Source: common_reduction_strategy and softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py;
     norm_backward and scale_grad_by_count in torch/csrc/autograd/FunctionsManual.cpp (2.13.0).

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def shared_size(case: ReductionCase) -> int:
-    """Size of the dim that the ranks share; 0 where they share none."""
+    """Returns the size of the dim that the ranks share; 0 if they share none."""
     return case.shape[case.placement.dim] if isinstance(case.placement, Shard) else 0
 
 
 def has_empty_shard(case: ReductionCase) -> bool:
-    """Whether some rank has no element of x."""
+    """True if some rank has no element of x."""
     return case.worst_shard_kind(("x",)) == "empty"

@@ -1,4 +1,4 @@
-"""One reduction or softmax: exact where its operands allow that, else the float64 reference and its bound.
+"""One reduction or softmax: exact if its operands allow that, else the float64 reference and its bound.
 
 Bounds: `equivtest.oracle.reductions`.
 """
@@ -71,7 +71,7 @@ def _rows(case: ReductionCase, x: torch.Tensor) -> torch.Tensor:
 
 
 def _in_place(case: ReductionCase, name: str, rows: torch.Tensor) -> torch.Tensor:
-    """What `_rows` took apart, or one number per row, in the shape of the answer."""
+    """Reverses `_rows`, or arranges one number per row, in the shape of the answer."""
     shape = case.shapes()[name]
     if rows.dim() == 1:
         return rows.reshape(shape)
@@ -101,7 +101,7 @@ def _forward(case: ReductionCase, x: torch.Tensor) -> Found:
 
 
 def _partials(case: ReductionCase, x: torch.Tensor) -> torch.Tensor | None:
-    """(rows,), the sum over the ranks of |the sum of their terms|; None where the terms are not divided."""
+    """Returns (rows,), the sum over the ranks of |the sum of their terms|; None if the terms are not divided."""
     if not case.reduces_shards:
         return None
     dim = case.layouts()["x"].placements[0].dim  # type: ignore[union-attr]

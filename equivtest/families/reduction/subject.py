@@ -1,7 +1,7 @@
 """Reductions and softmaxes of a DTensor along dims that the ranks share, or that they do not.
 
 Source: common_reduction_strategy, softmax_strategy and _NormPartial in
-torch/distributed/tensor/_ops/_math_ops.py (2.13.0).  Whatever the placement of the operand, the
+torch/distributed/tensor/_ops/_math_ops.py (2.13.0).  For any placement of the operand, the
 result is that of the whole tensor.
 """
 

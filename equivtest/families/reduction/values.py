@@ -17,16 +17,16 @@ _OFFSETS = (1.0, 2.0, 0.5)  # of the terms of a sum or mean, in scales: they rat
 
 @draw.register
 def draw_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x, all operands of it where it is partial, and the cotangent.
+    """Draws global x, all operands of it if it is partial, and the cotangent.
 
-    Terms of a sum or mean lie on one side of zero more often than on the other where they are rounded,
-    operands of a partial one never are: of a result far smaller than its terms nothing could be concluded.
+    Terms of a sum or mean lie on one side of zero more often than on the other if they are rounded;
+    operands of a partial one never round.  A result far smaller than its terms would conclude nothing.
 
     Modes:
-        dense: Odd integers times a power of two, so small that every sum of them is exact where
-            there are no more terms than the dtype has integers; one time in three of so few
-            magnitudes that the largest is there several times.  Those of a mean, but of a partial one,
-            have one sign.
+            dense: Odd integers times a power of two, so small that every sum of them is exact if
+                there are no more terms than the dtype has integers; one time in three of so few
+                magnitudes that the largest occurs several times.  The terms of a mean, unless it is partial,
+                have one sign.
         real: Nearly normal numbers of several scales.
     """
     mode, seed = case.values[index]
@@ -46,7 +46,7 @@ def draw_reduction(case: ReductionCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _draw_dense(case: ReductionCase, name: str, which: int, source: torch.Generator, side: int) -> torch.Tensor:
-    """Odd integers of either sign; of the sign of `side` and up to twice as large where that is not 0."""
+    """Draws odd integers of either sign; of the sign of `side` and up to twice as large if that is not 0."""
     num_added = case.num_terms * (case.world_size if case.is_partial else 1) if name == "x" else 1
     most = 2 ** SIGNIFICAND_BITS[case.dtype] // num_added
     largest = odd_floor(max(1, min(_LARGEST[which], most if side == 0 else (most - 1) // 2)))

@@ -1,4 +1,4 @@
-"""What a number times the whole tensor is: rounded once, so that there is one right value."""
+"""The product of a number and the whole tensor: rounded once, so that there is one right value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_scale(case: ScaleCase, index: int) -> Expected:
-    """y = x factor, and the gradient of x is the cotangent times the factor.
+    """Expects y = x factor, and the cotangent times the factor as the gradient of x.
 
-    One product is rounded once, to nearest (IEEE 754-2019, 4.3.1): of float64 by the multiplication itself, of the
-    others from the product in float64, which is exact, as no significand has 50 bits and more beside float64's.
+    One product is rounded once, to nearest (IEEE 754-2019, 4.3.1): for float64 by the multiplication itself, for the
+    others from the product in float64, which is exact, since no other significand has more than half of float64's bits.
     """
     given, dtype = draw(case, index), DTYPES[case.dtype]
     operands = {"output": given["x"], "grad.x": given["cotangent"]}

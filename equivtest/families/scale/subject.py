@@ -1,7 +1,7 @@
 """A DTensor times a number.
 
 Source: pointwise_strategy in torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0): a sharded operand is computed
-where it lies.
+on its rank.
 """
 
 from __future__ import annotations

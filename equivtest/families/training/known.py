@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def last_leading(case: PerceptronCase) -> int:
 
 
 def has_sharded_gradient(case: PerceptronCase) -> bool:
-    """Whether a parameter with hidden features needs a gradient."""
+    """True if a parameter with hidden features needs a gradient."""
     return any(name not in ("x", "out_proj.bias") for name in case.requires_grad)

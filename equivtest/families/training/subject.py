@@ -68,13 +68,13 @@ class Mlp(nn.Module):
         return output
 
     def wrap(self) -> None:
-        """Puts each layer into a module that computes it again in the backward, if the case says so."""
+        """Puts each layer into a module that computes it again in the backward, if the case requests it."""
         if self.checkpointed == "wrapped":
             apply_activation_checkpointing(self, check_fn=lambda module: isinstance(module, nn.Linear))
 
 
 class TransposedLinear(nn.Linear):
-    """A linear layer whose weight is (in_features, out_features), as that of the layer it is tied to."""
+    """A linear layer whose weight is (in_features, out_features), like that of the tied layer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, in_features) -> (*leading, out_features)."""
@@ -82,7 +82,7 @@ class TransposedLinear(nn.Linear):
 
 
 class PerceptronRun:
-    """One visit on this rank: the parallelized module, its optimizer, and what is answered of each step."""
+    """One visit on this rank: the parallelized module, its optimizer, and the answers of each step."""
 
     def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.mesh, self.given = case, mesh, given
@@ -97,15 +97,15 @@ class PerceptronRun:
         raise NotImplementedError
 
     def parameter(self, name: str) -> torch.Tensor:
-        """What this rank holds of a parameter."""
+        """Returns this rank's part of a parameter."""
         return self.model.get_parameter(name)
 
     def trained(self, name: str) -> torch.Tensor:
-        """What the optimizer updates of a parameter."""
+        """Returns the tensor that the optimizer updates for a parameter."""
         return self.model.get_parameter(name)
 
     def updated(self) -> list[torch.Tensor]:
-        """What the optimizer is given: each trained parameter once."""
+        """Returns the optimizer's parameters: each trained parameter once."""
         return [self.trained(name) for name in self.case.trained_names()]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -120,7 +120,7 @@ class PerceptronRun:
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
 
     def answers(self) -> Answers:
-        """Every answer of every step."""
+        """Returns every answer of every step."""
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
         for name in case.place_names():
@@ -139,16 +139,16 @@ class PerceptronRun:
         return self.found
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """What comes between two steps; gives the optimizer of the next one."""
+        """Runs between two steps; returns the optimizer of the next step."""
         return optimizer
 
     def count_storages(self) -> torch.Tensor:
-        """In how many storages this rank holds a tied weight: 0-dim, of the case's dtype."""
+        """Counts the storages in which this rank holds a tied weight: 0-dim, of the case's dtype."""
         held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
         return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
 
     def memory(self, place: str) -> torch.Tensor:
-        """The tensor in which this rank keeps what it holds of a parameter."""
+        """Returns the tensor in which this rank keeps its part of a parameter."""
         found = self.parameter(place)
         return found.to_local() if isinstance(found, DTensor) else found
 
@@ -162,12 +162,12 @@ class PerceptronRun:
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """One update of the parameters from their gradients, clipped if the case says so."""
+        """Updates the parameters once from their gradients, clipped if the case says so."""
         self.keep_clipped(step)
         optimizer.step()
 
     def keep_clipped(self, step: int) -> None:
-        """Clips the gradients if the case says so, and answers their norm and what is left of them."""
+        """Clips the gradients if the case says so, and answers their norm and the clipped gradients."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.graded_parameters(step):
@@ -181,7 +181,7 @@ class PerceptronRun:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """What this rank holds of a parameter's gradient."""
+        """Returns this rank's part of a parameter's gradient."""
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -193,14 +193,14 @@ class PerceptronRun:
             self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
-        """What this rank holds of a parameter, or of its optimizer's state, after an update."""
+        """Returns this rank's part of a parameter, or of its optimizer's state, after an update."""
         if state == "param":
             return self.parameter(name)
         found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Answers a copy of what this rank holds now; plain tensors are under the contract's layout."""
+        """Answers a copy of this rank's present tensor; plain tensors have the contract's layout."""
         if tensor is None:
             self.found[name] = None
             return

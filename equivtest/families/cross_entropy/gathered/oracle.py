@@ -1,15 +1,15 @@
 """One cross entropy of gathered logits: torch's own kernels on whole classes, with label smoothing.
 
 Letters: P positions, C classes, s the smoothing; y the logarithm of the softmax, t the target of a
-position, W a class's weight, N what a mean divides by, g the cotangent; h the hard loss -W_t y_t.
+position, W a class's weight, N the divisor of a mean, g the cotangent; h the hard loss -W_t y_t.
 
-    loss    (1 - s) h + s / C sum over classes of -W y        of a mean both over N
+        loss    (1 - s) h + s / C sum over classes of -W y        for a mean, both over N
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
 
-Derived here.  y is that of `equivtest.oracle.reductions`, of kernels that see whole rows.  The sums
-of nll_loss are kept in the dtype of storage, so that in 16 bits the bound is one of its roundings;
-the sum over classes is accumulated.  All else is one operation after the other, each stored.  What
-dy is off by goes through grad.x = dy - exp(y) sum dy, which is linear in it.
+Derived here.  y is the one of `equivtest.oracle.reductions`, from kernels that see whole rows.  The sums
+of nll_loss are kept in the dtype of storage, so in 16 bits the bound is one of its roundings.
+The sum over classes is accumulated.  All other operations follow one another, each stored.  The error
+of dy goes through grad.x = dy - exp(y) sum dy, which is linear in it.
 
 Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp
 (2.13.0); softmax_strategy and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py;
@@ -36,7 +36,7 @@ from equivtest.oracle.reductions import log_softmax, log_softmax_grad
 from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
 
 Off = tuple[torch.Tensor, torch.Tensor]
-"""A value and what it may be off by."""
+"""A value and its error."""
 
 
 @expect.register
@@ -61,10 +61,10 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """What torch computes of y, and of the cotangent, operation by operation.
+    """Computes from y, and from the cotangent, operation by operation as torch does.
 
     Attributes:
-        weights: (C,), float64; of ones where there are none.
+        weights: (C,), float64; ones if the case has none.
     """
 
     def __init__(self, case: GatheredCrossEntropyCase, targets: Targets, weight: torch.Tensor | None) -> None:
@@ -83,7 +83,7 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """With the roundings of a mean of means: one division on each rank, one of their sum, of terms of one sign."""
+        """Adds the roundings of a mean of means: one division on each rank, one of their sum, for terms of one sign."""
         if self.case.shares == "classes" or self.case.reduction != "mean":
             return hard
         relative = growth((2, self.arithmetic.u_o))
@@ -115,7 +115,7 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """-factor g W, over N of a mean, at the classes that are `where`."""
+        """Computes -factor g W, over N for a mean, at the classes in the mask `where`."""
         value, error = self._times((g, torch.zeros_like(g)), factor)
         if self.case.reduction == "mean":
             value, error = self._over_total(value, error)
@@ -131,9 +131,9 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Over the last dim, accumulated, stored; where it is `divided`, each rank's sum is stored and then added.
+        """Sums over the last dim, accumulated, stored; if `divided`, each rank's sum is stored and then added.
 
-        A mean takes two such sums over the ranks: this one once it is added to the hard loss, and that of both.
+        A mean takes two such sums over the ranks: this one once it is added to the hard loss, and the sum of both.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
@@ -148,7 +148,7 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """grad.x where what it is computed from is off by `e_g` (P, C)."""
+    """Bounds grad.x if its operands are off by `e_g` (P, C)."""
     if x.shape[1] == 1:
         return right
     p = y.value.exp()
@@ -159,9 +159,9 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
 
 @expected_collectives.register
 def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
-    """One all_gather of the logits, for the sum over classes; of their gradient each rank keeps its part.
+    """Lists one all_gather of the logits, for the sum over classes; each rank keeps its part of their gradient.
 
-    Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): what is reduced is
+    Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): the reduced dim is
     replicated; DTensor.from_local for the gradient.
     """
     return tuple(redistribute(case, case.shapes()["x"], case.layouts()["x"].placements[0], Replicate(), "forward"))

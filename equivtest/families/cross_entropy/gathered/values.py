@@ -12,7 +12,7 @@ from equivtest.families.cross_entropy.values import draw_cross_entropy
 
 @draw.register
 def draw_refused_gathered(case: RefusedGatheredCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """As of a CrossEntropyCase, but with the misfit."""
+    """Draws like a CrossEntropyCase, but with the misfit."""
     given = draw_cross_entropy(case, index)
     if case.misfit in ("above", "below"):
         place = hash_of(*case.values[index], "misfit") % case.num_positions

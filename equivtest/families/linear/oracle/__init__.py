@@ -60,7 +60,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
 
 
 def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Sum]:
-    """Every answer of the layer, leading dims flattened, by name.
+    """Sums every answer of the layer, with flattened leading dims, by name.
 
     Args:
         given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,

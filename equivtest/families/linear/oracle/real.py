@@ -1,12 +1,12 @@
-"""One linear layer on real values: the float64 reference, and how far a correct subject may be off.
+"""One linear layer on real values: the float64 reference, and its bounds.
 
 Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,),
 cotangent G (T, N).
 
 One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's
 output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own shard, so P, the sum
-of the magnitudes of the ranks' partial sums, is known; where a subject does not split it, fewer
-numbers are rounded.  All else is summed by one rank.
+of the magnitudes of the ranks' partial sums, is known; if a subject does not split it, fewer
+numbers are rounded.  One rank computes all other sums.
 
 Bounds: `equivtest.oracle.contractions`.
 """
@@ -28,7 +28,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:
-    """Output, parameters and gradients of the unsharded layer, each with what it may be off by."""
+    """Expects output, parameters and gradients of the unsharded layer, each with its bound."""
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     arithmetic = arithmetic_of(case.dtype)
@@ -56,7 +56,7 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
 
 
 def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
-    """Everything that the layer computes, leading dims flattened, by name.
+    """Bounds all results of the layer, with flattened leading dims, by name.
 
     Args:
         given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,
@@ -93,11 +93,11 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 
 
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
-    """Whether errors prefer no sign and share no rounding.
+    """True if errors prefer no sign and share no rounding.
 
-    They share that of bias / w, which every token of a rowwise output has in it, unless w is a power
+    They share the rounding of bias / w, which every token of a rowwise output contains, unless w is a power
     of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign
-    where a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value
+    if a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value
     more often than above.
     """
     tokens = math.prod(case.leading)
@@ -107,7 +107,7 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
 
 
 def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
-    """Whether dividing by the ranks, or multiplying by a reciprocal, may round some element."""
+    """True if dividing by the ranks, or multiplying by a reciprocal, may round some element."""
     if ranks & (ranks - 1):
         return True
     return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

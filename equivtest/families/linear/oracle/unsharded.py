@@ -8,11 +8,11 @@ from torch.nn import functional
 from equivtest.families.linear.case import LinearCase
 
 EXACT_MODES = ("dense", "wide-x", "wide-w", "wide-g")
-"""Where nothing rounds, so that kernels may add in any order; signs of zero are all that is left open."""
+"""Modes in which nothing rounds, so that kernels may add in any order; only signs of zero are open."""
 
 
 def unsharded_bits(case: LinearCase, index: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every answer of the unsharded layer by name, of the case's dtype; none on more than one rank.
+    """Returns every answer of the unsharded layer by name, in the case's dtype; empty on more than one rank.
 
     Args:
         given: x, weight, bias if any and cotangent, global, of the case's dtype.

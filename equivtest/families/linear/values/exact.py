@@ -1,4 +1,4 @@
-"""Values of a linear layer on which floating point loses nothing, in any order and any split.
+"""Values of a linear layer for which floating point loses nothing, in any order and any split.
 
 Letters: T tokens, K in_features, N out_features, w ranks, p significand bits of the dtype.
 Tensors are flat here: x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
@@ -9,10 +9,10 @@ magnitudes of the terms of each sum to at most 2**p, then every partial sum, of 
 terms, is an integer up to 2**p times a power of two, so a value of the dtype: no order, no
 blocking, no division among ranks can round.  The oracle checks this of every draw.
 
-DTensor divides a replicated bias by w where it makes it partial, so b is a multiple of w; it takes
-an eighth of the output's 2**p, or w where that is more.
+DTensor divides a replicated bias by w when it makes it partial, so b is a multiple of w; it takes
+an eighth of the output's 2**p, or w if that is more.
 
-Source: derived here but for Partial._partition_value in
+Source: derived here except Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0); integers up to 2**p are values: IEEE 754-2019
 section 3.3 (every value is an integer below 2**p times a power of two, and 2**p is one as well).
 """
@@ -36,10 +36,10 @@ _NAMES = ("x", "weight", "cotangent")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one draw is made from.
+    """Parameters of one draw.
 
     Attributes:
-        limit: 2**p: what the magnitudes of one sum may come to.
+        limit: 2**p: limit for the magnitudes of one sum.
         bias_limit: Largest magnitude of the bias, odd times w; 0 without one.
     """
 
@@ -53,7 +53,7 @@ class _Plan:
 
     @property
     def output_limit(self) -> int:
-        """What the magnitudes of the products of one output may come to."""
+        """Limit for the magnitudes of the products of one output."""
         return self.limit - self.bias_limit
 
     def source(self, name: str) -> torch.Generator:
@@ -64,16 +64,16 @@ class _Plan:
 
 
 def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
 
     Modes:
         dense: Odd integers: no product is zero, so no dropped or doubled term is hidden.  One row
             or column of each tensor is near its largest magnitude, so that a reduction in fewer
             than p bits shows: the magnitudes behind some output reach 2**(p - 1) wherever T, K
-            and N are at most 2**p / 4.  Beyond that they may not: 100 odd products in bfloat16
-            come to 100 or to 300, and 256 is the limit.  Those behind the gradients of x and
-            weight reach it too in float32 and float64, mostly in float16 and bfloat16: three
-            sums share three magnitudes.
+                    and N are at most 2**p / 4.  Beyond that they may not: 100 odd products in bfloat16
+                    add up to 100 or to 300, and 256 is the limit.  The magnitudes behind the gradients of x and
+                    weight reach it too in float32 and float64, mostly in float16 and bfloat16: three
+                    sums share three magnitudes.
         wide-x: x takes the whole significand, each row of the weight selects one feature with
             sign, each column of the cotangent one token.
         wide-w: the weight takes the whole significand, each token of x selects one feature, each
@@ -81,8 +81,8 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
         wide-g: each column of the cotangent takes the whole significand at one token, x is +-1,
             each feature of the weight goes to one output feature.
 
-    Where a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros take the place
-    of as many terms as must go, at places drawn anew for every seed.
+    If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros take the place
+    of as many terms as necessary, at places drawn anew for every seed.
     """
     mode, seed = case.values[index]
     limit = 2 ** SIGNIFICAND_BITS[case.dtype]
@@ -151,14 +151,14 @@ def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
 
 
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Mask (T, K) with `output_limit` features per token, those of the next token next in turn."""
+    """Returns a mask (T, K) with `output_limit` features per token; the next token has the next ones in turn."""
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)
     return (starts[:, None] + places) % plan.in_features < plan.output_limit
 
 
 def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Mask (T, N) with at most `limit` places in each row and in each column.
+    """Returns a mask (T, N) with at most `limit` places in each row and in each column.
 
     The places of a row, and those of a column, are distinct modulo the longer side.
     """

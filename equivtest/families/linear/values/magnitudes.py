@@ -1,6 +1,6 @@
 """How large the odd integers of a linear layer may be for its sums to take all bits, and no more.
 
-Letters: T tokens, K in_features, N out_features, B what the magnitudes of one sum may come to;
+Letters: T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum;
 x (T, K), W (N, K), G (T, N) as in `equivtest.families.linear.values.exact`.
 """
 
@@ -33,7 +33,7 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """What the magnitudes behind output, grad.x and grad.weight come to at least, at their largest element."""
+        """Returns the smallest sums of magnitudes behind output, grad.x and grad.weight, at their largest element."""
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
             ((features - 1) * x + x_peak) * weight_peak,
@@ -44,12 +44,12 @@ class Magnitudes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
-    """Magnitudes under which the sums take as many bits as odd integers can make them take.
+    """Chooses magnitudes with which the sums take as many bits as odd integers allow.
 
-    Derived here.  With one magnitude per tensor the products of the output come to K x W, of
+    Derived here.  With one magnitude per tensor the products of the output add up to K x W, of
     grad.x to N G W, of grad.weight to T G x; all three equal B at x = sqrt(B N / (K T)) and so on
-    round.  Where few bits make the floors coarse, neighbours of these are tried too, and those
-    taken whose sums reach limit / 2: the output's first, then as many others as can.
+    round.  If few bits make the floors coarse, neighbours of these are tried too.  The choice
+    prefers sums that reach limit / 2: the output's first, then as many others as possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.

@@ -17,23 +17,23 @@ from equivtest.layout import shard_bounds
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.07, 3.0)  # of x, weight and cotangent: far from overflow and from subnormals in float16
-_BIAS_SCALES = (1.0, 0.2, 0.6)  # beside the sum that it is added to
+_BIAS_SCALES = (1.0, 0.2, 0.6)  # relative to the sum to which it is added
 _CANCELLED_BITS = {"float64": 20, "float32": 10, "float16": 6, "bfloat16": 4}
-"""How far below its terms a sum comes to lie, in bits: pairs of terms must still differ in the dtype."""
+"""Bits by which a sum lies below its terms: pairs of terms must still differ in the dtype."""
 
 
 def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
 
     Modes:
-        real: Nearly normal numbers, each tensor with a scale of its own; the weight's is divided
-            by sqrt(K), as layers are initialised.
-        real-cancelling: Features come in pairs whose products nearly cancel in every output, so
-            that what is lost of a term is far larger beside the output than beside the term.
-            With float64 and float32 a pair lies half the features apart, so that whole ranks
-            cancel each other; with 16 bits its features are neighbours on one rank of a rowwise
-            layer, since what ranks store in 16 bits must not exceed the output by much for
-            anything to be concluded.  A feature without a partner is made as small as the sum.
+            real: Nearly normal numbers, each tensor with its own scale; the weight's is divided
+                by sqrt(K), as layers are initialised.
+            real-cancelling: Features come in pairs whose products nearly cancel in every output, so
+                that an error of a term is far larger relative to the output than to the term.
+                With float64 and float32 a pair lies half the features apart, so that whole ranks
+                cancel each other.  With 16 bits its features are neighbours on one rank of a rowwise
+                layer, since partial sums stored in 16 bits must not exceed the output by much, or
+                nothing could be concluded.  A feature without a partner is made as small as the sum.
     """
     mode, seed = case.values[index]
     scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}

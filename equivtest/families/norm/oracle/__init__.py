@@ -22,7 +22,7 @@ from equivtest.oracle.rounding import Bounded
 
 @expect.register
 def expect_norm(case: NormCase, index: int) -> Expected:
-    """Output, parameters and gradients of the unsharded layer, each with what it may be off by."""
+    """Expects output, parameters and gradients of the unsharded layer, each with its bound."""
     given, found = draw(case, index), bound_norm(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     tensors = {}
@@ -41,7 +41,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
-    """Everything that the layer computes, leading dims flattened, by name."""
+    """Bounds all results of the layer, with flattened leading dims, by name."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
@@ -70,7 +70,7 @@ def _rank_of_tokens(case: NormCase) -> torch.Tensor:
 
 @expected_collectives.register
 def norm_collectives(case: NormCase, rank: int) -> Collectives:
-    """None: parameters are taken to be equal on all ranks, tokens are normalized where they are.
+    """Lists no collective: parameters are assumed equal on all ranks, tokens are normalized on their rank.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py (2.13.0): parameters are
     wrapped by DTensor.from_local.

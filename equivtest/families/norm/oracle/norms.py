@@ -2,7 +2,7 @@
 
 Letters: T tokens, D features of a token x, mu its mean (0 in rms_norm), v = mean (x - mu)**2 + eps,
 r = v**(-1/2), g the cotangent, g' = g w, s = mean g' (x - mu), c = mean g'; u the roundoff of
-accumulation, f that of sqrt in ulp.
+accumulation, f the error of sqrt in ulp.
 
     y = (x - mu) r w + b        grad.x = r (g' - c) - r**3 s (x - mu)
     grad.weight = sum over tokens of g (x - mu) r,  grad.bias = sum of g
@@ -12,8 +12,8 @@ mean x**2 - mu**2, and Welford's updates all compute v from sums of squares of a
 off by gamma(D + 4) (Q + 3 A**2).  r is monotonic in v, and takes (f + 3) ulp more.  Kernels expand
 the products (x r - mu r, g' r + b x + c), so that each rounding is of |x| + |mu|, not of |x - mu|.
 
-In 16 bits torch's CPU kernels save mu and r, which the backward takes, and accumulate the gradients
-of weight and bias over tokens in the storage dtype (what additions cost:
+In 16 bits torch's CPU kernels save mu and r for the backward, and accumulate the gradients
+of weight and bias over tokens in the storage dtype (the cost of additions:
 `equivtest.oracle.rounding.after_additions`); rms_norm stores x r before it multiplies.
 
 Source: ATen/native/cpu/layer_norm_kernel.cpp, ATen/native/layer_norm.cpp (2.13.0); Higham, Accuracy
@@ -32,7 +32,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, boun
 
 @dataclass(frozen=True)
 class _Moments:
-    """mu and r of each token, (T, 1), and what they are off by; float64."""
+    """mu and r of each token, (T, 1), and their errors; float64."""
 
     mean: torch.Tensor
     rstd: torch.Tensor
@@ -40,7 +40,7 @@ class _Moments:
     e_rstd: torch.Tensor
 
     def saved(self, arithmetic: Arithmetic) -> _Moments:
-        """The same, stored in the tensors' dtype between forward and backward."""
+        """Returns the moments as stored in the tensors' dtype between forward and backward."""
         if arithmetic.dtype == arithmetic.accumulate:
             return self
         e_mean = store(self.mean, self.e_mean, arithmetic)
@@ -60,8 +60,8 @@ def norm(
 
     Args:
         x: (T, D), global.
-        weight, bias: (D,); ones and zeros where the layer has none.
-        centered: Whether mu is subtracted: layer_norm, else rms_norm.
+        weight, bias: (D,); ones and zeros if the layer has none.
+        centered: True for layer_norm, which subtracts mu; False for rms_norm.
     """
     x, weight, bias = x.double(), weight.double(), bias.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered)
@@ -116,7 +116,7 @@ def norm_grad_weight(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """grad.weight, (D,): a sum over tokens; `rank_of` (T,) says which rank has which; others as of `norm_grad_x`."""
+    """grad.weight, (D,): a sum over tokens; `rank_of` (T,) has the rank of each; for the others see `norm_grad_x`."""
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     normed, e_normed = _normalized(x, moments, arithmetic)
@@ -131,7 +131,7 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens; `rank_of` (T,) says which rank has which."""
+    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens; `rank_of` (T,) has the rank of each."""
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
     error = _over_tokens(given, magnitude, torch.zeros_like(value), rank_of, arithmetic)
@@ -153,23 +153,23 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x - mu) r and what it is off by, (T, D)."""
+    """Returns (x - mu) r and its error, (T, D)."""
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """By how much the reference's own roundings grow where the mean is far larger than the deviation, (T, 1)."""
+    """Returns the growth of the reference's own roundings if the mean is far larger than the deviation, (T, 1)."""
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 
 def _over_tokens(
     terms: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, rank_of: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """The error of a sum of terms (T, D) kept in the storage dtype: on each rank, then over the ranks.
+    """Bounds the error of a sum of terms (T, D) kept in the storage dtype: on each rank, then over the ranks.
 
-    A term may be stored before it is added, and what is added up computed before it is stored.
+    A term may be stored before it is added, and a sum may be computed before it is stored.
 
     Args:
         magnitude, error: (D,), of all terms together.
@@ -185,7 +185,7 @@ def _over_tokens(
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:
-    """One rounding of an intermediate to 16 bits; nothing where storage is the accumulator's dtype."""
+    """Returns the error of one rounding to 16 bits; 0 if the storage dtype is the accumulator's."""
     return 0.0 if arithmetic.dtype == arithmetic.accumulate else arithmetic.u_o
 
 

@@ -1,7 +1,7 @@
 """torch's PrepareModuleInput, PrepareModuleOutput and PrepareModuleInputOutput around a module that returns its input.
 
 Source: torch/distributed/tensor/parallel/style.py (2.13.0).  Each wraps a plain tensor as a DTensor
-under the first layout, redistributes it to the desired one, and hands it on, plain again if told so.
+under the first layout, redistributes it to the desired one, and passes it on, as a plain tensor if requested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answe
 
 
 def plan_of(case: PreparedCase) -> ParallelStyle:
-    """The style of the case, x handed over by position or by name."""
+    """Returns the style of the case, with x passed by position or by name."""
     first, *middle, last = (placement_of(parse_placement(step)) for step in case.steps)
     if case.style == "output":
         return PrepareModuleOutput(

@@ -14,13 +14,13 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
-    """Each micro-batch fetches every layer forward, and backward again those that gradients pass through.
+    """Lists collectives: each micro-batch fetches every layer forward, and again backward if gradients pass through it.
 
     A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters
-    (all_reduce), less a tied weight that the layer before has fetched, so that there may be none; every
+    (all_reduce), without a tied weight that the layer before has fetched, so that there may be none.  Every
     gradient takes one reduce_scatter of its padded elements.  The backward passes through in_proj only
-    where its output needs a gradient; a hidden activation that is computed again fetches in_proj once
-    more for that, less a weight that out_proj has too.  Where gradients are clipped, each step ends
+    if its output needs a gradient.  A hidden activation that is computed again fetches in_proj once
+    more, without a weight that out_proj has too.  If gradients are clipped, each step ends
     with one all_reduce of one float64, a sum of powers or the largest magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
@@ -43,7 +43,7 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Bytes of what is fetched for each layer in order, of those that need anything beyond what is there already."""
+    """Yields the bytes fetched for each layer in order, for layers that need more than is present."""
     fetched: set[str] = set()
     for layer in layers:
         needed = {case.parameter_at(place) for place in case.place_names() if place.startswith(layer)} - fetched

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
-    """Whether in_proj's product takes another road for x than for a view of x, which has other strides.
+    """True if in_proj's product uses another kernel for x than for a view of x, which has other strides.
 
-    Not contiguous, of one row: a view's outer strides fit its inner ones.  Where the weight needs a
+    Not contiguous, of one row: a view's outer strides fit its inner ones.  If the weight needs a
     gradient strides do not matter (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading
@@ -22,7 +22,7 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
 
 
 def has_empty_trained_shard(case: DataParallelCase) -> bool:
-    """Whether some rank holds nothing of a parameter that is trained."""
+    """True if some rank holds nothing of a trained parameter."""
     return case.worst_shard_kind(f"param.{name}" for name in case.trained_names()) == "empty"
 
 

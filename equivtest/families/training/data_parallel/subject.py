@@ -25,7 +25,7 @@ from equivtest.families.training.data_parallel.case_refused import RefusedShardi
 from equivtest.families.training.subject import Mlp, PerceptronRun
 
 TINY_BUCKET_MIB = 1e-6
-"""A bucket of one byte, which every gradient fills by itself."""
+"""Size of a bucket of one byte, which every gradient fills alone."""
 
 
 def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
@@ -40,12 +40,12 @@ def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers
 
 
 class DataParallelRun(PerceptronRun):
-    """A visit whose steps take several micro-batches; what is captured of these is put together."""
+    """A visit whose steps take several micro-batches, whose captured tensors are concatenated."""
 
     case: DataParallelCase
 
     def run_step(self, step: int) -> None:
-        """Forward and backward of each micro-batch of one step."""
+        """Runs forward and backward of each micro-batch of one step."""
         parts = [self.run_micro_batch(step, index) for index in range(self.case.micro_batches)]
         for name in parts[0]:
             found = [part[name] for part in parts]
@@ -70,7 +70,7 @@ class DataParallelRun(PerceptronRun):
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Where a micro-batch runs: gradients are reduced in it, or added up on this rank."""
+        """Returns the context of a micro-batch, in which gradients are reduced, or added up on this rank."""
         return nullcontext()
 
 
@@ -100,7 +100,7 @@ class Fsdp2Run(DataParallelRun):
         return self.shard(Mlp(self.case, self.given), self.mesh)
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
-        """The model, its layers and what is left of it sharded along the mesh; layers that are tied form one group."""
+        """Shards the model, its layers and the rest along the mesh; tied layers form one group."""
         model.wrap()
         self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
@@ -121,11 +121,11 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """How a parameter is sharded, if not on dim 0."""
+        """Returns how a parameter is sharded, if not on dim 0."""
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
-        """Which dtypes there are beside that of the parameters: none."""
+        """Returns the policy for dtypes besides the parameters': none."""
         return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def leaf_input_requires_grad(case: EngineCase) -> bool:
-    """Whether autograd goes on beyond the leaf, to x; True where there is no leaf."""
+    """True if autograd continues beyond the leaf, to x; also if there is no leaf."""
     return not case.leaf or "x" in case.requires_grad

@@ -1,17 +1,17 @@
-"""A perceptron trained by DeepSpeed's engine: as any other, but that the engine may clip its gradients.
+"""A perceptron trained by DeepSpeed's engine, which may clip its gradients.
 
 Letters: w ranks, N elements and P parameters of the whole model, u unit roundoff of float32.
 
     norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
 
-A factor f by which gradients are divided before they are reduced, and multiplied with after, changes
-nothing but roundings: up to four for the two scalings and their reciprocals.  Where f is a power of two there are none.
+A factor f divides gradients before they are reduced and multiplies them after.  It changes
+only roundings: up to four for the two scalings and their reciprocals, none if f is a power of two.
 
 Clipping starts from the averaged gradients g that the ranks really held.  Each parameter's norm is taken in
-float64; after that, each step is counted as one rounding of float32, though some are of float64:
+float64; after that, each step counts as one rounding of float32, though some are in float64:
 the sum of squares is stored, reduced (w - 1) and its root taken; P groups of parameters at most
 are squared, summed and rooted again; then 1e-6, the sum, the limit and the quotient.  Within these roundings c
-lies between two numbers.  Where both are 1 gradients stay as they are, to the last bit; else the
+lies between two numbers.  If both are 1 gradients stay unchanged, to the last bit; else the
 reciprocal, its storage and the product round once more each.
 
 Source: get_grad_norm_direct and unscale_and_clip_grads in deepspeed/runtime/zero/stage3.py and
@@ -40,13 +40,13 @@ from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand,
 
 ADDED_TO_NORM = 1e-6
 SCALING_ROUNDINGS = 4
-"""How often scaling rounds: a product with a reciprocal before the reduction, and one after it."""
+"""Number of roundings of scaling: a product with a reciprocal before the reduction, and one after it."""
 
 
 @expect.register
 @expect_held.register
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
-    """Every answer of every step; arguments and errors as of `expect_mlp`."""
+    """Computes every answer of every step; for arguments and errors see `expect_mlp`."""
     given = draw(case, index)
     reference = EngineReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
@@ -58,7 +58,7 @@ class EngineReference(Reference):
     case: EngineCase
 
     def sums(self, operations: Operations) -> Averages:
-        """As of data parallelism, scaled before and after the reduction."""
+        """Sums as in data parallelism, scaled before and after the reduction."""
         case = self.case
         if not case.predivides:
             return Averages(operations, case.num_averaged, case.micro_batches)
@@ -75,10 +75,10 @@ class EngineReference(Reference):
 
 
 def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithmetic: Arithmetic) -> dict[str, Operand]:
-    """What clipping leaves of the gradients, plain tensors of any shape: themselves, or within a bound.
+    """Returns the clipped gradients, plain tensors of any shape: the gradients themselves, or within a bound.
 
     Args:
-        limit: Largest norm of all of them together, above 0.
+        limit: Largest norm of all gradients together, above 0.
     """
     held = {name: gradient for name, gradient in gradients.items() if isinstance(gradient, torch.Tensor)}
     num_terms = sum(gradient.numel() for gradient in held.values())
@@ -104,7 +104,7 @@ def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> in
 
 
 def _scaled(gradient: torch.Tensor, factor: float, beyond: float, why: str, arithmetic: Arithmetic) -> Bounded:
-    """gradient * factor, where the factor may be `beyond` off before it is rounded."""
+    """Bounds gradient * factor, if the factor may be `beyond` off before it is rounded."""
     magnitude = gradient.double().abs()
     error = beyond * magnitude + growth((3, arithmetic.u_o)) * (factor + beyond) * magnitude + arithmetic.eta
     return bounded(gradient.double() * factor, error, magnitude * factor, 2, why)

@@ -1,12 +1,12 @@
-"""A perceptron under FSDP2 with mixed precision: as any other, but for what is cast where.
+"""A perceptron under FSDP2 with mixed precision, which differs from others in its casts.
 
-Letters: P param_dtype, R the dtype of reductions, O that of layers' outputs, float32 the parameters'.
+Letters: P param_dtype, R the dtype of reductions, O the dtype of layers' outputs, float32 the parameters'.
 
-A cast has one right value: it rounds to nearest, or widens.  So what a layer multiplies follows from what
-was held: x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P.  A
-layer's product is stored in P and then widened to O; the activation is computed and stored in O, and
-then rounded to P.  Gradients are stored in P, per micro-batch; cast to R, they are added, divided and
-reduced there; a cast to float32 rounds nothing more.  Clipping and the updates are float32's.
+A cast has one right value: it rounds to nearest, or widens.  So the operands of a layer follow from the
+ranks' values: x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P.  A
+layer's product is stored in P and then widened to O.  The activation is computed and stored in O, and
+then rounded to P.  Gradients are stored in P, per micro-batch.  Cast to R, they are added, divided and
+reduced there; a cast to float32 rounds nothing more.  Clipping and the updates use float32.
 
 Source: torch/distributed/fsdp/_fully_shard: _fsdp_state.py, _pre_forward and _post_forward, for inputs and
 outputs; _fsdp_param.py, init_dtype_attrs and to_accumulated_grad_if_needed; _fsdp_collectives.py,
@@ -35,7 +35,7 @@ from equivtest.tensors import DTYPES
 @expect.register
 @expect_held.register
 def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expected:
-    """Every answer of every step; arguments and errors as of `expect_mlp`."""
+    """Computes every answer of every step; for arguments and errors see `expect_mlp`."""
     given = draw(case, index)
     reference = MixedReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
@@ -43,14 +43,14 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Operations on a batch in so many equal parts; each part may be exact in a unit of its own."""
+    """Operations on a batch in so many equal parts; each part may be exact in its own unit."""
 
     num_parts: int = 1
 
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """As ever; left (R, C) is proved exact part by part."""
+        """Multiplies as in the base class, but proves left (R, C) exact part by part."""
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
         inexact = [each for each in found if each.allowed is not None]
@@ -97,5 +97,5 @@ class MixedReference(Reference):
         return replace(found, allowed=allowed, derivation=f"{found.derivation}, and 1 of {operations.dtype}")
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """In O."""
+        """Computes the activation's gradient in O."""
         return super().activation_grad(replace(operations, dtype=self.case.activation_dtype), before, cotangent)

@@ -1,14 +1,14 @@
-"""A perceptron of two layers and its training, each step from what the step before it left.
+"""A perceptron of two layers and its training, each step from the state after the step before it.
 
 Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
 W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
 grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
-gradient of a bias is the sum over tokens.  Sequence parallelism contracts H, and all that is a sum
-over T, across ranks; data parallelism contracts T alone, and averages.
+gradient of a bias is the sum over tokens.  Sequence parallelism contracts H, and every sum
+over T, across ranks; data parallelism contracts only T, and averages.
 
-Given what the ranks held, each operation is judged by itself: from its actual operands, so that
-what an operation before it was allowed to be off is not handed on, and nothing grows with depth or
-steps.  If every operation is right within its bound, so is the whole but for these roundings.
+With the ranks' values, each operation is judged alone, from its actual operands.  The allowed error of
+an earlier operation is therefore not passed on, and nothing grows with depth or
+steps.  If every operation is right within its bound, so is the whole except for these roundings.
 
 Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
 gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.
@@ -39,11 +39,11 @@ from equivtest.oracle.rounding import Operand
 @expect.register
 @expect_held.register
 def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
-    """Every answer of every step.
+    """Computes every answer of every step.
 
     Args:
-        held: What each rank answered; without it each operation takes what the one before it gives
-            in float64, which is what was held only where all is exact.
+        held: Each rank's answers.  Without them each operation takes the float64 result of the one before
+            it, which equals the ranks' value only if everything is exact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -70,11 +70,11 @@ class TokenSums:
 
 @dataclass
 class Reference:
-    """The unsharded module, and what it has answered so far, leading dims flattened.
+    """The unsharded module, and its answers so far, with flattened leading dims.
 
     Attributes:
         given: Global tensors of the case's dtype.
-        is_real: Whether the values are real numbers, so that results are rounded.
+        is_real: True if the values are real numbers, so that results are rounded.
     """
 
     case: PerceptronCase
@@ -87,7 +87,7 @@ class Reference:
         self.shapes = self.case.shapes()
 
     def run(self) -> dict[str, Found]:
-        """Every answer by name."""
+        """Returns every answer by name."""
         case = self.case
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
         for place in case.place_names():
@@ -117,7 +117,7 @@ class Reference:
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
-        """Puts down an answer and gives what the next operation was given: what the ranks hold of it."""
+        """Records an answer and returns the next operation's operand: the ranks' value of it."""
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
             return result.value
@@ -136,11 +136,11 @@ class Reference:
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a layer multiplies where it is handed `tensor`."""
+        """Returns the operand that a layer multiplies for its input `tensor`."""
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """What out_proj takes."""
+        """Returns the input of out_proj."""
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
@@ -148,7 +148,7 @@ class Reference:
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
-        """What clipping leaves of the gradients of parameters, if the case clips them."""
+        """Returns the gradients of parameters after clipping, if the case clips them."""
         case = self.case
         if not case.clips:
             return gradients
@@ -162,7 +162,7 @@ class Reference:
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        """What an update does not touch: a frozen parameter, or one without a gradient in this step, and its state."""
+        """Keeps a frozen parameter, or one without a gradient in this step, and its state."""
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():
             if kind != "param" and name in self.case.names_left(kind):

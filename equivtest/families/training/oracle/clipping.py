@@ -1,16 +1,16 @@
-"""Gradients clipped by their norm over all parameters, from the gradients and the norm that were really held.
+"""Clips gradients by their norm over all parameters, from the gradients and the norm that the ranks really held.
 
 Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm
 allowed; g is multiplied by min(1, c / (N + 1e-6)).
 
-The largest magnitude, p = inf, is one of them: no rounding.  A sum of magnitudes, p = 1, is exact where
-they are integers of few enough bits (`equivtest.oracle.exact`).  Else derived here, for every way that
+The largest magnitude, p = inf, is one of the elements: no rounding.  A sum of magnitudes, p = 1, is exact if
+they are integers of few enough bits (`equivtest.oracle.exact`).  Else derived here, for every program that
 takes norms of parts and then the norm of these.  In S = sum |g|**p, whose terms have one sign, every
-rounding is relative: each of n terms meets gamma(n, u_a) within a part, and a norm that is stored, being
-the root of a sum, p (u_o + f u_a) where f u_a is what the root itself is off.  Parts are the ranks'
+rounding is relative: each of n terms gets gamma(n, u_a) within a part, and a stored norm, which is
+the root of a sum, p (u_o + f u_a) where f u_a is the root's own error.  Parts are the ranks'
 shares of a tensor, joined axis after axis of the mesh by storing powers, adding w of them in a collective
-and storing the root, and then the tensors.  A power that underflows is a rounding; one that overflows
-though the norm does not is none: a correct subject computes it in more bits, or scales.
+and storing the root, and then the tensors.  A power that underflows is a rounding.  A power that overflows
+although the norm does not is no rounding: a correct subject computes it in more bits, or scales.
 
 A gradient whose factor is certainly 1 is a copy; else three roundings of the factor (the sum, its
 reciprocal, the product with c) and one of the gradient's own product.
@@ -34,7 +34,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growt
 from equivtest.tensors import DTYPES
 
 EPS = 1e-6
-"""What is added to the norm before it divides."""
+"""Number added to the norm before the division."""
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable[int], operations: Operations) -> Found:
@@ -85,7 +85,7 @@ def _norm_within(
 
 
 def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> torch.Tensor:
-    """How far the root is off where the sum of powers is off by a part of itself and by `absolute`; 0-dim."""
+    """Bounds the error of the root if the sum of powers has a relative error and the error `absolute`; 0-dim."""
     power = norm.pow(p)
     share = relative + absolute / power
     low, high = (1 - share).clamp(min=0).pow(1 / p), (1 + share).pow(1 / p)

@@ -2,7 +2,7 @@
 
 Kernels compute in the accumulate dtype and store each result once; a hyperparameter may be rounded
 to the storage dtype before it is used.  AdamW is enclosed in intervals: its quotient is far from
-linear where the second moment is near zero, so that first-order bounds would not hold.
+linear if the second moment is near zero, so first-order bounds would not hold.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0), _single_tensor and _multi_tensor forms;
 intervals: Moore, Kearfott and Cloud, Introduction to Interval Analysis, chapter 2.
@@ -72,7 +72,7 @@ def sgd_step(
 def _sum_of(
     left_factor: float, left: Operand, factor: float, right: Operand, arithmetic: Arithmetic, *, stored: int = 1
 ) -> Bounded:
-    """left_factor left + factor right, the right product stored by itself where `stored` is 2.
+    """left_factor left + factor right; the right product is stored separately if `stored` is 2.
 
     A factor and its product are one rounding each, then the sum is stored.
     """
@@ -107,9 +107,9 @@ class Interval:
         return cls(value - error, value + error)
 
     def widened(self, relative: float, underflow: float) -> Interval:
-        """With room for roundings, and for those of this float64 evaluation; what is certainly zero is kept."""
+        """Widens for roundings, including those of this float64 evaluation; certain zeros stay zero."""
         relative += SLACK_TERMS * U_REFERENCE
-        absolute = ((self.low != 0) | (self.high != 0)).double() * underflow  # of zero nothing does
+        absolute = ((self.low != 0) | (self.high != 0)).double() * underflow  # zero does not underflow
         return Interval(
             self.low - relative * self.low.abs() - absolute, self.high + relative * self.high.abs() + absolute
         )
@@ -122,7 +122,7 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def over(self, other: Interval) -> Interval:
-        """The quotient by a positive interval: its four corners; everything where that may be zero."""
+        """Divides by a positive interval, by its four corners; unbounded if the interval may contain zero."""
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
         lost = other.low <= 0
         low = torch.where(lost, -torch.inf, corners.amin(0))
@@ -188,7 +188,7 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
     m, g = Interval.of(exp_avg), Interval.of(grad)
     size_m, size_g = (torch.maximum(i.low.abs(), i.high.abs()) for i in (m, g))
     near, weight = (size_m, 1 - options.beta1) if options.beta1 > 0.5 else (size_g, options.beta1)
-    moved = weight * (size_m + size_g)  # of the difference, stored by itself at worst
+    moved = weight * (size_m + size_g)  # of the difference, stored separately at worst
     error = growth((5, arithmetic.u_a)) * (near + moved) + arithmetic.u_o * moved
     mixed = m.times(options.beta1).plus(g.times(1 - options.beta1))
     mixed = Interval(mixed.low - error, mixed.high + error)

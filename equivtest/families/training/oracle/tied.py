@@ -1,12 +1,12 @@
-"""A weight that both layers of a perceptron have: what out_proj takes it for, and the gradient of its uses together.
+"""A weight that both layers of a perceptron share: its form in out_proj, and the gradient of both uses.
 
-Letters: R rows of the batch, H hidden_features, K in_features, as many as out_features; W (H, K), a' the
+Letters: R rows of the batch, H hidden_features, K = N in_features and out_features; W (H, K), a' the
 gradient of in_proj's output, G the cotangent, h the hidden activation.
 
     out_proj has W, H = K:    grad W = a'^T x + G^T h
     out_proj has W^T:         grad W = a'^T x + h^T G
 
-by the chain rule, as of one sum whose terms are those of both.  Each rank stores a product per use
+by the chain rule, as one sum with the terms of both.  Each rank stores a product per use
 and micro-batch, and adds them in any order, before it reduces them.
 """
 
@@ -37,10 +37,10 @@ def grad_of_tied(
     in_use: tuple[torch.Tensor, torch.Tensor],
     out_use: tuple[torch.Tensor, torch.Tensor],
 ) -> Found:
-    """The average gradient of the tied weight: (H, K).
+    """Returns the average gradient of the tied weight: (H, K).
 
     Args:
-        in_use: a' (R, H) and x (R, K); a' has no elements where the backward does not reach in_proj.
+        in_use: a' (R, H) and x (R, K); a' has no elements if the backward does not reach in_proj.
         out_use: G (R, N) and h (R, H).
     """
     pairs = [in_use] if in_use[0].numel() else []

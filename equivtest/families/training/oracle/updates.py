@@ -1,4 +1,4 @@
-"""One update of one parameter, from the gradient and the state that were really held.
+"""One update of one parameter, from the gradient and the state that the ranks really held.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0): the momentum buffer begins as the first
 gradient, both moments of AdamW as zeros.
@@ -42,7 +42,7 @@ def sgd_momentum(
 def sgd_parameter(
     case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, *, decays: bool
 ) -> Found:
-    """parameter - lr * step; `decays` where the step does not hold the weight decay yet."""
+    """parameter - lr * step; with `decays`, the step does not contain the weight decay yet."""
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-case.lr, step), (-case.lr * weight_decay, parameter)]
 
@@ -56,7 +56,7 @@ def sgd_parameter(
 def _weighted_sum(
     operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
 ) -> Found:
-    """As of `Operations.weighted_sum`; of a term that is itself known within a bound the sum is, too."""
+    """Computes `Operations.weighted_sum`; the sum is bounded if a term is itself known only within a bound."""
     known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
     return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
 

@@ -10,12 +10,12 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 
 @expected_collectives.register
 def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
-    """Parameters handed out; then in each step two collectives forward and two backward.
+    """Lists the collectives: parameters are distributed; then each step has two collectives forward and two backward.
 
     Forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is
     reduced and scattered along it.  Backward, the cotangent is gathered, since a partial sum's
-    gradient is replicated, and the gradient of x, a partial sum, is reduced and scattered.  What
-    lies between stays on its rank, and so does an optimizer's update.
+    gradient is replicated, and the gradient of x, a partial sum, is reduced and scattered.  All other tensors
+    and an optimizer's update stay on their rank.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py
     (2.13.0); the backward by the chain rule.

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def hidden_is_uneven(case: MlpCase) -> bool:
-    """Whether ranks hold different amounts of the hidden features."""
+    """True if ranks hold different numbers of hidden features."""
     return case.hidden_features % case.world_size != 0

@@ -37,7 +37,7 @@ class Run(PerceptronRun):
         return parallelize_module(self.module(self.case, self.given), self.mesh, self.plan())
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """How each layer is parallelized."""
+        """Returns how each layer is parallelized."""
         sequence = torch_placement(self.case, "x")
         return {
             "in_proj": ColwiseParallel(input_layouts=sequence, use_local_output=self.case.use_local_output),

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def has_rank_without_hidden(case: TwoAxisCase) -> bool:
-    """Whether the hidden features run out before the ranks that they are divided among do."""
+    """True if there are fewer hidden features than their ranks need, so that the last rank has none."""
     start, stop = shard_bounds(case.hidden_features, case.num_hidden_parts, case.num_hidden_parts - 1)
     return start == stop

@@ -56,14 +56,14 @@ class Fsdp2TpRun(Fsdp2Run):
         return self.shard(model, self.mesh["dp"])
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """How each layer is divided among the ranks of a row."""
+        """Returns how each layer is divided among the ranks of a row."""
         return {
             "in_proj": ColwiseParallel(use_local_output=self.case.use_local_output),
             "out_proj": RowwiseParallel(),
         }
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """As ever; an activation's DTensor, which knows the ranks of its row alone, is made one of both axes."""
+        """Answers a tensor; an activation's DTensor, which has only the ranks of its row, becomes one of both axes."""
         if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
             tensor = self.of_both_axes(tensor)
         super().keep(name, tensor)

@@ -12,5 +12,5 @@ from equivtest.families.training.values.real import draw_real_mlp
 
 @draw.register
 def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Exact or real values of a perceptron of two layers, as the draw's mode says."""
+    """Draws exact or real values of a perceptron of two layers, by the draw's mode."""
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)

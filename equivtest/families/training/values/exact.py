@@ -9,17 +9,17 @@ most 2**p, no order, no blocking and no division among ranks can round.  As prod
 tensors outgrow 16 bits soon, W1, W2 and G may be sparse: at most `cap` nonzero elements in each
 row and column.  The oracle checks the sums of every draw.
 
-DTensor divides a replicated bias by w where it makes it partial, so b2 is a multiple of w.  Where
-gradients are averaged over the ranks, G is one: of w's odd part alone where nothing is trained,
+DTensor divides a replicated bias by w when it makes it partial, so b2 is a multiple of w.  If
+gradients are averaged over the ranks, G is a multiple too: of w's odd part if nothing is trained,
 since halving is exact, and else of w, so that the updates keep their unit.
 
 Training: a gradient times a learning rate of 2**-k is counted in the same unit as its parameter,
-and the magnitudes are 1, so that what the first update leaves is an integer of few bits.  Whether
-the sums of the next step are exact as well is for the oracle to find out.  In float16, whose
+and the magnitudes are 1, so that the parameters after the first update are integers of few bits.  The
+oracle finds out if the sums of the next step are exact as well.  In float16, whose
 largest number is 65504, cotangents are smaller by a power of two that leaves no update above
 `_LARGEST_UPDATE`: the products of the next step would overflow.
 
-Source: derived here but for Partial._partition_value in
+Source: derived here except Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0).
 """
 
@@ -37,7 +37,7 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST_UPDATE = 4  # in units of the parameters, in float16
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
-_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then fit no 16-bit dtype
+_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then exceed any 16-bit dtype
 
 
 def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
@@ -99,10 +99,11 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 
 
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
-    """x and cotangent of one step, so many times T rows, int64.
+    """Draws x and cotangent of one step, `num_sums` times T rows, int64.
 
-    Of several parts, whose sums may take more bits, every other cotangent counts in a finer unit.  After an
-    update sums are rounded, and one over tokens that nearly cancels would conclude nothing: features lean to one side.
+    If there are several parts, whose sums may take more bits, every other cotangent counts in a finer unit.  After an
+    update sums are rounded, and a sum over tokens that nearly cancels would conclude nothing: features lean to one
+        side.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -114,24 +115,24 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
     signs, cotangent = x[: plan.tokens].sign(), torch.cat(parts)
     if step > 1:
         signs, cotangent = _leaning(signs, x_source), _leaning(cotangent, g_source)
-    signs = signs.repeat(num_sums, 1)  # so that what is active in one part is in all
+    signs = signs.repeat(num_sums, 1)  # so that all parts activate the same features
     return {x_name: x.abs() * signs, g_name: cotangent}
 
 
 def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Signs turned so that of each column, a feature, seven rows in eight lie on one side of zero."""
+    """Turns signs so that seven rows in eight of each column, a feature, lie on one side of zero."""
     sides = odd_integers(rows.shape[1:], 1, 1, source)
     kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
     return torch.where(kept, rows, rows.abs() * sides)
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
-    """The smallest magnitude: half the largest where the whole significand is to be used."""
+    """Returns the smallest magnitude: half the largest if the whole significand is to be used."""
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Odd integers, at most `cap` of them in each row and each column, else zeros; (rows, columns), int64.
+    """Draws odd integers, at most `cap` in each row and each column, else zeros; (rows, columns), int64.
 
     The places of a row, and those of a column, are distinct modulo the longer side.
     """
@@ -158,9 +159,9 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 
 
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
-    """The largest magnitude among the first step's gradients of the parameters, summed over all tokens, in units.
+    """Returns the largest magnitude of the first step's parameter gradients, summed over all tokens, in units.
 
-    Of a tied weight it is one of either use, or as large as both together.
+    For a tied weight it is that of either use, or of both together.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)

@@ -1,6 +1,6 @@
-"""How large and how dense the tensors of a perceptron may be, so that no sum of theirs can round.
+"""Chooses how large and how dense the tensors of a perceptron may be, so that none of its sums can round.
 
-Letters and what must hold: as in `exact_mlp`.
+For letters and conditions see `exact_mlp`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Plan:
 
     Attributes:
         tokens, features, hidden, outputs: T, K, H, N.
-        x, w1, b1, w2, b2, g: Largest magnitudes; b1 is 0 without a bias, b2 is to be multiplied by
+        x, w1, b1, w2, b2, g: Largest magnitudes; b1 is 0 without a bias, b2 is later multiplied by
             the world size.
         cap1, cap2, cap_g: Nonzero elements in each row and in each column of W1, W2 and G.
-        averaged: What G is to be multiplied by.
-        tied: Whether W2 is W1 or its transpose: as sparse and as small as the lesser of the two plans.
+        averaged: Factor by which G is later multiplied.
+        tied: True if W2 is W1 or its transpose: as sparse and as small as the smaller of the two plans.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """What the magnitudes behind one element come to at most, and which caps that depends on."""
+        """Returns the largest sum of magnitudes behind one element, by the caps that the sum depends on."""
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
         cotangent = self.g * self.averaged
@@ -61,7 +61,7 @@ class Plan:
         return forward | {"cap1 cap2 cap_g": grad_x, "cap2 cap_g": of_in, "cap1 cap_g": of_out}
 
     def fits(self, limit: int) -> bool:
-        """Whether no sum is above `limit`."""
+        """True if no sum is above `limit`."""
         return max(self.sums().values()) <= limit
 
 
@@ -80,11 +80,11 @@ def choose_plan(
     averaged: int = 1,
     tied: bool = False,
 ) -> Plan:
-    """The plan of one draw.
+    """Chooses the plan of one draw.
 
     dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit;
-    `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits:
-    W2 and G meet hidden features of up to 1 + b1, and so take one bit less where there is a bias; the
+    `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits.
+    W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if there is a bias; the
     gradient of a tied weight is a sum of both uses.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))

@@ -23,19 +23,19 @@ from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
 _OFFSETS = (1.0, 2.0, 0.5)  # of the features of x and of a cotangent, in scales
-_FEW = 3  # elements of a weight, of which a few steps of AdamW may leave next to nothing
+_FEW = 3  # elements of a weight, which a few steps of AdamW may reduce to almost nothing
 
 
 def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x, parameters and cotangent of each step: nearly normal numbers, each tensor with a scale of its own.
+    """Draws global x, parameters and cotangent of each step: nearly normal numbers, each tensor with its own scale.
 
-    Weights are divided by the root of what they sum over, as layers are initialised, so that the
-    activation meets arguments of either sign on both sides of its bend; most hidden features are
+    Weights are divided by the root of the number of summed terms, as layers are initialised, so that the
+    activation gets arguments of either sign on both sides of its bend.  Most hidden features are
     turned so that one token, another for each, activates them.  Cotangents are divided by the number
-    of tokens that a gradient sums over, as the gradient of a mean is: training goes on from what
-    gradients leave, and float16 overflows soon.  AdamW moves a bias by its learning rate, whatever the
-    gradient: that of out_proj begins on the side of zero from which it is moved away, that of in_proj at
-    one or more; and so the weight of a layer of few features.
+    of tokens that a gradient sums over, like the gradient of a mean: training continues from the
+    updated parameters, and float16 overflows soon.  AdamW moves a bias by its learning rate, for any
+    gradient: out_proj's bias begins on the side of zero from which it moves away, in_proj's at
+    one or more; and so does the weight of a layer of few features.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -61,7 +61,7 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
-    """Turns the signs of three hidden features in four where their token, from number `first` on, has none above 0."""
+    """Turns the signs of three hidden features in four if their token, from number `first` on, activates none."""
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")
     before = (x[(hidden + first) % len(x)] * weight).sum(1)

@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that known failures name in `where`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fewest_dims(case: FetchCase) -> int:
 
 
 def has_strided_rows(case: FetchCase) -> bool:
-    """Whether some parameter is handed over with gaps between the elements of its last dim."""
+    """True if some parameter has gaps in memory between the elements of its last dim."""
     return not case.contiguous and any(
         len(shape) == 1 or (math.prod(shape) > 0 and min(shape[-2:], default=0) > 1) for shape in case.parameters
     )

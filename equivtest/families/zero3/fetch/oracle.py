@@ -1,4 +1,4 @@
-"""Fetched parameters: copies of what was partitioned, so equal to the last bit."""
+"""Fetched parameters: copies of the partitioned ones, so equal to the last bit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 @expect.register
 def expect_fetch(case: FetchCase, index: int) -> Expected:
-    """`param.i` and `partition.i`: both have the parameter itself as their global value.
+    """Expects `param.i` and `partition.i`: both have the parameter itself as their global value.
 
     The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its payload; `bits`
-    keeps every bit.  A fetch that is not documented to gather may add zeros, where a backend may flush subnormals.
+    keeps every bit.  A fetch that is not documented to gather may add zeros, for which a backend may flush subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()

@@ -1,12 +1,12 @@
 """ZeRO-3's fetch: partitioned parameters made whole, by all_gather or by all_reduce.
 
 A parameter of n elements is flattened, padded to a multiple A of the world size w, and
-partitioned: rank r keeps s = A / w elements from r * s on.  Nothing ever writes the padding of
-a real ZeRO; here it is filled with what the case says, so that whoever reads it is caught.
+partitioned: rank r keeps s = A / w elements from r * s on.  A real ZeRO never writes the
+padding.  Here it has the case's fill value, so that code that reads it gets wrong results.
 A fetch makes several parameters whole with one collective:
 
     all_gather   buffer is rank-major   [rank][parameter]: gathered, then narrowed and concatenated
-    all_reduce   buffer is parameter-major [parameter][rank]: zeros but for the own partitions;
+        all_reduce   buffer is parameter-major [parameter][rank]: zeros except the rank's own partitions;
                  the parameters are views made before the collective, and the sum fills them in
 
 Source: DeepSpeed PR 5420 and deepspeed/runtime/zero/partition_parameters.py (0.19.8).
@@ -39,7 +39,7 @@ class DtypeError(TypeError):
 
 
 class Status(enum.Enum):
-    """Whether the whole parameter is present."""
+    """State of the whole parameter."""
 
     NOT_AVAILABLE = enum.auto()
     IN_FLIGHT = enum.auto()
@@ -52,7 +52,7 @@ class PartitionedParameter:
 
     Attributes:
         partition: (padded numel / w,), local.
-        whole: `shape`, global; its values count only while the status is AVAILABLE.
+        whole: `shape`, global; its values are valid only while the status is AVAILABLE.
     """
 
     shape: torch.Size
@@ -120,7 +120,7 @@ def launch(parameters: Sequence[PartitionedParameter]) -> None:
 
 @contextmanager
 def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
-    """Launches the parameters; they are NOT_AVAILABLE again where what is done under it fails."""
+    """Launches the parameters; makes them NOT_AVAILABLE again if the block fails."""
     launch(parameters)
     try:
         yield
@@ -162,7 +162,7 @@ def fetch_by_all_reduce(
     """Starts one all_reduce of one flat buffer; the parameters are views of it from the start.
 
     Args:
-        make_buffer: Gives the buffer, of the kind of a partition and of so many elements.
+        make_buffer: Makes the buffer, like a partition and with so many elements.
     """
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
     with launching(parameters):

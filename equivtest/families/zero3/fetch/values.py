@@ -15,12 +15,12 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 @draw.register
 def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Global parameters `param.i`.
+    """Draws global parameters `param.i`.
 
     Modes, the first three without zeros:
         dense: Odd integers of random sign, below 2**p in magnitude; p significand bits.
         index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value
-            tells where it came from.
+                shows its origin.
         wide: All significand bits and all normal exponents of the dtype.
         special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
             number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
@@ -50,7 +50,7 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Tensor]:
-    """As of a FetchCase, but with misfit 'dtype' the last parameter has another dtype."""
+    """Draws like a FetchCase, but with misfit 'dtype' the last parameter has another dtype."""
     given = draw_fetch(case, index)
     if case.misfit == "dtype":
         last = case.given_names()[-1]

@@ -1,13 +1,13 @@
-"""Values for the life of parameters, on which no operation can round.
+"""Values for the life of parameters, for which no operation can round.
 
-Letters: w ranks, p significand bits, m ranks whose cotangents are not zero, g their largest quotient
+Letters: w ranks, p significand bits, m ranks with nonzero cotangents, g their largest quotient
 by w, b the largest magnitude of a parameter.
 
 Cotangents are multiples of w, so that averages over ranks are integers.  In one use the ranks' gradients
 add up to at most w m g, and all gradients between two steps to MAX_OPERATIONS m g at most.  An update
-takes half of that away, so that parameters are integers in units of 1/2: 2 b + MAX_OPERATIONS m g of
+subtracts half of that, so that parameters are integers in units of 1/2: 2 b + MAX_OPERATIONS m g of
 them at most.  All three stay within 2**p, hence every partial sum is a value of the dtype: see
-`equivtest.oracle.exact`, where the oracle proves it of the numbers drawn.
+`equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LARGEST_QUOTIENT = 99
 
 @draw.register
 def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
-    """Global tensors of the operations and parameters of a case, see `LifecycleCase`.
+    """Draws global tensors of the operations and parameters of a case, see `LifecycleCase`.
 
     Modes:
         dense: Parameters and their new values are odd integers of random sign.
-        index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value tells
-            where it came from.
+            index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value shows
+                its origin.
     x are random signs; cotangents are w times odd integers of random sign, in every mode.
     """
     mode, seed = case.values[index]

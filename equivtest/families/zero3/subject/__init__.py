@@ -1,7 +1,7 @@
-"""Our own ZeRO-3, small enough to be read in one sitting.
+"""Our own ZeRO-3, small enough for one reading.
 
     layer       one module's parameters: partitioned, whole only between fetch and release
-    gradients   each gradient reduced and scattered, then added to what this rank has of it
+        gradients   each gradient reduced and scattered, then added to this rank's part of it
     engine      hooks: fetch before and release after each layer, forward and backward
     clipping    the norm of all gradients from those of the partitions
     training    the subjects: a perceptron trained by torch's optimizers on the partitions

@@ -1,6 +1,6 @@
-"""Gradients under ZeRO-3: each rank keeps, of the average over ranks, what lies in its partition.
+"""Gradients under ZeRO-3: each rank keeps its partition of the average over ranks.
 
-Source: deepspeed/runtime/zero/stage3.py (0.19.8): a gradient is reduced as soon as it is there and
+Source: deepspeed/runtime/zero/stage3.py (0.19.8): a gradient is reduced as soon as it is complete and
 added to the partition of the micro-batches before.
 """
 

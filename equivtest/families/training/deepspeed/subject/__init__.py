@@ -1,6 +1,6 @@
 """The real DeepSpeed: a perceptron trained by its ZeRO-3 engine with torch's optimizers.
 
-What a rank holds is read from its own partitions; nothing is gathered to be judged.
+A rank's values are read from its own partitions; nothing is gathered for the judgement.
 
 Source: deepspeed/runtime/engine.py and runtime/zero/stage3.py; deepspeed/utils/tensor_fragment.py,
 safe_get_local_fp32_param and its like (0.19.8).
@@ -35,7 +35,7 @@ def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -
 
 
 def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """DeepSpeed's ZeRO-3 engine, fetching by all_reduce where two or more parameters are fetched together."""
+    """Trains with DeepSpeed's ZeRO-3 engine, which fetches by all_reduce if it fetches several parameters together."""
     return run(case, mesh, given, by_all_reduce=True)
 
 
@@ -45,7 +45,7 @@ def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool
 
 
 def live(visit: DeepSpeedRun) -> Answers:
-    """What an engine answers until its end."""
+    """Returns the answers of an engine, then destroys it."""
     try:
         return visit.answers()
     finally:
@@ -69,10 +69,10 @@ def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
 
 
 def number_alike(init: Any, mesh: DeviceMesh) -> None:
-    """Has the ranks number the parameters of their next engine alike, after those that each of them has had.
+    """Makes the ranks number the parameters of their next engine equally, after all earlier ones of any rank.
 
-    DeepSpeed counts per process and compares between ranks: an engine is refused where one rank has
-    partitioned more before, as for a mesh that left the others out (0.19.8).
+    DeepSpeed counts per process and compares between ranks: it refuses an engine if one rank has
+    partitioned more before, as after a mesh that left the others out (0.19.8).
     """
     following = torch.tensor(init.param_id, device=mesh.device_type)
     dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
@@ -108,7 +108,7 @@ class DeepSpeedRun(DataParallelRun):
         return model
 
     def config(self) -> dict[str, object]:
-        """The engine's configuration: any torch optimizer, and what the case says."""
+        """Returns the engine's configuration: any torch optimizer, and the case's options."""
         case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,
@@ -127,7 +127,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """What only this stage can be told."""
+        """Returns the options of this stage alone."""
         case = self.case
         return {
             FLAG: self.by_all_reduce,
@@ -140,7 +140,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """The option of that name, only where it is asked for: it came with 0.18."""
+        """Returns the option of that name, only if the case requests it: it came with 0.18."""
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
@@ -148,7 +148,7 @@ class DeepSpeedRun(DataParallelRun):
         return {"stage3_allgather_sequential": True}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """The engine's, which is handed in and wrapped before the first step."""
+        """Returns the engine's optimizer, which was passed in and wrapped before the first step."""
         wrapped: torch.optim.Optimizer = self.engine.optimizer
         return wrapped
 
@@ -162,7 +162,7 @@ class DeepSpeedRun(DataParallelRun):
         return super().run_micro_batch(step, index)
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """As of a loss whose gradient is the cotangent."""
+        """Runs the backward of a loss whose gradient is the cotangent."""
         self.engine.backward((output * cotangent).sum(), scale_wrt_gas=False)
 
     def gradient(self, name: str) -> torch.Tensor | None:
@@ -182,7 +182,7 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.step()
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """After the step that the case names, all that goes on is what a fresh engine has loaded."""
+        """Replaces the engine, after the step that the case names, by a fresh one that has loaded its checkpoint."""
         if step != self.case.saved_after:
             return optimizer
         with shared_folder(self.mesh) as folder:

@@ -38,7 +38,7 @@ def deepspeed_fetch_all_gather(
 def deepspeed_fetch_all_reduce(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """DeepSpeed's own fetch, by all_reduce where two or more parameters are fetched together."""
+    """DeepSpeed's own fetch, by all_reduce if two or more parameters are fetched together."""
     return run_fetch(case, mesh, given, by_all_reduce=True)
 
 
@@ -86,11 +86,11 @@ def joined_deepspeed(device_type: str) -> ModuleType:
 
 
 def restore_linear(deepspeed: ModuleType) -> None:
-    """Gives torch.nn.functional.linear back, which zero.Init has replaced for the rest of the process.
+    """Restores torch.nn.functional.linear, which zero.Init replaces for the rest of the process.
 
-    The replacement hands a weight's gradient on before the bias's, torch's own after it, and engines
-    reduce gradients in the order in which they come: no visit may depend on which ranks an earlier one
-    had.  Without its note of the original, DeepSpeed replaces it afresh the next time
+    The replacement passes a weight's gradient on before the bias's, torch's own after it, and engines
+    reduce gradients in the order of their arrival.  No visit may depend on the ranks of an earlier
+    one.  Without its note of the original, DeepSpeed replaces it again the next time
     (runtime/zero/partition_parameters.py, InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
     """
     patcher = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses

@@ -1,7 +1,7 @@
 """The real DeepSpeed: a perceptron trained by its ZeRO-1 and ZeRO-2 engines, whose parameters are whole on every rank.
 
-All that is trained forms one flat tensor, of which each rank updates a part; what that part has of
-a parameter is told by DeepSpeed's own mapping, on this rank alone.
+All trained parameters form one flat tensor, of which each rank updates a part.  DeepSpeed's own mapping on this
+rank says which part of a parameter that is.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py; deepspeed/utils/tensor_fragment.py, class
 tensor_fragment (0.19.8).
@@ -21,7 +21,7 @@ from equivtest.families.training.subject import STATE_KEYS
 
 
 def deepspeed_mlp_stages_1_and_2(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """DeepSpeed's ZeRO-1 or ZeRO-2 engine, as the case says."""
+    """Trains with DeepSpeed's ZeRO-1 or ZeRO-2 engine, according to the case."""
     return live(StagesRun(case, mesh, given, by_all_reduce=False))
 
 
@@ -49,7 +49,7 @@ class StagesRun(DeepSpeedRun):
 
 
 def operand(parameter: Any, held: torch.Tensor | None) -> torch.Tensor:
-    """What this rank adds to a tensor of the parameter's shape: its part of it, at its place, or nothing."""
+    """Returns this rank's operand of a tensor with the parameter's shape: its part, in its place, between zeros."""
     whole = torch.zeros(parameter.shape, dtype=parameter.dtype)
     if held is not None:
         place = parameter._hp_mapping.lp_fragment_address

@@ -10,5 +10,4 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def two_axes_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Those of the case's style."""
     return hsdp_collectives(case, rank) if case.style == "hsdp" else fsdp2_tp_collectives(case, rank)

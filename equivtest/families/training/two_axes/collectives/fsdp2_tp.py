@@ -1,6 +1,6 @@
 """The collectives of a perceptron that is tensor parallel along the rows of a mesh and fully sharded along its columns.
 
-Letters: d x t ranks, of which the t of a row divide the hidden features and the d of a column what each of these holds;
+Letters: d x t ranks; the t of a row divide the hidden features and the d of a column divide each such part;
 K in_features, H hidden_features, N out_features, H_j the hidden features of column j, T tokens of one micro-batch.
 """
 
@@ -19,23 +19,24 @@ from equivtest.oracle.collectives import Collectives
 from equivtest.tensors import DTYPES
 
 HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
-"""The dim of hidden features, where a parameter has one; out_proj.bias has none, and every rank of a row its whole."""
+"""The dim of hidden features of a parameter; out_proj.bias has none, and every rank of a row holds it whole."""
 
 
 def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Each micro-batch: the layers gathered along the column; output and gradient of x reduced along the row.
+    """Lists collectives: each micro-batch gathers layers along the column, and reduces output and x's gradient by row.
 
-    Handed out along the row, t parts of ceil(H / t) hidden features of a parameter are scattered by the row's first
-    rank, and the bias of out_proj, which has none, is broadcast; along the column nothing is: each rank cuts its own.
+    When parameters are distributed along the row, its first rank scatters t parts of ceil(H / t) hidden features of a
+    parameter, and broadcasts out_proj's bias, which has no hidden features.  Along the column each rank cuts its own
+    part.
 
     Forward, each layer takes an all_gather along the column: of a parameter of r rows in this column of the mesh
-    ceil(r / d) rows, padding included.  The sum of H products that an output element is ends in an all_reduce of
-    T N numbers along the row.  Backward, what was released is gathered again; the gradient of x, which each rank of a
-    row has from its own hidden features alone, takes an all_reduce of T K numbers along the row, and that of the output
-    none, being whole.  Where gradients are reduced, a layer's take one reduce_scatter along the column of d times
-    its parts.  No other gradient crosses a row: each rank has what its hidden features need.
+    ceil(r / d) rows, padding included.  The sum of H products for an output element ends in an all_reduce of
+    T N numbers along the row.  Backward, released parameters are gathered again.  The gradient of x, which each rank of
+    a row has only from its own hidden features, takes an all_reduce of T K numbers along the row; the output's
+    gradient, being whole, takes none.  If gradients are reduced, a layer's gradients take one reduce_scatter along the
+    column of d times its parts.  No other gradient crosses a row: each rank has what its hidden features need.
 
-    An axis of one rank takes nothing, but that parameters are handed out all the same.
+    An axis of one rank takes nothing, except that parameters are distributed all the same.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3: f and g, an all_reduce each, backward and forward;
     Rajbhandari et al., ZeRO (2020), section 5.3; `_apply` of ColwiseParallel and RowwiseParallel in

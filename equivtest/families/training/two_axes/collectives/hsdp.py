@@ -1,6 +1,6 @@
 """The collectives of a perceptron that is sharded on one mesh axis and replicated on the other.
 
-Letters: d x t ranks, of which the t of a row share the parameters.
+Letters: d x t ranks; the t ranks of a row share the parameters.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from equivtest.tensors import DTYPES
 
 
 def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Each micro-batch gathers every layer along the row, and in the backward again what was released.
+    """Lists collectives: each micro-batch gathers every layer along the row, and released ones again backward.
 
     Tied layers are gathered and reduced together.
-    Where gradients are reduced, those of a layer take one reduce_scatter along the row and one
+    If gradients are reduced, a layer's gradients take one reduce_scatter along the row and one
     all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
     rows, padded, or 1 / t of its columns.  A row of one rank gathers and scatters nothing; a column
     of one rank still takes its all_reduce.  The backward gathers the next layer ahead, whether or
     not gradients reach it.
 
-    Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what is gathered and reduced;
+    Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the gathered and reduced tensors;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, foreach_reduce in _fsdp_collectives.py (2.13.0).
     """

@@ -1,6 +1,6 @@
 """Our own ZeRO-3 as subjects: a perceptron whose partitions are trained by torch's optimizers.
 
-An optimizer sees of each partition what is no padding, in the partition's own memory.
+An optimizer sees each partition without its padding, in the partition's own memory.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Zero3Run(DataParallelRun):
         return model
 
     def held(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """What is no padding of this rank's partition, in its memory."""
+        """Returns this rank's partition without padding, in its memory."""
         start = self.mesh.get_local_rank() * partition.numel()
         numel = self.engine.partitioned(name).numel
         return partition.detach()[: max(0, min(partition.numel(), numel - start))]
 
     def padded(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """A partition that has `held` before its padding."""
+        """Returns a partition with `held` before its padding."""
         partition = torch.full_like(self.parameter(name), self.padding, requires_grad=False)
         partition[: held.numel()] = held
         return partition

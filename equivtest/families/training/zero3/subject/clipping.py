@@ -1,7 +1,7 @@
-"""The norm of all gradients under ZeRO-3, of which each rank has partitions, and clipping by it.
+"""The norm of all gradients under ZeRO-3, whose partitions the ranks hold, and clipping by it.
 
 Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct: powers of the partitions' norms
-are added over the ranks, or the largest magnitude is taken.  Here in float64, where no square of a
+are added over the ranks, or the largest magnitude is taken.  Here it is float64, in which no square of a
 number of fewer bits overflows or underflows.
 """
 

@@ -1,7 +1,7 @@
 """The hooks of ZeRO-3: when each layer of a module is fetched and released, and its gradients reduced.
 
-Forward, a layer is whole while it runs.  Backward, it is whole from when the gradient of its output
-is there until that of an earlier layer's output is, or the backward ends; by then it has been used.
+Forward, a layer is whole while it runs.  Backward, it is whole from the gradient of its output
+until the gradient of an earlier layer's output, or the end of the backward; by then it has been used.
 A parameter of several layers is whole from the first of them that runs until the last, and so is
 fetched once forward and once backward; autograd adds up the gradients of its uses before they are reduced.
 
@@ -24,10 +24,10 @@ from equivtest.families.zero3.subject.gradients import Gradients
 
 
 class Engine:
-    """A module whose layers, the children and what is in them, are partitioned.
+    """A module whose layers, the children and their submodules, are partitioned.
 
     Attributes:
-        layers: By name.
+        layers: Layers by name.
         gradients: Partitions of the gradients so far.
     """
 
@@ -45,7 +45,7 @@ class Engine:
         tell_shared(list(self.layers.values()))
 
     def partitioned(self, name: str) -> PartitionedParameter:
-        """What this rank holds of parameter 'layer.kind'."""
+        """Returns this rank's part of parameter 'layer.kind'."""
         layer, _, kind = name.partition(".")
         return self.layers[layer].partitioned[kind]
 
@@ -61,7 +61,7 @@ class Engine:
                 layer.release()
 
     def before_backward_of(self, layer: Layer) -> None:
-        """Every later layer has been used; this one is next."""
+        """Releases every later layer, which has been used, and fetches this one."""
         layers = list(self.layers.values())
         for used in layers[layers.index(layer) + 1 :]:
             if used.is_available:

@@ -1,7 +1,7 @@
-"""The parameters of a module and of what is in it under ZeRO-3: partitions, and the wholes while fetched.
+"""The parameters of a module and of its submodules under ZeRO-3: partitions, and the wholes while fetched.
 
-While they are not fetched, the module's parameters have no elements.  Autograd saves for the
-backward what refers to a whole, not the whole itself, and so finds the one that is fetched then.
+While they are not fetched, the module's parameters have no elements.  For the backward, autograd saves a
+reference to a whole, not the whole itself, and so finds the one that is fetched then.
 
 Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
 (0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
@@ -31,17 +31,17 @@ class SavedView:
 class Layer:
     """A module's parameters, by kind: 'weight', 'bias'.
 
-    A parameter that an earlier or a later layer has too is partitioned once: whichever layer comes
-    first fetches it, whichever comes last releases it.
+    A parameter that an earlier or a later layer shares is partitioned once: the first layer to run
+    fetches it, the last one releases it.
 
     Args:
         module: Its parameters are whole; they lose their elements.
         fetcher: Makes them whole again, all with one collective.
-        padding: What the padding of partitions holds.
-        partitions: Of the layers before this one; those of its own parameters are added.
+        padding: Fill value of the partitions' padding.
+        partitions: Partitions of the layers before this one; it adds those of its own parameters.
 
     Attributes:
-        earlier, later: Kinds of which an earlier or a later layer has the parameter too.
+        earlier, later: Kinds whose parameter an earlier or a later layer shares.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Layer:
 
     @property
     def is_available(self) -> bool:
-        """Whether the parameters are whole, but for what another layer that has it too has released."""
+        """True if the parameters are whole, except those that another layer shares and has released."""
         present = {kind for kind, parameter in self.partitioned.items() if parameter.status is Status.AVAILABLE}
         return bool(present) and self.partitioned.keys() - self.earlier - self.later <= present
 
@@ -88,10 +88,10 @@ class Layer:
             parameter.data = self._whole(kind)
 
     def release(self, keeping: Collection[str] = ()) -> None:
-        """Drops the wholes but those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
+        """Drops the wholes except those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
-            RuntimeError: one is not AVAILABLE, and no other layer has it too.
+            RuntimeError: one is not AVAILABLE, and no other layer shares it.
         """
         tied = self.earlier | self.later
         for kind, parameter in self.partitioned.items():
@@ -102,7 +102,7 @@ class Layer:
         self._empty(dropped)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
-        """What autograd is to save in place of a tensor: views of wholes are only referred to."""
+        """Returns what autograd saves instead of a tensor: only a reference for a view of a whole."""
         for kind, parameter in self.partitioned.items():
             if parameter.whole is not None and _begins_with(tensor, parameter.whole):
                 return SavedView(kind, tensor.size(), tensor.stride())
@@ -126,5 +126,5 @@ class Layer:
 
 
 def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether a tensor is made of all elements of `whole`, in its memory."""
+    """True if a tensor has all elements of `whole`, in its memory."""
     return tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel() > 0

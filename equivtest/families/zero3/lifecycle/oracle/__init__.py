@@ -1,4 +1,4 @@
-"""What is there after each operation on parameters: values and statuses of the unsharded model, and memory."""
+"""Expected state after each operation on parameters: values and statuses of the unsharded model, and memory."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What ZeRO-3 takes for the life of its parameters: collectives and memory, by formula.
+"""Costs of ZeRO-3 for the life of its parameters: collectives and memory, by formula.
 
 Letters: w ranks, b bytes of an element; A_i elements of parameter i once padded to a multiple of w,
 s_i = A_i / w of its partition, n_i without padding.
 
-    fetch, launch   all_gather: one of sum(s_i) b bytes handed in, over the parameters named
+        fetch, launch   all_gather: one with operands of sum(s_i) b bytes, over the parameters named
                     all_reduce: one of sum(A_i) b
     use             one reduce_scatter of A_i b for each parameter that requires a gradient
-    all others      nothing; nor does anything without elements, or that is refused
+        all others      nothing; also nothing for no elements, or if it is refused
 
 Each rank holds, in bytes:
 
@@ -32,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def lifecycle_collectives(case: LifecycleCase, rank: int) -> Collectives:
-    """What one run of the sequence calls; all of it outside of a backward."""
+    """Returns the collectives of one run of the sequence; all are outside of a backward."""
     calls: list[Collective] = []
     for moment in moments(case, 0):
         if moment.refusal == "none":

@@ -1,13 +1,13 @@
-"""The life of parameters that nobody has partitioned: a value each, and whether it may be used.
+"""The life of unpartitioned parameters: a value each, and whether it may be used.
 
 Letters: w ranks, c and x a rank's cotangent and factor.  Per use the gradient of a parameter is
-sum(c x) / w over the ranks' rows; a step takes LEARNING_RATE times the sum of gradients away.
+sum(c x) / w over the ranks' rows; a step subtracts LEARNING_RATE times the sum of gradients.
 
-Exact where each of these sums is an integer of at most 2**p units: see `equivtest.oracle.exact`.
+Exact if each of these sums is an integer of at most 2**p units: see `equivtest.oracle.exact`.
 
 Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what may be whole when; ZeroParamStatus and
-GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, what is
-refused, and that a new value goes back to the partitions.
+GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, refusals
+and the return of a new value to the partitions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Parameter:
     """One parameter at one moment; tensors are (*shape), float64.
 
     Attributes:
-        fetched_by: Number of the operation that asked for it last; -1: none has.
+        fetched_by: Number of the operation that fetched it last; -1: none has.
     """
 
     value: torch.Tensor
@@ -63,7 +63,7 @@ class Model:
         self.parameters = {index: Parameter(self.given[f"param.{index}"].double()) for index in numbers}
 
     def run(self, number: int, operation: Operation) -> str:
-        """Does the operation; what it is refused for, one of REFUSALS."""
+        """Runs the operation; returns its refusal, one of REFUSALS."""
         self.outputs = {}
         refusal = self.refusal(operation)
         if refusal == "none":
@@ -140,7 +140,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Moment:
-    """What there is after an operation."""
+    """The state after an operation."""
 
     number: int
     operation: Operation

@@ -1,4 +1,4 @@
-"""The life of our own ZeRO-3's parameters as subjects: a sequence of operations, and what is there after each."""
+"""The life of our own ZeRO-3's parameters as subjects: a sequence of operations, and the state after each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def zero3_lifecycle_all_reduce(case: LifecycleCase, mesh: DeviceMesh, given: Giv
 
 
 class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """No operator can be run: there is no memory for what it gives."""
+    """Makes every operator fail, as if there were no memory for its result."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Life:
     """One visit on this rank.
 
-    This rank names the parameters of an operation, and waits for them, in an order of its own.
+    This rank names the parameters of an operation, and waits for them, in its own order.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Life:
             self.store = store_class(wholes, mesh, fetcher, padding=padding_of(case))
 
     def answers(self) -> Answers:
-        """What is there after each operation."""
+        """Returns the state after each operation."""
         layouts, answers = self.case.layouts(), {}
         for number, operation in enumerate(self.case.sequence()):
             refusal = self.attempt(number, operation)
@@ -82,7 +82,7 @@ class Life:
         return answers
 
     def attempt(self, number: int, operation: Operation) -> str:
-        """Does an operation; what it is refused for."""
+        """Runs an operation; returns its refusal."""
         self.outputs = {}
         try:
             with self.meter or nullcontext():
@@ -92,7 +92,7 @@ class Life:
         return "none"
 
     def perform(self, number: int, operation: Operation) -> None:
-        """Does an operation, or raises what it is refused for."""
+        """Runs an operation, or raises the error of its refusal."""
         named = self.in_own_order(operation.parameters)
         match operation.verb:
             case "wait":
@@ -144,9 +144,9 @@ class Life:
             yield f"memory.{here}", self.memory(self.meter)
 
     def memory(self, meter: Meter) -> torch.Tensor:
-        """Bytes that are held, in the order of MEMORY: (len(MEMORY),), int64.
+        """Returns the bytes in use, in the order of MEMORY: (len(MEMORY),), int64.
 
-        Outputs belong to who asked for them; what a fetch under way holds beside the wholes is its own affair.
+        Outputs belong to the caller.  A fetch in flight may use memory besides the wholes.
         """
         store = self.store
         held = {

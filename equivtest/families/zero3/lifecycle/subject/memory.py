@@ -45,7 +45,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Bytes that are alive beside those of `tensors`, once the backend's threads have let go of theirs."""
+        """Returns the bytes alive besides those of `tensors`, once the backend's threads have released theirs."""
         accounted, until_s = storages(tensors), time.monotonic() + limits.SETTLE_S
         while True:
             size = sum(size for address, size in self.alive().items() if address not in accounted)

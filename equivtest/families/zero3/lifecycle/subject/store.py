@@ -1,8 +1,8 @@
 """Parameters under ZeRO-3 through their life: fetched, used, updated, saved, released, in any order.
 
-An operation that cannot be done is refused before anything has changed.  What one rank calls, all
-call, in the same order; which parameters one call names, each rank may say in an order of its own,
-and so may it wait.
+An operation that is not possible is refused before anything has changed.  All ranks make the same calls
+in the same order.  Each rank may name the parameters of one call in its own order, and may wait for them in
+its own order.
 
 Source: GatheredParameters and ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py (0.19.8).
 """
@@ -37,11 +37,11 @@ class Store:
     Args:
         wholes: The parameters, whole, of any shape.
         fetcher: Makes several whole with one collective.
-        padding: What the padding of partitions holds.
+        padding: Fill value of the partitions' padding.
 
     Attributes:
-        saved: Whole values, of the parameters that were saved.
-        fetching: Fetches that nobody has waited for, and the parameters of each.
+        saved: Whole values of the saved parameters.
+        fetching: Fetches without a wait so far, and the parameters of each.
     """
 
     gradients_class: ClassVar[type[Gradients]] = Gradients
@@ -54,7 +54,7 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """This rank's partition of what the uses since the last step have added up: (padded numel / w,)."""
+        """Returns this rank's partition of the gradients since the last step: (padded numel / w,)."""
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
