@@ -65,7 +65,7 @@ format: $(INSTALLED)  ## Ruff's format and its safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## Speed of the harness, and of its peers on the same work
+bench: $(INSTALLED)  ## Speed of the harness beside bare programs
 	$(BIN)/python -m studies.speed
 
 docs-installed: $(INSTALLED) $(DOCS)/.installed
@@ -89,7 +89,7 @@ clean:  ## Remove everything that make, the tests and the build leave, .venv inc
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 # Beside .venv, whose packages it sees: the builder is no part of what the tests run in.
@@ -112,7 +112,7 @@ $(RELEASE)/.installed: pyproject.toml constraints.txt
 	test -n "$(VERSION)" || { echo 'name a release of torch: make release VERSION=2.15.0' >&2; exit 2; }
 	$(PYTHON) -m venv $(RELEASE)
 	sed -E '/^(torch|setuptools|sympy)==/d' constraints.txt > $(RELEASE)/constraints.txt
-	$(RELEASE)/bin/python -m pip install --quiet -c $(RELEASE)/constraints.txt torch==$(VERSION) -e '.[bench]'
+	$(RELEASE)/bin/python -m pip install --quiet -c $(RELEASE)/constraints.txt torch==$(VERSION) -e .
 	touch $@
 
 # Beside .venv too, and without what they ask for: torch is that of .venv, all else is in the file.

@@ -8,16 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from equivtest.cases.case import Case
-from equivtest.families.embedding.case import STYLES, EmbeddingCase
 from equivtest.ranks.pool import Pool
 from studies.speed.measure import Spread, require_answers
 from studies.speed.rank_timing import FETCH_PARTS, FETCHES, ManyParameters
 
 VISIT = "studies.speed.rank_timing:visit_timed"
 WORLD_SIZES = (2, 4)
-OUTPUT_LAYOUTS = {"whole": "replicate", "sequence": "shard(1)", "hidden": "shard(2)"}
-"""What an embedding's output (batch, sequence, hidden) is sharded on."""
-
 NUM_PARAMETERS = 200
 NUMELS = {10: 20, 1_000: 20, 100_000: 5}
 """Elements of each parameter that is fetched -> how often that is timed for each repetition asked for."""
@@ -39,25 +35,6 @@ class Compared:
     part: str
     seconds: dict[str, Spread]
     ratio: Spread
-
-
-def embedding_case(world_size: int, output: str) -> EmbeddingCase:
-    """2 sequences of 128 tokens, 4,096 ids, 256 features, float32; `output` is one of OUTPUT_LAYOUTS."""
-    return EmbeddingCase(
-        world_size=world_size, style="rowwise", leading=(2, 128), num_embeddings=4096, embedding_dim=256,
-        output_layout=OUTPUT_LAYOUTS[output], values=(("real", 0),), poison="none",
-    )  # fmt: skip
-
-
-def measure_embeddings(repeats: int) -> list[Compared]:
-    """Forward and backward by columns and by rows, for every layout of the output."""
-    found = []
-    with Pool(max_worlds=1, visit=VISIT) as pool:
-        for world_size in WORLD_SIZES:
-            for output in OUTPUT_LAYOUTS:
-                times_s = _times(pool, "time_embeddings", embedding_case(world_size, output), repeats)
-                found += _compare(output, world_size, ("forward", "backward"), STYLES, times_s)
-    return found
 
 
 def measure_fetches(repeats: int) -> list[Compared]:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import parallelize_module
 
 from equivtest.cases.case import Case, replicated
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.names import resolve
-from equivtest.cases.subject import torch_placement
-from equivtest.families.embedding.case import STYLES, EmbeddingCase
-from equivtest.families.embedding.subject import PLANS, make_embedding
 from equivtest.families.zero3.fetch.subject import Fetcher, fetch_by_all_gather, fetch_by_all_reduce, partition, release
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer
-from equivtest.ranks.visit import hand_out
 from equivtest.tensors import Placed
 
 NUM_TIMED = 10  # of each of the two that are compared, turn by turn
@@ -53,39 +47,6 @@ def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> 
         if number >= 0:
             found.append([row[name] for name in timed])
     return torch.tensor(found, dtype=torch.float64)
-
-
-# ------------------------------------------------------------------------------------------------
-# Embeddings
-
-
-def time_embeddings(case: EmbeddingCase, mesh: DeviceMesh) -> torch.Tensor:
-    """Seconds of forward and backward by each of STYLES: (NUM_TIMED, 2, 2)."""
-    return in_turns({style: _embedding(case, mesh, style) for style in STYLES}, NUM_TIMED)
-
-
-def _embedding(case: EmbeddingCase, mesh: DeviceMesh, style: str) -> Callable[[], list[float]]:
-    alone = replace(case, style=style)
-    given = hand_out(alone, 0, mesh)
-    layouts = [torch_placement(alone, name) for name in ("ids", "output")]
-    plan = PLANS[style](input_layouts=layouts[0], output_layouts=layouts[1])
-    layer = parallelize_module(make_embedding(alone, given, torch.nn.Embedding), mesh, plan)
-
-    def step() -> list[float]:
-        layer.zero_grad()
-        begun_s = time.perf_counter()
-        output = layer(given["ids"])
-        if isinstance(output, AsyncCollectiveTensor):
-            output.wait()
-        made_s = time.perf_counter()
-        torch.autograd.backward(output, given["cotangent"])
-        return [made_s - begun_s, time.perf_counter() - made_s]
-
-    return step
-
-
-# ------------------------------------------------------------------------------------------------
-# Fetches
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

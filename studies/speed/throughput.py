@@ -101,7 +101,7 @@ def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
         judge_replies(prop.subject, case, replies, prop.claims)
 
 
-def run_bare(pool: Pool, subject: str, cases: Sequence[Case], *, judged: bool = False) -> None:
+def run_bare(pool: Pool, subject: str, cases: Sequence[Case]) -> None:
     """Has the ranks of a pool that visits as VISIT says run the cases, of one world size, one after the other."""
-    everything = CaseList.of(cases[0].world_size, cases, judged=judged)
+    everything = CaseList.of(cases[0].world_size, cases)
     require_answers(subject, everything, pool.run(subject, everything, limit_s=LIMIT_S))
