@@ -15,23 +15,23 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 if TYPE_CHECKING:
     from equivtest.capturing import capture, capture_update
+    from equivtest.programs.checking import CheckFailed, Result, check
     from equivtest.programs.groups import Judge, Training, World
     from equivtest.programs.inputs import Input, ids, mask, positions, real, targets
-    from equivtest.programs.program import program
-    from equivtest.programs.property import module_property
+    from equivtest.programs.program import module_property, program
 
 _HOMES = {
     "capturing": ("capture", "capture_update"),
     "programs.groups": ("Judge", "Training", "World"),
     "programs.inputs": ("Input", "ids", "mask", "positions", "real", "targets"),
-    "programs.program": ("program",),
-    "programs.property": ("module_property",),
+    "programs.checking": ("CheckFailed", "Result", "check"),
+    "programs.program": ("module_property", "program"),
 }
 """Modules -> what is public of them, imported when somebody first asks for it: most take torch."""
 
 __all__ = [
-    "Input", "Judge", "NotSupported", "Training", "World", "__version__", "capture", "capture_update", "ids", "mask",
-    "module_property", "positions", "program", "real", "targets",
+    "CheckFailed", "Input", "Judge", "NotSupported", "Result", "Training", "World", "__version__",
+    "capture", "capture_update", "check", "ids", "mask", "module_property", "positions", "program", "real", "targets",
 ]  # fmt: skip
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from equivtest.programs.inputs import Input, ids, mask, positions, real, targets
-from equivtest.programs.property import module_property
+from equivtest.programs.program import module_property
 
 __all__ = ["Input", "ids", "mask", "module_property", "positions", "real", "targets"]

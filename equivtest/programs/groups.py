@@ -224,3 +224,25 @@ def flat(group: Training | World | Judge) -> dict[str, Any]:
         name: value if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
         for name, value in values.items()
     }
+
+
+def complete(training: Training | None, world: World | None, judge: Judge | None) -> tuple[Training, World, Judge]:
+    """The three groups, empty ones in place of None.
+
+    Raises:
+        Misuse: One is another object.
+    """
+    groups = (training or Training(), world or World(), judge or Judge())
+    for group, wanted in zip(groups, (Training, World, Judge), strict=True):
+        name = wanted.__name__
+        if not isinstance(group, wanted):
+            raise Misuse(f"{name.lower()} must be a {name}, such as {name.lower()}={name}(...), got {group!r}")
+    return groups
+
+
+def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[Training, World, Judge]:
+    """The three groups of fields that lie beside each other."""
+    fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]
+    refuse_unknown(what, given, [*sorted(set().union(*fields_of)), *others])
+    training, world, judge = ({name: value for name, value in given.items() if name in own} for own in fields_of)
+    return Training(**training), World(**world), Judge(**judge)

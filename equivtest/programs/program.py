@@ -1,4 +1,4 @@
-"""`equivtest.program`: the property of a user's program, in one line of a test file."""
+"""`equivtest.program`: the property of a user's program, in one line of a test file; it imports little in a rank."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Never
 
 from equivtest.base.functions import Named, is_rank
 from equivtest.errors import Misuse
-from equivtest.programs.groups import Judge, Training, World, refuse_unknown
+from equivtest.programs.groups import Judge, Training, World, complete, refuse_unknown, ungrouped
 
 if TYPE_CHECKING:
     from equivtest.cases.case import Shape
+    from equivtest.programs.checking import ProgramProperty
     from equivtest.programs.inputs import Input
-    from equivtest.property import Property
 
 ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "world", "judge")
 """The arguments that go by name."""
@@ -41,12 +41,14 @@ def program(
     world: World | None = None,
     judge: Judge | None = None,
     **unknown: Never,
-) -> Property:
+) -> ProgramProperty:
     """The property that a parallel program computes what the unsharded module computes, forward and backward.
 
     Assigned to a name of a test file, it is collected by pytest and judged as the shipped properties are:
 
         test_block = equivtest.program(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
+
+    Its method `check` judges it at once, as `equivtest.check` does.
 
     Functions are sent to the ranks as file and name, so they lie at the top level of a file; `functools.partial` of one
     and plain values works.  A name, 'package.module:NAME' or 'file.py:NAME', is as good as the function.
@@ -82,10 +84,47 @@ def program(
     refuse_unknown("program", list(unknown), ARGUMENTS)
     if is_rank():
         return InRank()  # type: ignore[return-value]
+    from equivtest.programs.checking import ProgramProperty
     from equivtest.programs.property import make_property
 
-    groups = (training or Training(), world or World(), judge or Judge())
-    for name, group, wanted in zip(("training", "world", "judge"), groups, (Training, World, Judge), strict=True):
-        if not isinstance(group, wanted):
-            raise Misuse(f"{name} must be a {wanted.__name__}, such as {name}={wanted.__name__}(...), got {group!r}")
-    return make_property(build, parallelize, inputs, sizes, positional, batch, options, *groups)
+    groups = complete(training, world, judge)
+    return make_property(ProgramProperty, build, parallelize, inputs, sizes, positional, batch, options, *groups)
+
+
+def module_property(
+    build: Named,
+    parallelize: Named,
+    x_shapes: Sequence[Shape] | None = None,
+    *,
+    inputs: Mapping[str, Input] | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    positional: Sequence[str] = (),
+    batch: str | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    **grouped: Any,
+) -> ProgramProperty:
+    """The older form of `program`: the fields of its groups lie beside the other arguments.
+
+    Args:
+        build, parallelize, inputs, sizes, positional, batch, options: See `program`.
+        x_shapes: The shapes that `program` takes as a list of `inputs`.
+        grouped: Fields of `Training`, `World` and `Judge`.
+
+    Raises:
+        Misuse: As of `program`.
+    """
+    groups = ungrouped("module_property", grouped, ARGUMENTS[:5])
+    if (x_shapes is None) == (inputs is None):
+        raise Misuse(
+            "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', "
+            f"'seq'))}}, got {'neither' if inputs is None else 'both'}"
+        )
+    if is_rank():
+        return InRank()  # type: ignore[return-value]
+    from equivtest.programs.checking import ProgramProperty
+    from equivtest.programs.property import make_property, require_shapes
+
+    if inputs is None:
+        require_shapes(x_shapes, "x_shapes")
+    given = x_shapes if inputs is None else inputs
+    return make_property(ProgramProperty, build, parallelize, given, sizes, positional, batch, options, *groups)

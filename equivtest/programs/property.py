@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from equivtest.base import limits
 from equivtest.base.functions import Named, name_of, plain, with_arguments
@@ -17,7 +17,7 @@ from equivtest.errors import Misuse
 from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
 from equivtest.programs.fields import require_axes
-from equivtest.programs.groups import Judge, Training, World, flat, refuse_text, refuse_unknown
+from equivtest.programs.groups import Judge, Training, World, flat, refuse_text
 from equivtest.programs.inputs import Input, sizes_in, written
 from equivtest.programs.mesh import mesh_along
 from equivtest.programs.state import STATES
@@ -44,6 +44,8 @@ MOST_VARIANTS = 64
 
 Options = Mapping[str, Sequence[Any]]
 
+P = TypeVar("P", bound=Property)
+
 
 class Variant(NamedTuple):
     """The program under one combination of its options.
@@ -63,46 +65,8 @@ class Variant(NamedTuple):
         return self.batch or WHOLE
 
 
-def module_property(
-    build: Named,
-    parallelize: Named,
-    x_shapes: Sequence[Shape] | None = None,
-    *,
-    inputs: Mapping[str, Input] | None = None,
-    sizes: Mapping[str, Sequence[int]] | None = None,
-    positional: Sequence[str] = (),
-    batch: str | None = None,
-    options: Options | None = None,
-    **grouped: Any,
-) -> Property:
-    """The older form of `equivtest.program`: arguments of its groups lie beside the others.
-
-    Args:
-        build, parallelize, inputs, sizes, positional, batch, options: See `program`.
-        x_shapes: The shapes that `program` takes as a list of `inputs`.
-        grouped: Fields of `Training`, `World` and `Judge`.
-
-    Raises:
-        Misuse: As of `program`.
-    """
-    groups: list[Any] = [
-        group(**{each.name: grouped[each.name] for each in fields(group) if each.name in grouped})
-        for group in (Training, World, Judge)
-    ]
-    known = [each.name for group in groups for each in fields(group)]
-    refuse_unknown("module_property", grouped, [*known, "inputs", "sizes", "positional", "batch", "options"])
-    require(
-        (x_shapes is None) != (inputs is None),
-        "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', 'seq'))}, "
-        f"got {'neither' if inputs is None else 'both'}",
-    )
-    if inputs is None:
-        _require_shapes(x_shapes, "x_shapes")
-    given = x_shapes if inputs is None else inputs
-    return make_property(build, parallelize, given, sizes, positional, batch, options, *groups)
-
-
 def make_property(
+    kind: type[P],
     build: Named,
     parallelize: Named,
     inputs: Mapping[str, Input] | Sequence[Shape] | None,
@@ -113,8 +77,8 @@ def make_property(
     training: Training,
     world: World,
     judge: Judge,
-) -> Property:
-    """The property; arguments and errors as of `equivtest.program`."""
+) -> P:
+    """The property, of a class of properties; arguments and errors as of `equivtest.program`."""
     build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -129,7 +93,7 @@ def make_property(
         Variant(chosen, Door(named_build, named_parallelize, varied, layouts, common, judge.by_parts), batch)
         for chosen, named_build, named_parallelize in _named_with(options or {}, build, parallelize)
     )
-    return Property(
+    return kind(
         subject="module",
         statement=f"{parallelize} computes what {build} computes.",
         source=build,
@@ -170,7 +134,7 @@ def _arguments(
         named = written(inputs)
         layouts = combinations(sizes_in(named), sizes or {})
         return "sizes", layouts, (("inputs", named), ("positional", tuple(positional)))
-    _require_shapes(inputs, "inputs")
+    require_shapes(inputs, "inputs")
     require(not sizes and not positional, "sizes and positional go with inputs that have names, not with shapes of x")
     return "x_shape", tuple(map(tuple, inputs or ())), ()
 
@@ -220,7 +184,7 @@ def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[s
     return [each for each in options if takes_any or each in known], known
 
 
-def _require_shapes(x_shapes: object, called: str) -> None:
+def require_shapes(x_shapes: object, called: str) -> None:
     """Raises Misuse for what is no sequence of shapes, such as one shape."""
     is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
     shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
@@ -281,6 +245,11 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
 """What ranks have answered, by the case that they were asked on."""
+
+
+def forget_batches() -> None:
+    """Forgets what ranks have answered."""
+    _batches.clear()
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:

@@ -159,23 +159,13 @@ class SearchItem(PropertyItem):
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
         """One search; in a soak, searches with fresh seeds for this item's share of the time."""
-        from equivtest.search.chunks import Chunk
+        from equivtest.search.chunks import chunk_of
         from equivtest.search.search import search
 
         part, world_sizes = self.part, self.prop.among(settings.world_sizes)
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
-            chunk = Chunk(
-                part.world_size,
-                settings.dtypes,
-                part.index,
-                part.num_cases,
-                seed,
-                part.per_cell,
-                world_sizes,
-                part.strength,
-                part.mixes_worlds,
-            )
+            chunk = chunk_of(part, settings.dtypes, seed, world_sizes)
             yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return

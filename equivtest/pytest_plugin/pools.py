@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from equivtest.ranks.pool import Pool
     from equivtest.ranks.support import Finding
 
-KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
-"""What a probe found wrong -> the kind of verdict on a case of the collective alone."""
-
 _pool_key = pytest.StashKey["Pool"]()
 _hub_key = pytest.StashKey["RunHub"]()
 _slots_key = pytest.StashKey[dict[str, int]]()
@@ -140,15 +137,8 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
-    """Whether the collective that was probed is known to fail as the subject `collectives`, where that was seen."""
-    from equivtest.cases.case import from_code
-
-    code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
-    try:
-        case = from_code(code)
-    except Misuse:  # a probe of what the subject does not call
-        return False
-    entry = settings.known.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
+    """True if the collective that was probed is known to fail where the entry was seen."""
+    entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
 
 

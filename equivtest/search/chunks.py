@@ -20,6 +20,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from equivtest.base import limits
+from equivtest.base.profiles import Part
 from equivtest.cases.case import Case
 from equivtest.cases.picks import builder_of
 from equivtest.property import Property, Space
@@ -73,6 +74,21 @@ class Chunk:
     def space(self) -> Space:
         """What the chunk's cases are drawn from."""
         return Space((self.world_size,), self.dtypes)
+
+
+def chunk_of(part: Part, dtypes: tuple[str, ...], seed: str, world_sizes: tuple[int, ...]) -> Chunk:
+    """Returns the chunk that a part of a profile stands for."""
+    return Chunk(
+        part.world_size,
+        dtypes,
+        part.index,
+        part.num_cases,
+        seed,
+        part.per_cell,
+        world_sizes,
+        part.strength,
+        part.mixes_worlds,
+    )
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:

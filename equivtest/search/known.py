@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -22,6 +22,12 @@ from equivtest.cases.case import Case, defaults_of, fields_of, from_code
 from equivtest.cases.names import SUBJECTS
 from equivtest.errors import Misuse
 from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
+
+if TYPE_CHECKING:
+    from equivtest.ranks.support import Finding
+
+KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
+"""What a probe found wrong -> the kind of verdict on a case of the collective alone."""
 
 SHIPPED = Path(__file__).parents[1] / "known_failures.toml"
 """The file that comes with the package."""
@@ -148,6 +154,15 @@ class KnownFailures:
         """The first entry that says `claim` fails on `case` (as `kind`, where given), or None."""
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
+
+    def of_fault(self, fault: Finding) -> KnownFailure | None:
+        """Returns the entry of the subject `collectives` for a collective that a probe found wrong, or None."""
+        code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
+        try:
+            case = from_code(code)
+        except Misuse:  # a probe of what the subject does not call
+            return None
+        return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
         """The first entry for which `case` is not to be run at all, or None."""

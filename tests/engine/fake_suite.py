@@ -40,6 +40,10 @@ class Chunk:
     mixes_worlds: bool = True
 
 
+def chunk_of(part, dtypes, seed, world_sizes):
+    return Chunk(part.world_size, dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes)
+
+
 @dataclass(frozen=True)
 class Findings:
     records: list
@@ -142,7 +146,7 @@ def fake(name, **members):
     sys.modules[name] = module
 
 
-fake("equivtest.search.chunks", Chunk=Chunk)
+fake("equivtest.search.chunks", chunk_of=chunk_of)
 fake("equivtest.search.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))

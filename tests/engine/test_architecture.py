@@ -24,7 +24,9 @@ FLOORS = (
     ("families", "fingerprint", "rank", "verdicts"),
     ("programs", "report", "verdicts.judging"),
     ("captured", "diagnose", "programs.property"),
-    ("capturing", "module", "programs.program", "search"),
+    ("capturing", "search"),
+    ("programs.checking",),
+    ("module", "programs.program"),
     ("pytest_plugin",),
     ("__init__", "cli", "options", "plugin"),
 )

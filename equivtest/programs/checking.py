@@ -1,0 +1,317 @@
+"""`equivtest.check`: judges a program at once, in a script, at a prompt, or in any test."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+from equivtest.base import limits
+from equivtest.base.functions import Named, is_rank
+from equivtest.base.importing import suggestion
+from equivtest.base.profiles import PROFILES, plan
+from equivtest.cases.picks import builder_of
+from equivtest.errors import BrokenSetup, EquivtestError, Inconclusive, Misuse
+from equivtest.programs import property as properties
+from equivtest.programs.groups import Judge, Training, World, complete, refuse_unknown
+from equivtest.property import Property
+from equivtest.ranks.backend import Backend
+from equivtest.ranks.pool import Pool
+from equivtest.report.folder import FAILURES
+from equivtest.report.handover import Failure, Listed
+from equivtest.report.tally import Tally
+from equivtest.search.audit import audit as audit_property
+from equivtest.search.chunks import chunk_of
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.search import search
+from equivtest.verdicts.judging import one_thread
+
+if TYPE_CHECKING:
+    from equivtest.cases.case import Shape
+    from equivtest.programs.inputs import Input
+
+ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "world", "judge")
+SETTINGS = ("world_sizes", "dtypes", "profile", "audit", "backend", "raises")
+
+WORDS = {"passed": "holds", "failed": "fails", "skipped": "open", "xfailed": "known failure"}
+"""Outcomes of claims -> what a result says."""
+
+_counts = itertools.count()
+_pools: dict[Backend, Pool] = {}
+"""The pool of each backend, kept until the process ends: a new one imports torch for seconds."""
+
+_imported: dict[tuple[str, str], tuple[int, object]] = {}
+"""(file, name of a function) -> when the file was last changed, and the function, as of the last check."""
+
+
+class CheckFailed(EquivtestError, AssertionError):
+    """A claim of a program does not hold.
+
+    Attributes:
+        result: All that was judged.
+    """
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(str(result))
+        self.result = result
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a check has shown.  It is true if all is well, so that `assert equivtest.check(...)` is a test.
+
+    Attributes:
+        claims: Claim -> 'holds', 'fails', 'known failure', or 'open' if nothing was concluded.
+        failures: The smallest failure of each claim and kind; `message` is the whole message of one.
+        cases: How many cases were judged.
+        notes: What was left open or left out, a line each.
+    """
+
+    claims: Mapping[str, str]
+    failures: tuple[Failure, ...]
+    cases: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if no claim fails and some claim holds."""
+        words = list(self.claims.values())
+        return "fails" not in words and "holds" in words
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.failures:
+            return "\n\n".join(dict.fromkeys(failure.message for failure in self.failures))
+        by_word = {word: [name for name, each in self.claims.items() if each == word] for word in WORDS.values()}
+        lines = [f"{word}: {', '.join(names)}" for word, names in by_word.items() if names]
+        return "\n".join([f"{self.cases} cases", *lines, *self.notes])
+
+    __repr__ = __str__
+
+
+def check(
+    build: Named,
+    parallelize: Named,
+    inputs: Mapping[str, Input] | Sequence[Shape] | None = None,
+    *,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    positional: Sequence[str] = (),
+    batch: str | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    training: Training | None = None,
+    world: World | None = None,
+    judge: Judge | None = None,
+    world_sizes: Sequence[int] | None = None,
+    dtypes: Sequence[str] | None = None,
+    profile: str = "smoke",
+    audit: bool = True,
+    backend: Backend | None = None,
+    raises: bool = False,
+    **unknown: Never,
+) -> Result:
+    """Judges a program at once, as `equivtest run` judges a property.
+
+        result = equivtest.check(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
+        print(result.ok, result)
+
+    A script that ranks import for its functions calls this below `if __name__ == "__main__":`, or in a function.
+
+    Args:
+        build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: As of `program`.
+        world_sizes: Numbers of ranks, by default 1 to 4; those that `world` leaves out are left out.
+        dtypes: By default float32, float64, bfloat16 and float16.
+        profile: 'smoke', a first look, 'gate' or 'conformance': how many cases are drawn.
+        audit: True if a few cases also run with spoiled collectives, which the claims must reject.
+        backend: By default gloo on the CPU.
+        raises: True if a failure is raised.
+
+    Returns:
+        The result, whose text is the message of each failure.
+
+    Raises:
+        CheckFailed: A claim fails, and `raises` is True.
+        Inconclusive: Nothing was concluded, and `raises` is True.
+        Misuse: An argument is wrong, or the program cannot be judged.
+        BrokenSetup: No rank can run here, or the backend is wrong.
+    """
+    refuse_unknown("check", list(unknown), (*ARGUMENTS, *SETTINGS))
+    _refuse_in_rank()
+    _require_fresh((build, parallelize))
+    groups = complete(training, world, judge)
+    prop = properties.make_property(Property, build, parallelize, inputs, sizes, positional, batch, options, *groups)
+    return check_property(
+        prop, world_sizes=world_sizes, dtypes=dtypes, profile=profile, audit=audit, backend=backend, raises=raises
+    )
+
+
+@dataclass(frozen=True)
+class ProgramProperty(Property):
+    """A property of a program, which pytest collects and which can be judged at once."""
+
+    def check(
+        self,
+        *,
+        world_sizes: Sequence[int] | None = None,
+        dtypes: Sequence[str] | None = None,
+        profile: str = "smoke",
+        audit: bool = True,
+        backend: Backend | None = None,
+        raises: bool = False,
+    ) -> Result:
+        """Judges the property at once; arguments, result and errors as of `equivtest.check`."""
+        return check_property(
+            self, world_sizes=world_sizes, dtypes=dtypes, profile=profile, audit=audit, backend=backend, raises=raises
+        )
+
+
+def check_property(
+    prop: Property,
+    *,
+    world_sizes: Sequence[int] | None = None,
+    dtypes: Sequence[str] | None = None,
+    profile: str = "smoke",
+    audit: bool = True,
+    backend: Backend | None = None,
+    raises: bool = False,
+) -> Result:
+    """Judges a property at once; arguments, result and errors as of `check`."""
+    _refuse_in_rank()
+    sizes = _world_sizes(prop, world_sizes)
+    chosen = _known_names("dtypes", dtypes, limits.DTYPES)
+    _known_names("profile", (profile,), [name for name, each in PROFILES.items() if not each.repeats and each.several])
+    _forget_programs()
+    with one_thread():
+        result = _judged(prop, _pool_of(backend or Backend()), sizes, chosen, profile, is_audited=audit)
+    if raises and not result.ok:
+        raise CheckFailed(result) if "fails" in result.claims.values() else Inconclusive(str(result))
+    return result
+
+
+def _judged(
+    prop: Property, pool: Pool, sizes: tuple[int, ...], dtypes: tuple[str, ...], profile: str, *, is_audited: bool
+) -> Result:
+    known = KnownFailures.load(SHIPPED)
+    parts = plan(PROFILES[profile], sizes, prop.weight, has_tables=builder_of(prop.cases) is not None)
+    tally = Tally(_listed(prop, [part.label for part in parts]))
+    for part in parts:
+        found = search(prop, chunk_of(part, dtypes, "gate", sizes), pool, known, Path(".equivtest") / FAILURES)
+        if found.misuse:
+            raise Misuse(found.misuse)
+        tally.add(part.label, found.records, found.failures)
+        tally.left_out.update(found.left_out)
+    if is_audited and max(sizes) > 1 and not tally.has_failed:
+        audited = audit_property(prop, pool, known, sizes, dtypes).as_data("check")
+        tally.unshown = audited.problem or ("not audited" if audited.waits else "")
+    if faults := [fault for fault in pool.take_faults() if known.of_fault(fault) is None]:
+        raise BrokenSetup(f"the backend is wrong, so that nothing is shown: {faults[0]}")
+    if deaths := pool.take_deaths():
+        raise BrokenSetup(f"ranks died between two cases, so that nothing is shown: {deaths[0]}")
+    return _result(tally)
+
+
+def _result(tally: Tally) -> Result:
+    claims = tally.claims()
+    notes = [f"{each.claim}: {each.text}" for each in claims if each.outcome in ("skipped", "xfailed")]
+    notes += [f"left out {dtype}: {why or 'no case can be judged there'}" for dtype, why in tally.left_out.items()]
+    notes += [f"does not support {tally.declined.total()} cases: {tally.why_declined}"] if tally.declined else []
+    words = {each.claim: WORDS[each.outcome] for each in claims}
+    return Result(words, tuple(tally.failures), tally.layouts, tuple(notes))
+
+
+def _listed(prop: Property, planned: Sequence[str]) -> Listed:
+    return Listed(
+        path="",
+        name="check",
+        subject=prop.subject,
+        statement=prop.statement,
+        source=prop.source,
+        claims=tuple(claim.name for claim in prop.claims),
+        shards=prop.shards,
+        planned=tuple(planned),
+    )
+
+
+def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """The numbers of ranks, ascending, that are wanted and that the program runs on."""
+    sizes = limits.WORLD_SIZES if wanted is None else wanted
+    most = limits.MAX_WORLD_SIZE
+    if not isinstance(sizes, Sequence) or not sizes or not all(_is_size(size, most) for size in sizes):
+        raise Misuse(f"world_sizes must be numbers of ranks, 1 to {most}, such as (1, 2), got {wanted!r}")
+    found = tuple(sorted(prop.among(set(sizes))))
+    if not found:
+        raise Misuse(
+            f"the program runs on {prop.world_sizes} ranks, so world_sizes={tuple(sizes)} leave none: take others"
+        )
+    return found
+
+
+def _is_size(size: object, most: int) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= most
+
+
+def _known_names(what: str, wanted: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:
+    if wanted is None:
+        return tuple(known)
+    if isinstance(wanted, str) or not wanted:
+        raise Misuse(f"{what} must hold names, such as ({known[0]!r},), got {wanted!r}")
+    unknown = next((name for name in wanted if name not in known), None)
+    if unknown is not None:
+        raise Misuse(f"{what}: there is no {unknown!r}: {suggestion(str(unknown), list(known))}")
+    return tuple(wanted)
+
+
+def _pool_of(backend: Backend) -> Pool:
+    """The backend's pool; its ranks are new ones, which import the files as they are now."""
+    pool = _pools.get(backend)
+    if pool is None:
+        pool = _pools[backend] = Pool(backend)
+    pool.serve(f"check {next(_counts)}")
+    return pool
+
+
+def _refuse_in_rank() -> None:
+    if is_rank():
+        raise Misuse(
+            "a rank imports your file for its functions, and the file calls equivtest.check at its top level: put that "
+            "below if __name__ == '__main__':, or into a test"
+        )
+
+
+def _require_fresh(functions: Sequence[object]) -> None:
+    """Raises Misuse if a file was edited after its import: ranks would read the file, the reference what it was."""
+    for function in functions:
+        file = _file_of(function)
+        if not file:
+            continue
+        key, changed = (file, getattr(function, "__qualname__", "")), os.stat(file).st_mtime_ns
+        before_ns, before = _imported.get(key, (changed, None))
+        if before is function and before_ns != changed:
+            name = getattr(function, "__module__", "")
+            raise Misuse(
+                f"{file} has changed since it was imported: importlib.reload({name}), and take its new functions"
+            )
+        _imported[key] = (changed, function)
+
+
+def _file_of(function: object) -> str:
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    file = getattr(module, "__file__", None) or ""
+    return file if callable(function) and not inspect.isbuiltin(function) and os.path.isfile(file) else ""
+
+
+def _forget_programs() -> None:
+    """Forgets what is known of programs by name: at a prompt a file may have changed and been imported again."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("equivtest.programs."):
+            for value in list(vars(module).values()):
+                clear: Callable[[], None] | None = getattr(value, "cache_clear", None)
+                if clear is not None and getattr(value, "__module__", "").startswith("equivtest."):
+                    clear()
+    properties.forget_batches()
