@@ -26,8 +26,8 @@ FLOORS = (
     ("captured", "diagnose", "programs.property"),
     ("capturing", "search"),
     ("programs.checking",),
-    ("module", "programs.program"),
-    ("pytest_plugin",),
+    ("programs.program",),
+    ("module", "pytest_plugin"),
     ("__init__", "cli", "options", "plugin"),
 )
 """Modules and packages of equivtest, the lowest first: each imports itself and lower floors only."""
