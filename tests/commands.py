@@ -1,6 +1,6 @@
 """The `equivtest` command in this process, on ranks of this process's server.
 
-A process of its own takes six CPU seconds more: it imports torch, and its server imports it again.
+A separate process takes six CPU seconds more: it imports torch, and its server imports it again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Command:
     capsys: pytest.CaptureFixture[str]
 
     def __call__(self, folder: Path, *args: str) -> Ended:
-        """What the command ended with; the caller's process is as before."""
+        """Runs the command and returns its outcome; the caller's process does not change."""
         self.capsys.readouterr()
         with as_in(folder), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["equivtest", *args])

@@ -1,4 +1,4 @@
-"""What test files share: ranks, since starting their server takes as long as all that most files do with them."""
+"""Shares ranks among test files, since starting their server takes as long as most files' work with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: nobody looks through it again."""
+    """Freezes all imported and collected objects, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 

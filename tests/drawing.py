@@ -22,7 +22,7 @@ SPACE = Space(limits.WORLD_SIZES, limits.DTYPES)
 
 
 def _strategy_of(prop: Property) -> Hashable:
-    """What tells its strategy from others; those of modules, which differ by the module alone, count as one."""
+    """Identifies a property's strategy; strategies of modules, which differ only by the module, count as one."""
     cases = prop.cases
     if isinstance(cases, functools.partial) and prop.resolve is not None:
         return cases.func
@@ -50,7 +50,7 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
 
 @functools.cache
 def run_of(name: str) -> tuple[Any, ...]:
-    """The 240 cases of a whole run: one search, from a seed of its own, for each world size."""
+    """Draws the 240 cases of a whole run: one search, with its own seed, for each world size."""
     spaces = {world_size: Space((world_size,), limits.DTYPES) for world_size in limits.WORLD_SIZES}
     with no_local_constants():
         return tuple(case for n, space in spaces.items() for case in drawn(STRATEGIES[name](space), 60, number=n))
@@ -76,9 +76,9 @@ def drawn(strategy: SearchStrategy[C], num: int, *, number: int = 0) -> list[C]:
 
 
 def smallest(strategy: SearchStrategy[C], condition: Callable[[C], bool] = lambda _: True) -> C:
-    """What the strategy shrinks to where `condition` holds.
+    """Returns the case to which the strategy shrinks under `condition`.
 
-    Hypothesis is not asked to explain it, which traces a hundred further draws line by line.
+    Hypothesis does not explain the failure, which would trace a hundred further draws line by line.
     """
     phases = [Phase.generate, Phase.shrink]
     return find(strategy, condition, settings=settings(max_examples=2000, database=None, deadline=None, phases=phases))

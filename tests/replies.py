@@ -37,7 +37,7 @@ REFUSED = RefusedFetchCase(world_size=3, misfit="in_flight")
 
 
 def right_replies(case: Case) -> list[Reply]:
-    """One correct reply per process, those of no mesh included."""
+    """Returns one correct reply per process, including those in no mesh."""
     return [_right_reply(case, process) for process in range(case.num_processes)]
 
 
@@ -95,7 +95,7 @@ def drop_tensor(replies: Sequence[Reply], rank: int, name: str) -> list[Reply]:
 
 
 def on_all_ranks(case: Case, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> list[Reply]:
-    """Correct replies, but for `change` of every rank's local tensor."""
+    """Returns correct replies, except for `change` of every rank's local tensor."""
     replies = right_replies(case)
     for process in (process for group in case.groups for process in group):
         replies = set_tensor(replies, process, name, local=change(replies[process].answers[0].tensors[name].local))
@@ -123,9 +123,9 @@ class StubPool:
 
     Attributes:
         limits_s: limit_s of each single run.
-        searched_s, watched_s: That of the last search, and of the last watched visit.
+        searched_s, watched_s: limit_s of the last search, and of the last watched visit.
         kept: keep_if_all_raised of each single run.
-        renewed: World sizes whose ranks were to be replaced, in order.
+        renewed: World sizes whose ranks had to be replaced, in order.
     """
 
     def __init__(self, answer: Callable[[Case], list[Reply]] = right_replies) -> None:

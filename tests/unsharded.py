@@ -1,6 +1,6 @@
-"""torch's own unsharded computation in the case's dtype: what a test without an oracle would compare with.
+"""torch's own unsharded computation in the case's dtype: the comparison of a test without an oracle.
 
-That of a family lies in `tests/families/unsharded_<family>.py`, and is found by its name.
+The one of a family lies in `tests/families/unsharded_<family>.py`, and is found by its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def unsharded(case: Case, index: int) -> dict[str, torch.Tensor]:
     """Answer name -> global tensor of the case's dtype, computed by torch on one process.
 
     Raises:
-        TypeError: nobody has said how for cases of this class.
+        TypeError: no function is registered for cases of this class.
     """
     raise TypeError(f"no unsharded computation of {type(case).__name__}")
 
@@ -48,7 +48,7 @@ def answers_of(
 
 
 def held_of(case: Case, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Placed]]:
-    """What each rank would hold of these global tensors."""
+    """Divides these global tensors among the ranks by the case's layouts."""
     layouts = case.layouts()
     return {
         rank: {
@@ -60,12 +60,13 @@ def held_of(case: Case, found: Mapping[str, torch.Tensor]) -> dict[int, dict[str
 
 
 def errors_beside(case: Case, index: int, found: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
-    """The largest error of each tensor over what is allowed, of what the oracle expects from what ranks would hold.
+    """Returns each tensor's largest error over its allowance, between the oracle and ranks with the tensors `found`.
 
-    Dtypes must be right, and every bit where there are right bits; what must be equal and is not is infinitely wrong.
+    Dtypes must be right, and every bit if there are right bits; a value that must be equal and is not has an infinite
+    error.
 
     Args:
-        found: The global tensors, `unsharded` where they are not given.
+        found: The global tensors; `unsharded` by default.
     """
     found = unsharded(case, index) if found is None else found
     expected = expect_held(case, index, held_of(case, found)).tensors

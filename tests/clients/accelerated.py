@@ -1,4 +1,4 @@
-"""What accelerate prepares, in the process group of the world.
+"""Models that accelerate prepares, in the process group of the world.
 
 Source: accelerate 1.15.0, accelerator.py, prepare_model, and state.py, whose objects share one state in a process.
 """
@@ -23,6 +23,6 @@ def _fresh() -> Accelerator:
 
 
 def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """DistributedDataParallel, as accelerate prepares a model unless told otherwise."""
+    """Wraps in DistributedDataParallel, as accelerate prepares a model by default."""
     model: nn.Module = _fresh().prepare_model(module)
     return model

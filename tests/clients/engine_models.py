@@ -69,8 +69,8 @@ class NarrowLinear(nn.Linear):
 class NarrowSums(nn.Module):
     """Integers times parameters in bfloat16, one layer used twice and one never; the sum over the batch.
 
-    Each gradient is a sum of 16 products of magnitude 2 at most where there are 8 rows, which bfloat16 adds up in any
-    order without rounding, and so it does four times as much.  The loss tells which parameters it was computed from.
+    With 8 rows, each gradient is a sum of 16 products of magnitude 2 at most, which bfloat16 adds in any
+    order without rounding, even four times as many.  The loss shows from which parameters it was computed.
     Every parameter has a multiple of 12 elements: others cannot be set in stage 3 (finding 101).
     """
 

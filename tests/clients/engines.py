@@ -1,8 +1,8 @@
-"""Steps of training by DeepSpeed's engine, in each of its stages and told what it may be told.
+"""Steps of training by DeepSpeed's engine, in each of its stages and with each of its options.
 
-What DeepSpeed documents: gradients of `engine.backward(loss)` are averaged over the micro-batches of an update and over
-the ranks, so that a mean over all tokens takes the sum of a micro-batch times both numbers, divided by the tokens.
-What a rank holds is read as DeepSpeed says that one reads it: safe_get_full_fp32_param and safe_get_full_grad.
+DeepSpeed documents that gradients of `engine.backward(loss)` are averaged over the micro-batches of an update and over
+the ranks.  A mean over all tokens is therefore the sum of a micro-batch times both numbers, divided by the tokens.
+A rank's values are read with DeepSpeed's own functions: safe_get_full_fp32_param and safe_get_full_grad.
 
 Source: DeepSpeed 0.19.8, runtime/engine.py, backward, step, no_sync, coalesce_grad_reduction and get_global_grad_norm;
 utils/tensor_fragment.py; runtime/zero/partition_parameters.py, Init and GatheredParameters.
@@ -27,21 +27,21 @@ from tests.clients.engine_models import Tensors, twice
 
 IGNORED = -100
 MAX_NORM = 1e6
-"""None of these gradients is clipped, as what a rank holds is read before the engine clips; the norm is judged."""
+"""Norm that clips no gradient, because gradients are read before the engine clips; the norm itself is judged."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How an engine is told to train.
+    """Configuration of an engine.
 
     Attributes:
-        zero: What `zero_optimization` says beside the stage and the sizes of buckets.
-        more: What else the configuration says.
+        zero: Entries of `zero_optimization` besides the stage and the sizes of buckets.
+        more: Other entries of the configuration.
         context: 'no_sync', around all micro-batches but the last; 'coalesced', coalesce_grad_reduction around all;
             '' none.
-        plain: Whether backward is called on the loss, not by the engine.
-        sits_out: Whether rows that pass no layer form the first micro-batch, and all others the second.
-        masters: Whether parameters are set in float32 after the engine was made, which has them in bfloat16.
+        plain: True if backward is called on the loss, not by the engine.
+        sits_out: True if rows that pass no layer form the first micro-batch, and all others the second.
+        masters: True if parameters are set in float32 after the engine was made, which has them in bfloat16.
     """
 
     stage: int
@@ -71,7 +71,7 @@ SETTINGS: Mapping[str, Setting] = {
     **{f"stage_{stage}_narrow": Setting(stage, more=NARROW, masters=True) for stage in (0, 1, 2, 3)},
     **{f"stage_{stage}_narrow_in_float32": Setting(stage, more=NARROW_IN_FLOAT32, masters=True) for stage in (1, 2, 3)},
 }
-"""By the name that the step is known by, without its end."""
+"""Settings by the name of the step, without its end."""
 
 
 def handed_over(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -79,9 +79,9 @@ def handed_over(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def divided_when_made(config: Mapping[str, Any], module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """A model whose parameters zero.Init divides as they are made, given their values by rank 0 alone.
+    """Returns a model whose parameters zero.Init divides when they are made, with values from rank 0 alone.
 
-    Without the configuration they are of bfloat16 here, whatever dtype is asked for (finding 100).
+    Without the configuration they have bfloat16 here, for any requested dtype (finding 100).
     """
     deepspeed = joined_deepspeed(mesh.device_type)
     number_alike(deepspeed.zero.Init, mesh)
@@ -104,7 +104,7 @@ def configuration(setting: Setting, num_micro_batches: int) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": num_micro_batches,
-        "gradient_clipping": MAX_NORM,  # 1.0 unless it is told, so that nobody may leave it out
+        "gradient_clipping": MAX_NORM,  # 1.0 by default, so every engine has to set it
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
@@ -128,7 +128,7 @@ def made_engine(setting: Setting, model: Any, mesh: DeviceMesh, optimizer: Any, 
         config = configuration(setting, num_micro_batches)
         made = [deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]]
         restore_linear(deepspeed)
-        model.engine_of_steps = made  # in a list: the engine is a module, of which the model is a part
+        model.engine_of_steps = made  # in a list: the engine is a module that contains the model
         for name, value in values.items():
             if setting.stage:
                 deepspeed.utils.safe_set_full_fp32_param(model.get_parameter(name), value)
@@ -165,7 +165,7 @@ def linear_of(setting: Setting, deepspeed: Any) -> Iterator[None]:
 
 
 def around(setting: Setting, engine: Any, *, is_last: bool) -> AbstractContextManager[Any]:
-    """What a micro-batch runs in."""
+    """Returns the context of a micro-batch."""
     if setting.context == "no_sync" and not is_last:
         found: AbstractContextManager[Any] = engine.no_sync()
         return found
@@ -173,7 +173,7 @@ def around(setting: Setting, engine: Any, *, is_last: bool) -> AbstractContextMa
 
 
 def by_layer(micro_batches: Any) -> list[dict[str, Any]]:
-    """A rank's rows in two micro-batches: those that pass no layer, where it sits out, and those that pass it."""
+    """Splits a rank's rows into two micro-batches: those that pass no layer, and those that pass it."""
     rows = {name: torch.cat([each[name] for each in micro_batches]) for name in micro_batches[0]}
     chosen = [{name: each[rows["passes"] == number] for name, each in rows.items()} for number in (0, 1)]
     return [chosen[0] | {"passes": None}, chosen[1]]
@@ -210,13 +210,13 @@ def step_of(setting: Setting, model: Any, mesh: DeviceMesh, micro_batches: Any, 
     engine.step()
     distributed.all_reduce(total, group=mesh.get_group())
     found = {"loss": total}
-    if (norm := engine.get_global_grad_norm()) is not None:  # of stage 0 the engine tells none
+    if (norm := engine.get_global_grad_norm()) is not None:  # the engine has none in stage 0
         found["total_norm"] = torch.as_tensor(norm, dtype=total.dtype)
     return found
 
 
 def held(model: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A parameter, in float32 where the engine computes with a narrower one, and its gradient, whole on every rank."""
+    """Returns a parameter, in float32 if the engine computes in fewer bits, and its gradient, whole on every rank."""
     whole = whole_of(model, name)
     if whole is None:
         return None
@@ -227,7 +227,7 @@ def held(model: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def whole_of(model: Any, name: str) -> torch.Tensor | None:
-    """The parameter; None where nobody has divided it yet."""
+    """Returns the parameter; None if it is not divided yet."""
     deepspeed, parameter = joined_deepspeed("cpu"), model.get_parameter(name)
     if not hasattr(model, "engine_of_steps"):
         if not hasattr(parameter, "ds_id"):

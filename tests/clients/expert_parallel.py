@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
 
 
 def build(model_type: str) -> nn.Module:
-    """As `language_models.build`, of twelve experts."""
+    """Builds like `language_models.build`, with twelve experts."""
     config: Any = AutoConfig.for_model(model_type)
     twelve = dict.fromkeys((name for name in NUMBERS_OF_EXPERTS if hasattr(config, name)), 12)
     return language_models.build(model_type, **twelve)

@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
 
 
 def build(model_type: str, **fields: Any) -> nn.Module:
-    """A model with a head for the next token, parameters at random, in training but that nothing is dropped."""
+    """Builds a model with a head for the next token and random parameters, in training mode without dropout."""
     own = {**OF_TYPE.get(model_type, {}), **fields}
     known = set(dir(AutoConfig.for_model(model_type)))
     tiny = {name: value for name, value in TINY.items() if name in known}
@@ -44,20 +44,20 @@ def tensor_parallel(model: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def packed_experts(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """The same plan, but that merged weights of experts are divided as what they are merged of (finding 115)."""
+    """Uses the same plan, but divides merged weights of experts like their parts (finding 115)."""
     plan = model._expand_parallel_plan(dict(model.tp_plan))
     merged = {name: "packed_colwise" for name in plan if name.endswith("experts.gate_up_proj")}
     return divided(model, mesh, plan | merged)
 
 
 def divided(model: Any, mesh: DeviceMesh, plan: Mapping[str, str]) -> Any:
-    """The model under what a plan says of parts and parameters, each of which it names once: without the tied ones."""
+    """Divides the model by a plan for submodules and parameters, each named once: without the tied ones."""
     own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
     return apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name in own})
 
 
 def layers_sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2, each layer by itself and what is left at the root."""
+    """Shards with FSDP2, each layer separately and the rest at the root."""
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -21,7 +21,7 @@ def block() -> nn.Module:
 
 
 def embedding() -> nn.Module:
-    """Of ids; the vocabulary is divided."""
+    """Builds an embedding of ids, whose vocabulary is divided."""
     return nn.Sequential(nn.Embedding(HIDDEN, FEATURES), nn.Linear(FEATURES, FEATURES))
 
 
@@ -51,7 +51,7 @@ def fairscale_embedding(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def megatron_layers(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Without sequence parallelism; the group is handed over."""
+    """Uses no sequence parallelism; passes the group explicitly."""
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
@@ -80,7 +80,7 @@ def _first_of(layer: type[nn.Module]) -> type[nn.Module]:
 
 
 def _take(layer: nn.Module, whole: Any, mesh: DeviceMesh, *, dim: int) -> None:
-    """Has a layer hold this rank's part of the whole weight, and of the bias where its rows are divided."""
+    """Copies this rank's part of the whole weight into a layer, and of the bias if its rows are divided."""
     with torch.no_grad():
         cast("Any", layer).weight.copy_(whole.weight.chunk(mesh.size(), dim)[mesh.get_local_rank()])
         if getattr(layer, "bias", None) is not None:

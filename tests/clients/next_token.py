@@ -1,4 +1,4 @@
-"""How a language model is judged: on ids and targets, part by part."""
+"""Judges a language model on ids and targets, part by part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.clients.sizes import VOCABULARY
 
 
 def judged(build: str, parallelize: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Property:
-    """Both the logits and the loss, and every gradient; each submodule from what the ranks held where it begins.
+    """Claims logits, loss and every gradient; each submodule from the ranks' values at its beginning.
 
     Args:
-        sizes: Of 'batch' and 'seq'.
-        how: What else `module_property` is told.
+        sizes: Sizes of 'batch' and 'seq'.
+        how: Further arguments of `module_property`.
     """
     shape = ("batch", "seq")
     inputs = {"input_ids": ids(VOCABULARY, shape), "labels": targets(VOCABULARY, shape)}

@@ -1,7 +1,7 @@
-"""Steps of training as accelerate and transformers' Trainer run them over parameters that FSDP2 divides.
+"""Steps of training by accelerate and transformers' Trainer, with parameters that FSDP2 divides.
 
-accelerate divides parameters where its state names one of a list of accelerators (state.py, AcceleratorState), in which
-the CPU is not.  So its state is told that it has GPUs, before it is asked; nothing else is changed.
+accelerate divides parameters only if its state names one of a list of accelerators (state.py, AcceleratorState), which
+lacks the CPU.  So its state claims GPUs before the first use; nothing else is changed.
 
 Source: accelerate 1.15.0, accelerator.py, _prepare_fsdp2, no_sync and clip_grad_norm_; transformers 5.23.0,
 training_args.py, _process_fsdp_args, and trainer.py, _prepare_for_training.
@@ -22,7 +22,7 @@ from tests.clients.trained import OneStep, Tensors, accumulated, by_trainer, for
 
 
 def call_it_gpus(state: Any) -> None:
-    """What accelerate takes this process for from now on."""
+    """Makes accelerate treat this process like one with GPUs from now on."""
     state.distributed_type = DistributedType.MULTI_GPU
 
 
@@ -43,12 +43,12 @@ def prepared(model: nn.Module, optimizer: torch.optim.Optimizer, num_micro_batch
 
 
 def accelerated_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
-    """As accelerate's guide accumulates the gradients of a causal language model."""
+    """Accumulates the gradients of a causal language model as in accelerate's guide."""
     return accumulated(*prepared(model, optimizer, len(micro_batches)), mesh, micro_batches)
 
 
 class OwnOptimizer(OneStep):
-    """Trainer takes no optimizer from outside where parameters are divided: it is to make its own."""
+    """Makes Trainer create its own optimizer, since it takes none from outside if parameters are divided."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, args: Any, **arguments: Any) -> None:
         self.own = optimizer

@@ -1,4 +1,4 @@
-"""How large each model type of transformers is made: what all have in common, and what a type has of its own.
+"""Sizes of each model type of transformers: common ones, and a type's own.
 
 Source: transformers 5.23.0, the configuration of each type.
 """
@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "attention_dropout": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "hidden_dropout": 0.0,
     "use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
-"""What a configuration has of these is made so small."""
+"""Small sizes for those entries that a configuration has."""
 
 WIDER = (
     "cohere2_moe", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "minimax", "minimax_m2", "mixtral", "olmoe",
@@ -105,4 +105,4 @@ OF_TYPE: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"residual_dropout": 0.0},
 }  # fmt: skip
-"""What a type needs besides: torch's products by group ask for rows of 16 bytes, of which four ranks have a quarter."""
+"""Further needs of a type: torch's grouped products need rows of 16 bytes, and four ranks have a quarter of each."""

@@ -1,4 +1,4 @@
-"""What accelerate prepares."""
+"""Models that accelerate prepares."""
 
 from __future__ import annotations
 

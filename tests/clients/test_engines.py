@@ -21,7 +21,7 @@ INPUTS: Mapping[str, Mapping[str, Input]] = {
     "sitting_out": {**TOKENS, "passes": ids(2, ("batch",))},
     "narrow": {"x": ids(2, ("batch", 4)), "factors": ids(3, ("batch", 12))},
 }
-"""By model; all others take tokens."""
+"""Inputs by model; all others take tokens."""
 
 
 def trained(

@@ -25,6 +25,6 @@ mixtral_batch_divided = judged(
     f"{HERE}batch_divided",
     {"batch": (12,), "seq": (3,)},
     batch="mean of parts",
-    needs_world=True,  # it makes meshes of its own
+    needs_world=True,  # it makes its own meshes
 )
 del _type

@@ -21,7 +21,7 @@ HYBRID = (
     "cohere_compass_text", "cwm", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "olmo_hybrid",
     "phi4_multimodal", "qwen3_5_text",
 )  # fmt: skip
-"""Layers of several kinds, or sizes of their own: judged on a few tokens."""
+"""Models with layers of several kinds, or unusual sizes: judged on a few tokens."""
 
 INDEXED = ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa")
 """Their `topk` takes as many keys as there are tokens; with three tokens or more the first query has several that are
@@ -36,7 +36,7 @@ EXPERTS = (
     "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax_m3_vl_text", "nemotron_h", "qwen3_5_moe_text",
     "qwen3_next", "qwen4_exp_text",
 )  # fmt: skip
-"""Of few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
+"""Models judged on few tokens: a router whose roundings may choose other experts leaves a draw inconclusive."""
 
 
 for _type in DENSE:

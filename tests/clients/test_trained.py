@@ -31,7 +31,7 @@ def trained(build: str, step: str, rows: tuple[int, ...] = (8, 5)) -> Property:
 trainer_step = trained("plain", "trainer_step")
 trainer_step_smoothed = trained("smoothed", "smoothing_trainer_step")
 accelerated_step = trained("plain", "accelerated_step")
-# Micro-batches that are equally large: the mean of their auxiliary losses is that of the whole.
+# Equally large micro-batches: the mean of their auxiliary losses is the whole batch's.
 trainer_step_balanced = trained("balanced", "trainer_step", rows=(24,))
 
 

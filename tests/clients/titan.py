@@ -1,9 +1,9 @@
 """torchtitan's Llama under its own plan for tensor parallelism and its own FSDP2.
 
-torchtitan names the device 'cuda' where there is no accelerator (tools/utils.py, get_device_info); it is told that of
-the mesh.  The attention that its Llama asks for is compiled; its other one, which calls torch's
-scaled_dot_product_attention, takes that place.  Of `parallelize_llama` these are the steps without checkpointing and
-compiling; the whole of it knows no float64 (config/__init__.py, TORCH_DTYPE_MAP).
+torchtitan names the device 'cuda' if there is no accelerator (tools/utils.py, get_device_info); here it gets the
+mesh's device.  The attention of its Llama is compiled; its other one, which calls torch's
+scaled_dot_product_attention, replaces it.  These are the steps of `parallelize_llama` without checkpointing and
+compiling; the whole function does not support float64 (config/__init__.py, TORCH_DTYPE_MAP).
 
 Source: torchtitan 0.3.0, models/llama3/parallelize.py, parallelize_llama, with the backend 'partial_dtensor', and
 models/llama3/model.py, update_from_config.
@@ -69,7 +69,7 @@ def cos_sin_llama() -> nn.Module:
 
 
 def made_whole(_: Any, __: Any, logits: Any) -> Any:
-    """Its loss takes logits whose vocabulary is divided; here all of them are asked for."""
+    """Gathers the logits: its loss accepts logits whose vocabulary is divided, but the test needs all of them."""
     return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
 
@@ -84,7 +84,7 @@ def dims_of(mesh: DeviceMesh, *, tp: int, dp_shard: int) -> ParallelDims:
 
 
 def fully_sharded(model: Any, dims: ParallelDims) -> nn.Module:
-    """Its FSDP2, told to divide nothing: by default torch then asks for a reduction that gloo has not."""
+    """Uses its FSDP2 without gradient division: by default torch then requests a reduction that gloo lacks."""
     dtype = next(model.parameters()).dtype
     apply_fsdp_to_decoder(model, dims.get_mesh(["fsdp"]), param_dtype=dtype, reduce_dtype=dtype, pp_enabled=False)
     for part in model.modules():

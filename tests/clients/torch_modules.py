@@ -70,7 +70,7 @@ def sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def flat_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP1: one flat parameter, as it is by default."""
+    """Wraps in FSDP1: one flat parameter, the default."""
     return FullyShardedDataParallel(module, process_group=mesh.get_group(), device_id=torch.device("cpu"))
 
 
@@ -103,7 +103,7 @@ def lora() -> nn.Module:
 
 
 def lora_layers_sharded(model: Any, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2, each layer by itself."""
+    """Shards with FSDP2, each layer separately."""
     for layer in model.base_model.model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -37,7 +37,7 @@ class NextToken(nn.Module):
     def __init__(self, smoothing: float = 0.0, auxiliary: float = 0.0) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(8, 6), nn.Linear(6, 8)
-        self.smoothing, self.config = smoothing, None  # which Trainer asks for where it smooths
+        self.smoothing, self.config = smoothing, None  # Trainer reads the config if it smooths
         self.auxiliary = auxiliary
 
     def forward(
@@ -55,7 +55,7 @@ class NextToken(nn.Module):
             logits.flatten(0, -2), labels.flatten(), reduction=reduction, label_smoothing=self.smoothing
         )
         loss = loss / (1 if num_items_in_batch is None else num_items_in_batch)
-        if self.auxiliary:  # of all tokens that it sees, as mixtures of experts balance their routers
+        if self.auxiliary:  # over all tokens that it sees, as mixtures of experts balance their routers
             loss = loss + self.auxiliary * logits.square().mean()
         return {"loss": loss, "logits": logits}
 
@@ -77,7 +77,7 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def handed_over(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As it is: who trains it wraps it."""
+    """Returns the module unchanged, because the trainer wraps it."""
     return module
 
 
@@ -126,10 +126,10 @@ def by_trainer(
     trainer_class: Any = None,
     **settings: Any,
 ) -> Tensors:
-    """One update of `Trainer.train`, under DistributedDataParallel where there is more than one rank.
+    """Runs one update of `Trainer.train`, under DistributedDataParallel if there is more than one rank.
 
     Args:
-        trainer_class: A trainer that is handed the optimizer by that name; by default `OneStep`, as Trainer takes it.
+        trainer_class: A trainer that receives the optimizer by that name; by default `OneStep`, as Trainer takes it.
     """
     forget()
     kept = Kept(model)
@@ -165,19 +165,19 @@ def trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimiz
 
 
 def smoothing_trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
-    """Not in float64: LabelSmoother in transformers/trainer_pt_utils.py adds up in float32 (5.23.0)."""
+    """Declines float64, because LabelSmoother in transformers/trainer_pt_utils.py adds in float32 (5.23.0)."""
     if next(model.parameters()).dtype == torch.float64:
         raise NotSupported("the smoother adds up in float32, whose roundings are not those of float64")
     return by_trainer(model, mesh, micro_batches, optimizer, label_smoothing_factor=SMOOTHING)
 
 
 def own_tokens_trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
-    """Wrong for the mean over all tokens: each rank divides by its own."""
+    """Runs a step that is wrong for the mean over all tokens: each rank divides by its own number."""
     return by_trainer(model, mesh, micro_batches, optimizer, average_tokens_across_devices=False)
 
 
 def accelerated_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
-    """As accelerate's guide accumulates the gradients of a causal language model."""
+    """Accumulates the gradients of a causal language model as in accelerate's guide."""
     forget()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=len(micro_batches))
     wrapped, prepared = accelerator.prepare_model(model), accelerator.prepare_optimizer(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-import torch._dynamo  # noqa: F401  (an in-process run would import it and drop it, and torch dies of the second import)
+import torch._dynamo  # noqa: F401  (an in-process run would import it twice, and torch crashes at the second import)
 
 CONFTEST = """
 import sys, time, types
@@ -174,16 +174,16 @@ def make_suite(pytester: pytest.Pytester, *subjects: str) -> None:
 
 
 def plugin_args() -> list[str]:
-    """What makes pytest load the plugin where the package is not installed, and without that of Hypothesis.
+    """Returns options that load the plugin if the package is not installed, without Hypothesis' plugin.
 
-    Which imports Hypothesis: two thirds of what a process of a made-up suite takes, which draws nothing.
+    That plugin imports Hypothesis, which takes two thirds of the time of a suite that draws nothing.
     """
     installed = any(point.value == "equivtest.plugin" for point in metadata.entry_points(group="pytest11"))
     return ["-p", "no:hypothesispytest"] + ([] if installed else ["-p", "equivtest.plugin"])
 
 
 def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -> pytest.RunResult:
-    """pytest on the suite, not audited unless told to; in its own process where asked for or where xdist needs one."""
+    """Runs pytest on the suite, by default without audits; in its own process if requested or if xdist needs one."""
     conftest = pytester.path / "conftest.py"
     if conftest.exists() and "import pytest_addoption" in conftest.read_text():
         args = ("--audit=off", *args)
@@ -192,6 +192,6 @@ def run_suite(pytester: pytest.Pytester, *args: str, subprocess: bool = False) -
 
 
 def log_of(pytester: pytest.Pytester) -> list[str]:
-    """What the made-up searches and pools wrote down."""
+    """Returns the log of the fake searches and pools."""
     path = pytester.path / "log"
     return path.read_text().splitlines() if path.exists() else []

@@ -53,7 +53,7 @@ PARTS = {
     "oracle": ("case", "values", "oracle"),
     "subject": ("case", "subject"),
 }
-"""The parts of a family, and which parts each may import, of its own family and of those it knows."""
+"""Parts of a family -> parts that each may import, from its own family and from families that it knows."""
 
 PARTS_OF_KIT = {
     "cases.case": "case",
@@ -63,7 +63,7 @@ PARTS_OF_KIT = {
     "oracle": "oracle",
     "cases.subject": "subject",
 }
-"""What the families share of each part."""
+"""Modules of each part that all families share."""
 
 PARTS_OF_PROGRAMS = {"oracle": "oracle", "run": "subject", "strategy": "strategy", "values": "values"}
 """The folders and modules of programs/ that are a part; any part may import all others that lie there."""

@@ -41,7 +41,7 @@ def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
     return audit(prop, pool, KnownFailures(), (1, 2), limits.DTYPES, is_thorough=is_thorough)
 
 
-# What an audit says.
+# Summary of an audit.
 
 
 @pytest.mark.ranks
@@ -69,7 +69,7 @@ def test_a_reason_why_no_collective_is_needed_is_taken(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
-    """Not even where a reason says that none is needed: one is called."""
+    """A reason why none is needed does not change that: the program calls one."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
     assert "although no rank heard of another (all_reduce in the forward): when each rank took its own operand" in (
@@ -79,7 +79,7 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_a_message_from_anybody_is_not_seen_by_its_being_spoiled(pool: Pool) -> None:
-    """Whoever waits for it is told who sent it, as without a fault."""
+    """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
     assert "no rank heard of another (recv in the forward)" in found.problem
@@ -137,7 +137,7 @@ def audited_fsdp2(pool: Pool, batch: str) -> Audit:
 
 @pytest.mark.ranks
 def test_what_fsdp2_calls_itself_is_seen(pool: Pool) -> None:
-    """Of a batch that is divided: that each rank's gradients reach the others."""
+    """With a divided batch, each rank's gradients must reach the others."""
     found = audited_fsdp2(pool, "mean of parts")
     rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
 
@@ -184,10 +184,10 @@ def test_audit_ends_at_the_first_fault_that_hangs_the_program(pool: Pool, monkey
     assert "spoiling all_reduce in the forward hung the program" in audits.in_lines([found.as_data("p")])[-1]
 
 
-# What each fault does, on two ranks.
+# Effect of each fault, on two ranks.
 
 RIGHT = [[3, 1, 2, 11, 2, 10, 20], [3, 1, 2, 22, 2, 11, 21]]
-"""Of each rank: all_reduce, all_gather, reduce_scatter, broadcast from rank 1, all_to_all."""
+"""By rank: all_reduce, all_gather, reduce_scatter, broadcast from rank 1, all_to_all."""
 
 
 def each(pool: Pool, fault: Fault) -> list[list[float]]:
@@ -249,7 +249,7 @@ def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
 @pytest.mark.ranks
 def test_a_fault_that_cannot_be_planted_says_nothing_of_claims(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its visits are not counted as rejected."""
-    monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if every exception were that of planting
+    monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if planting raised every exception
     found = audited(of_fetch("raises_on_another_sum"), pool)
 
     assert [row.runs for row in found.rows.values()] == [0] * len(found.rows)
@@ -262,7 +262,7 @@ def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
     assert (replies[0].outcome, replies[0].answers[0].collectives) == ("answered", ())
 
 
-# What is told.
+# Text of the summary.
 
 
 def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> None:
@@ -312,7 +312,7 @@ def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
     ]
 
 
-# In a run.
+# Audits within a run.
 
 SUITE = """
 from dataclasses import replace

@@ -140,7 +140,7 @@ class Command:
         self.capsys = capsys
 
     def accepts(self, *args: str) -> bool:
-        """Whether the command would start; otherwise its refusal is one line that quotes little of the input."""
+        """True if the command would start; otherwise its refusal is one line that quotes little of the input."""
         with self.monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["equivtest", *args])
             patch.setattr(sys, "path", list(sys.path))
@@ -158,7 +158,7 @@ class Command:
 
 
 def quotes(message: str, text: str, num_chars: int = 500) -> bool:
-    """Whether a message has more than so many characters of a text in a row."""
+    """True if a message has more than `num_chars` consecutive characters of a text."""
     return any(message[start : start + num_chars + 1] in text for start in range(len(message) - num_chars))
 
 

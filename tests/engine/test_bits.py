@@ -48,14 +48,14 @@ def judge(claim: Claim, replies: Sequence[Reply], case: Case = SPECIAL) -> Judge
 
 
 def with_first(case: FetchCase, value: float) -> list[Reply]:
-    """Right replies, but for the fetched parameter's first element on every rank."""
+    """Returns right replies, except for the fetched parameter's first element on every rank."""
     return on_all_ranks(case, "param.0", lambda local: torch.cat((torch.tensor([value]), local[1:])))
 
 
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
 def test_the_right_bits_hold(claim: Claim, number: int) -> None:
-    """Of every special value; padding is not looked at."""
+    """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)
 
@@ -73,7 +73,7 @@ def test_without_right_bits_there_is_no_verdict(claim: Claim) -> None:
     ("claim", "kind"), [*zip((*BITS, equals_unsharded), ("bits", "holds", "bits", "holds"), strict=True)]
 )
 def test_a_lost_sign_of_zero_is_excused_where_zeros_were_added(claim: Claim, kind: str) -> None:
-    """By value it is right, and seen by nobody but the claims about bits."""
+    """By value it is right; only claims on bits see it."""
     assert judge(claim, with_first(SPECIAL, 0.0)).kind == kind
 
 
@@ -190,7 +190,7 @@ def test_a_message_says_what_did_not_repeat() -> None:
 
 
 def test_a_zero_that_is_a_sum_may_have_either_sign() -> None:
-    """Where a sum of products begins is the kernel's business; torch's own depends on the strides of x."""
+    """The kernel decides where a sum of products begins; torch's own depends on the strides of x."""
     case = LinearCase(world_size=1, style="rowwise", in_features=2, requires_grad=("x",), values=(("wide-x", 0),))
     gradient = expect(case, 0).tensors["grad.x"].value
     zero = (0, int((gradient[0] == 0).nonzero()[0]))
@@ -206,7 +206,7 @@ REPEATED = replace(LINEAR, repeats=True)
 
 
 def repeated(case: LinearCase, factor: float, arithmetics: Arithmetics) -> Verdict:
-    """What becomes of a right run whose second output is that of the first times a factor."""
+    """Returns the verdict on a right run whose second output is the first one times a factor."""
     replies = right_replies(case)
     for rank in range(case.world_size):
         both = dict(replies[rank].answers[0].again)
@@ -233,7 +233,7 @@ def test_what_is_rounded_may_repeat_in_another_order_where_that_is_declared(
 
 
 def test_other_bits_of_which_a_bound_concludes_nothing_are_inconclusive() -> None:
-    """What cancels in bfloat16 may be off by a fifth of itself."""
+    """A value that cancels in bfloat16 may be off by a fifth of itself."""
     case = LinearCase(
         world_size=3, dtype="bfloat16", style="rowwise", in_features=3, repeats=True, values=(("real-cancelling", 1),)
     )
@@ -255,7 +255,7 @@ def test_a_subnormal_may_be_flushed_where_zeros_were_added(number: int, value: f
 
 @pytest.mark.parametrize("claim", [equals_unsharded, is_exact_without_reduction], ids=lambda claim: claim.name)
 def test_no_subnormal_is_flushed_where_nothing_is_added(claim: Claim) -> None:
-    """Of what an all_gather made whole, and of the partitions of any fetch."""
+    """For an all_gathered tensor, and for the partitions of any fetch."""
     case = replace(SPECIAL, collective="all_gather", values=(("special", 12),))
     [verdict] = judge_replies("mine", case, with_first(case, 0.0), [claim], FLUSHING)
     assert verdict.failed

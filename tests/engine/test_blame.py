@@ -82,7 +82,7 @@ def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: st
     ],
 )
 def test_ranks_that_give_unequal_shapes_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
-    """Whether the collective then raises, hangs or leaves wrong values."""
+    """The collective may then raise, hang or leave wrong values."""
     fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
 
     assert fault.startswith("parallelization: ") and difference in fault
@@ -99,7 +99,7 @@ def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(poo
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
 def test_however_ranks_exchange_what_comes_as_it_was_sent_is_right(pool: Pool, subject: str) -> None:
-    """Groups of the same ranks are apart, and each rank may call them in an order of its own."""
+    """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
 
 
@@ -129,7 +129,7 @@ def test_messages_and_barriers_are_judged_by_themselves(pool: Pool, fault: str, 
         assert any(told("collectives", case, wrong).startswith(layer) for _ in range(5))
 
 
-# Of single calls.
+# Single calls.
 
 
 def items(*values: float, dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
@@ -173,7 +173,7 @@ def test_operands_that_do_not_fit_are_nobodys_right() -> None:
 
 
 def test_real_numbers_may_be_added_in_any_order() -> None:
-    """Of three terms the last bit hangs on the order, and an error of a unit more is one."""
+    """The last bit of three terms depends on the order, and an error of one more unit is wrong."""
     terms = [items(value) for value in (1.0, 2.0**-24, 2.0**-24)]
     right = right_results("all_reduce", "sum", terms, 0, None)
     assert right is not None
@@ -193,7 +193,7 @@ def test_one_wrong_element_of_a_product_is_found(dtype: torch.dtype) -> None:
 
 
 def test_what_an_operator_writes_to_is_judged_too() -> None:
-    """Of one in place what it returns is what it wrote to."""
+    """The result of an in-place operator is the tensor that it wrote to."""
     right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
 
     assert first_wrong([torch.full((2,), 2.0)] * 2, right) == ""

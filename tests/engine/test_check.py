@@ -1,4 +1,4 @@
-"""The one door: one exception class per kind of failure, and no pass where nothing is shown."""
+"""check: one exception class per kind of failure, and no pass if nothing is shown."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_check_gives_the_verdicts_where_every_claim_holds() -> None:
 
 
 def test_check_raises_the_first_failure() -> None:
-    """In the order of claims: the gradient's value before its replicas."""
+    """Failures follow the order of claims: the gradient's value before its replicas."""
     with pytest.raises(ValueMismatch, match=r"grad\.x differs from the oracle"):
         check("mine", LINEAR, stub(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5)))
 
@@ -108,7 +108,7 @@ def test_check_raises_where_the_backend_cannot() -> None:
 
 
 def test_check_raises_where_nothing_is_decided() -> None:
-    """As a claim that speaks of trained parameters does not of a case that trains nothing."""
+    """For example, a claim on trained parameters does not apply to a case that trains nothing."""
     with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
 
@@ -140,7 +140,7 @@ def test_only_the_claims_that_are_given_are_judged() -> None:
 
 
 def test_a_refused_case_is_judged_by_refuses() -> None:
-    """Without being told, and the pool may keep its world."""
+    """This is the default, and the pool may keep its world."""
     pool = stub([raised(rank) for rank in range(3)])
 
     assert [verdict.claim for verdict in check("mine", REFUSED, pool)] == ["refuses"]
@@ -148,7 +148,6 @@ def test_a_refused_case_is_judged_by_refuses() -> None:
 
 
 def test_a_refused_case_that_is_answered_is_not_refused() -> None:
-    """Whatever the answers are."""
     with pytest.raises(NotRefused):
         check("mine", REFUSED, stub([Reply(rank=rank, outcome="answered") for rank in range(3)]))
 

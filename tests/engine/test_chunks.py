@@ -60,7 +60,7 @@ def cases(space):
 
 mine = Property("mine:fetch", "It is.", "here", cases, (equals_unsharded,), weight=10)
 """
-"""A property of somebody's own, whose strategy draws integers, floats, strings and bytes."""
+"""A user's property, whose strategy draws integers, floats, strings and bytes."""
 
 
 LIFECYCLE: dict[str, Any] = {
@@ -71,7 +71,7 @@ LIFECYCLE: dict[str, Any] = {
 
 @functools.cache
 def drawn_alone() -> list[str]:
-    """What a process draws that loads one file of properties and nothing else of anybody's."""
+    """Returns the draws of a process that loads only one file of properties."""
     return lines_of_draws(Path(__file__).parents[1], **LIFECYCLE)
 
 
@@ -101,7 +101,7 @@ def test_a_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Pat
 def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In one process, from one to the other."""
+    """All strategies draw in one process, one after the other."""
     chunk = Chunk(3, limits.DTYPES, 1, 15)
     props = {name: claimed(cases=cases) for name, cases in STRATEGIES.items()}
     before = {name: chunk_cases(prop, chunk) for name, prop in props.items()}
@@ -111,7 +111,7 @@ def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
 
 
 def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the same integers, though ours were drawn without."""
+    """They draw from the same integers, although ours were drawn without constants."""
 
     def cases(space: Space) -> SearchStrategy[Case]:
         return integers.map(lambda number: FetchCase(world_size=2, values=(("dense", number),)))
@@ -139,7 +139,7 @@ def test_a_profile_of_somebody_elses_changes_no_draw(monkeypatch: pytest.MonkeyP
 
 
 def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one does not; one from before it drew constants has nothing to be told of."""
+    """The installed one does not; a release that draws no constants causes no warning."""
     home = importlib.import_module(local_constants.HOME)
     monkeypatch.delattr(home, local_constants.FINDER)
     with pytest.warns(UserWarning, match="may depend on what else is imported"), no_local_constants():
@@ -173,7 +173,7 @@ def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path) -> None:
     ids=["chunk", "world size", "seed", "subject", "claims"],
 )
 def test_what_differs_draws_other_cases(prop: Property, chunk: Chunk) -> None:
-    """By another seed: their parameters differ too, not only what the chunk fixes."""
+    """Another seed also changes their parameters, not only the fields that the chunk fixes."""
     here, there = ({fetch.parameters for fetch in fetches(*of)} for of in ((claimed(), CHUNK), (prop, chunk)))
 
     assert seed_of(prop, chunk) != seed_of(claimed(), CHUNK)
@@ -185,7 +185,7 @@ def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
 
 
 def test_a_chunk_draws_the_same_cases_twice() -> None:
-    """In its own world size and dtypes, and each once."""
+    """In its own world size and dtypes, without duplicates."""
     cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
 
     assert cases == chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
@@ -194,7 +194,7 @@ def test_a_chunk_draws_the_same_cases_twice() -> None:
 
 
 def test_the_examples_come_first_in_chunk_0() -> None:
-    """Those of its world size and dtypes."""
+    """Only examples of its world size and dtypes."""
     wanted = FetchCase(world_size=2, parameters=((77,),))
     others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
     prop = claimed(examples=(others[0], wanted, others[1]))

@@ -1,4 +1,4 @@
-"""Claims: each is seen to hold, and to fail in every way it can."""
+"""Claims: each holds, and fails in every way it can."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
 @pytest.mark.parametrize("case", [LINEAR, FETCH, replace(LINEAR, world_size=1), replace(LINEAR, dtype="bfloat16")])
 @pytest.mark.parametrize("claim", JUDGED, ids=lambda claim: claim.name)
 def test_a_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
-    """Without a mismatch and with margin 0, unless it speaks of nothing in the case."""
+    """Without a mismatch and with margin 0, unless it applies to nothing in the case."""
     judgement = judge(claim, right_replies(case), case)
 
     assert judgement is not None or not claim.applies(case, 0)
@@ -73,7 +73,7 @@ JUDGED_BY_BITS = (
 
 @pytest.mark.parametrize("name", JUDGED_BY_BITS)
 def test_a_claim_applies_exactly_where_there_is_something_to_judge(name: str) -> None:
-    """What fills the cells of a conformance run knows the case alone, and must not count what says nothing."""
+    """The code that fills the cells of a conformance run knows only the case, and must not count an empty verdict."""
     draws = [(case, draw) for case in drawn(STRATEGIES[name](SPACE), 60) for draw in range(len(case.values))]
     expected = [expect(*each).tensors for each in draws]
 
@@ -119,7 +119,7 @@ def test_a_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
 
 
 def test_shapes_come_before_values() -> None:
-    """Where one tensor has a wrong shape and another a wrong value, the kind is shape."""
+    """If one tensor has a wrong shape and another a wrong value, the kind is shape."""
     replies = set_element(right_replies(LINEAR), 0, "param.weight", (0, 0), 0.5)
     judgement = judge(equals_unsharded, drop_tensor(replies, 1, "output"))
 
@@ -127,7 +127,7 @@ def test_shapes_come_before_values() -> None:
 
 
 def test_a_right_output_under_another_layout_fails_by_layout() -> None:
-    """The whole output on every rank, where the contract shards it."""
+    """Every rank holds the whole output, but the contract shards it."""
     value = expect(LINEAR, 0).tensors["output"].value.float()
     replies = right_replies(LINEAR)
     for rank in range(3):
@@ -140,7 +140,7 @@ def test_a_right_output_under_another_layout_fails_by_layout() -> None:
 
 
 def test_a_wrong_output_under_another_layout_fails_by_value() -> None:
-    """The value counts more than where it lies."""
+    """The value counts more than its layout."""
     value = expect(LINEAR, 0).tensors["output"].value.float() + 1
     replies = right_replies(LINEAR)
     for rank in range(3):
@@ -178,7 +178,7 @@ def test_a_missing_tensor_has_no_layout_to_keep() -> None:
 
 
 def test_replicas_that_differ_fail() -> None:
-    """By any bit: both values are shown with their bits, and which ranks differ."""
+    """One bit is enough: the message shows both values with their bits, and the ranks that differ."""
     replies = set_element(right_replies(LINEAR), 1, "grad.x", (1, 2), 0.5)
     judgement = judge(agrees_on_all_ranks, replies)
     mismatch = judgement.mismatches[0]
@@ -197,7 +197,7 @@ def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
 
 
 def test_replicas_show_another_value_before_a_zero_of_another_sign() -> None:
-    """In a tensor behind it, and in the same tensor on another rank."""
+    """In a later tensor, and in the same tensor on another rank."""
     zeros = set_element(set_element(right_replies(LINEAR), 0, "grad.x", (0, 0), 0.0), 2, "grad.x", (0, 0), 0.0)
     signed = set_element(zeros, 1, "grad.x", (0, 0), -0.0)
     judgement = judge(agrees_on_all_ranks, set_element(signed, 2, "grad.x", (1, 2), 0.5))
@@ -250,7 +250,7 @@ def test_a_replica_that_is_missing_cannot_disagree() -> None:
 
 
 def test_a_changed_input_fails() -> None:
-    """What the rank saw changed is the message."""
+    """The message is the change that the rank saw."""
     replies = change_answer(
         right_replies(LINEAR), 1, lambda answer: replace(answer, touched=("x: values have changed",))
     )
@@ -261,7 +261,7 @@ def test_a_changed_input_fails() -> None:
 
 @pytest.mark.parametrize(("name", "right"), [("param.weight", True), ("output", True), ("param.1", False)])
 def test_another_requires_grad_fails(name: str, *, right: bool) -> None:
-    """Where the case says which flag it must be."""
+    """If the case fixes the flag."""
     case = FETCH if name == "param.1" else LINEAR
     replies = change_answer(
         right_replies(case), 1, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: not right})
@@ -275,7 +275,7 @@ def test_another_requires_grad_fails(name: str, *, right: bool) -> None:
 
 @pytest.mark.parametrize("name", ["grad.x", "grad.weight"])
 def test_a_gradient_may_carry_any_flag(name: str) -> None:
-    """The case says nothing of it."""
+    """The case does not fix it."""
     replies = change_answer(
         right_replies(LINEAR), 0, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: True})
     )

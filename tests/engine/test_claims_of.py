@@ -1,4 +1,4 @@
-"""Which claims `equivtest check` judges: those of a property, so that a case that fails there fails here too."""
+"""Claims that `equivtest check` judges: those of a property, so that a case that fails there fails here too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
 
 
 def test_the_fixture_judges_the_same_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it is handed others."""
+    """Unless the caller passes others."""
     monkeypatch.setattr(fixture, "pool_of", lambda config: None)
     monkeypatch.setattr("equivtest.verdicts.judging.check", lambda subject, case, pool, claims, **fields: claims)
     ranks = fixture.Ranks(cast(pytest.Config, None))

@@ -23,7 +23,7 @@ OUTPUT = expect(CASE, 0).tensors["output"]
 
 
 def widened(name: str, allowed: float) -> Expected:
-    """What is expected of CASE, one tensor with another allowance everywhere."""
+    """Returns the expected values of CASE, one tensor with another allowance everywhere."""
     expected = expect(CASE, 0)
     tensor = expected.tensors[name]
     wide = replace(tensor, allowed=torch.full_like(tensor.value, allowed))

@@ -1,4 +1,4 @@
-"""From replies to verdicts: runs that ended badly, refusals, and one verdict per claim."""
+"""Verdicts from replies: runs that ended badly, refusals, and one verdict per claim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(replies: Sequence[Reply], case: Case = LINEAR) -> list[Verdict]:
 
 
 def with_reply(reply: Reply) -> list[Reply]:
-    """Right replies but for one rank's."""
+    """Returns right replies except for one rank's."""
     replies = right_replies(LINEAR)
     replies[reply.rank] = reply
     return replies
@@ -44,7 +44,7 @@ def refusals(*replies: Reply) -> Verdict:
 
 
 def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
-    """All of which hold, in the order of draws and claims."""
+    """All of them hold, in the order of draws and claims."""
     case = replace(LINEAR, values=(("dense", 0), ("wide-x", 1)))
     verdicts = judge(right_replies(case), case)
 
@@ -77,7 +77,7 @@ def test_one_failing_claim_leaves_the_others_judged() -> None:
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
 def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> None:
-    """Of the outcome's kind, under the first claim: no other was judged."""
+    """It has the outcome's kind, under the first claim: no other was judged."""
     [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches) == (outcome, "equals_unsharded", ())
@@ -85,7 +85,7 @@ def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> Non
 
 
 def test_what_is_not_supported_on_any_rank_is_no_proof() -> None:
-    """No claim holds where nothing ran, and it is no failure either."""
+    """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
     assert (verdict.kind, verdict.failed) == ("not_supported", False)
@@ -93,7 +93,7 @@ def test_what_is_not_supported_on_any_rank_is_no_proof() -> None:
 
 
 def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
-    """The rank that raised by itself is told first and in full, though it was later."""
+    """The rank that raised on its own comes first and in full, though it was later."""
     [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], raised(2, "ValueError", "mine", at_s=9.0)])
     lines = verdict.detail.splitlines()
 
@@ -103,7 +103,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
 
 
 def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
-    """The kind is that of the first cause."""
+    """The kind is the first cause's."""
     [verdict] = judge(
         [
             LOST_PEER,
@@ -197,7 +197,7 @@ def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> Non
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
 def test_a_rank_that_is_gone_where_its_peers_refuse_counts_most(outcome: Outcome) -> None:
-    """None may hang: it is told first and in full, then what the others raised."""
+    """No rank may hang: the lost one comes first and in full, then the errors of the others."""
     verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
 
     assert verdict.kind == outcome
@@ -238,5 +238,5 @@ def test_a_claim_says_nothing_where_it_has_nothing_to_judge(claim: str, where_it
 
 
 def test_a_refused_case_is_judged_by_refuses_alone() -> None:
-    """Unless somebody asks for other claims."""
+    """Unless the caller passes other claims."""
     assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

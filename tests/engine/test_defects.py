@@ -114,20 +114,20 @@ def property_of(defect: Defect) -> Property:
         and p.statement.startswith(parallelize)
     )
     prop = dataclasses.replace(prop, subject=defect.subject)
-    if type(defect.smallest) is OperatorCase:  # of some hundred operators a search would hardly draw the one
+    if type(defect.smallest) is OperatorCase:  # a search would hardly draw this one among some hundred operators
         one = (defect.smallest.operator,)
         return dataclasses.replace(prop, cases=lambda space: operator_cases(space, operators=one))
     return prop
 
 
 def known_of(defect: Defect) -> KnownFailures:
-    """What torch gets wrong in the subject that the defect replaces, it gets wrong in the defect."""
+    """Returns torch's known failures in the replaced subject, which the defect has too."""
     entries = KNOWN.of(defect.replaces)
     return KnownFailures(tuple(dataclasses.replace(entry, subject=defect.subject) for entry in entries))
 
 
 INDICES = range(12)
-"""Of searches, which draw other cases each."""
+"""Numbers of searches, each with other draws."""
 
 ASKED_FIRST = {
     name: index
@@ -162,17 +162,17 @@ ASKED_FIRST = {
     )
     for name in names.split()
 }
-"""Of a defect the search that comes to the smallest case soonest; the others are asked where that one does not."""
+"""Defect -> the search that finds the smallest case soonest; the others run if it does not."""
 
 
 def audit(defect: Defect, pool: Pool, directory: Path) -> tuple[list[str], dict[str, Any] | None]:
-    """What else failed in the worlds before; the failure in the first world that rejects the defect as it should.
+    """Returns other failures in the worlds before, and the failure in the first world that rejects the defect.
 
-    Drawn cases alone must do it: the property's examples are left out, and of a claim that is judged on few visits
-    each case is marked that can be.  The first world is that of the
-    case derived by hand; shrinking looks in smaller ones too, and ends where a case is as small as that one, unless
-    the table is asked for: it takes half as long again to find that no further step makes a case smaller.  Where it
-    ends in a larger one, from which no single step leads on, searches with other draws are asked.
+    Drawn cases alone must find it, without the property's examples.  For a claim that is judged on few visits,
+    each possible case is marked.  The first world is that of the
+    case derived by hand.  Shrinking also tries smaller ones, and ends once a case is as small as that one, unless
+    the table is requested: proving that no further step makes a case smaller takes half as long again.  If it
+    ends in a larger one, from which no single step leads on, searches with other draws run.
     """
 
     def is_enough(case: Case) -> bool:
@@ -208,7 +208,7 @@ def marked(prop: Property, claim_name: str) -> Property:
 
 
 def sizes(case: Case) -> list[int]:
-    """What shrinking makes small."""
+    """Returns the sizes that shrinking reduces."""
     if isinstance(case, LinearCase):
         return [case.world_size, math.prod(case.leading), case.in_features, case.out_features]
     if isinstance(case, PerceptronCase):
@@ -241,7 +241,7 @@ def sizes(case: Case) -> list[int]:
 
 
 def is_near(case: Case, defect: Defect) -> bool:
-    """Whether no size of the case differs by more than one from the one derived by hand."""
+    """True if no size of the case differs by more than one from the case derived by hand."""
     return all(abs(a - e) <= 1 for a, e in zip(sizes(case), sizes(defect.smallest), strict=False))
 
 
@@ -280,7 +280,7 @@ def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool
 @pytest.mark.ranks
 @each_defect
 def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
-    """Every claim holds there, but for what torch is known to get wrong."""
+    """Every claim holds there, except for torch's known failures."""
     verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
 
     wrong = [v for v in verdicts if v.kind != "holds" and not KNOWN.match(v.subject, v.claim, v.case, v.kind)]

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show: every Python file is run, every command is read, every output is a real one.
+"""README.md and docs/: every Python file is run, every command is read, every output is a real one.
 
 A block of Python begins with the path of its file; all of them are written into one folder, and the commands run there.
 """
@@ -75,13 +75,13 @@ def in_place(case, mesh, given):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command ended with, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     text: str
 
     def shows(self, block: str) -> bool:
-        """Whether the lines of `block` are printed in this order; '...' stands for anything, in a line too."""
+        """True if the lines of `block` are printed in this order; '...' matches anything, within a line too."""
         lines = iter(self.text.splitlines())
         return all(any(_fits(shown, line) for line in lines) for shown in block.splitlines() if shown != "...")
 
@@ -107,7 +107,7 @@ def python_files() -> Iterator[tuple[str, str]]:
 
 
 def commands() -> Iterator[str]:
-    """Every command that some document shows: in a block of its own, indented or within a line."""
+    """Yields every command in a document: in its own block, indented or within a line."""
     for path in DOCUMENTS:
         text = path.read_text("utf-8")
         for block in fenced(path, "sh"):
@@ -133,7 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CHEAP = ("-n0", "--known-failures=none", "--audit=off")
-"""What makes `equivtest run` one process, without the known failures, which other tests run."""
+"""Options that make `equivtest run` one process, without the known failures, which other tests run."""
 SMOKE = ("--profile=smoke", "--dtypes=float32")
 LIKE = ("--like", "zero3_fetch_all_reduce")
 
@@ -228,7 +228,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_every_python_file_is_imported(folder: Path) -> None:
-    """But those of clients, whose packages `make clients` installs."""
+    """Except those of clients, whose packages `make clients` installs."""
     with as_in(folder):
         for name, text in python_files():
             if re.search(r"^(import|from) transformers\b", text, flags=re.M) or "transformers_llama" in text:
@@ -294,7 +294,7 @@ def test_a_fetch_that_lacks_something_is_told_so_in_these_words(folder: Path, co
 
 @pytest.mark.ranks
 def test_the_readers_module_is_green(folder: Path) -> None:
-    """In a process of its own."""
+    """In its own process."""
     ended = subprocess.run(
         [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_models.py"],
         cwd=folder,

@@ -191,7 +191,7 @@ def test_nan_where_a_number_is_expected_is_wrong() -> None:
 
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 0.0])
 def test_special_values_equal_themselves(value: float) -> None:
-    """NaN, infinities and zeros are right where they are expected."""
+    """NaN, infinities and zeros are right if they are expected."""
     special = VALUE.clone()
     special[0, 0] = value
 
@@ -274,7 +274,7 @@ def test_a_missing_tensor_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
 def test_a_missing_gradient_is_told_as_one(name: str) -> None:
-    """A rank leaves None in .grad where nothing reached the parameter."""
+    """A rank leaves None in .grad if nothing reached the parameter."""
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
     assert mismatch is not None
@@ -297,7 +297,7 @@ def test_a_missing_gradient_is_told_as_one(name: str) -> None:
     ],
 )
 def test_another_shape_or_dtype_comes_with_the_way_out(name: str, change: dict[str, object], way_out: str) -> None:
-    """Where it is a rank's part of what should be whole, and where the dtype alone is another."""
+    """If it is a rank's part of a tensor that should be whole, and if only the dtype differs."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch(name, EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
 
@@ -313,7 +313,7 @@ def test_an_unstated_global_shape_is_no_mismatch() -> None:
 
 @pytest.mark.parametrize("layouts", [(Layout((Partial(),)), ROWS), (ROWS, Layout((Partial(),)))], ids=str)
 def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -> None:
-    """Where one rank holds an operand and another a shard there is no value to judge."""
+    """If one rank holds an operand and another a shard, there is no value to judge."""
     answers = {rank: placed(layout, 2)[rank] for rank, layout in enumerate(layouts)}
     mismatch = shape_mismatch("w", EXPECTED, answers, (2,))
 
@@ -339,7 +339,7 @@ def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -
 def test_a_pattern_is_named_where_all_wrong_elements_have_it(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
-    """Of one rank or split over two; a single element shows none but NaN or zero."""
+    """On one rank or split over two; a single element has no pattern except NaN or zero."""
     parts = [[torch.tensor(each[part]) for each in (actual, expected)] for part in (slice(0, 1), slice(1, None))]
 
     assert pattern_of([(right, wrong, torch.zeros_like(right)) for right, wrong in parts]) == pattern
@@ -373,5 +373,5 @@ def test_only_wrong_elements_make_the_pattern() -> None:
 
 @pytest.mark.parametrize(("flat", "shape", "index"), [(11, (5, 3), (3, 2)), (0, (), ()), (5, (2, 1, 3), (1, 0, 2))])
 def test_unravel_counts_row_by_row(flat: int, shape: tuple[int, ...], index: tuple[int, ...]) -> None:
-    """As torch.Tensor.view does."""
+    """Like torch.Tensor.view."""
     assert unravel(flat, shape) == index

@@ -96,13 +96,13 @@ def test_only_cases_that_help_a_cell_are_kept() -> None:
 
 
 def is_small(case: Case, claim: str) -> bool:
-    """All claims on fetches of few parameters, and all but one on any."""
+    """True for all claims on fetches of few parameters, and for all claims but one on any fetch."""
     assert isinstance(case, FetchCase)
     return len(case.parameters) < 3 or claim != "equals_unsharded"
 
 
 def test_a_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
-    """What the same cases say of another claim counts: those that help no cell are not added."""
+    """Verdicts of the same cases on another claim count: cases that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
     found, of_all = Counter[Cell](), Counter[Cell]()
     for case in filled_cases(prop, chunk, is_small):
@@ -130,7 +130,7 @@ def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
 
 
 def test_a_claim_that_is_judged_on_marked_cases_marks_those_that_it_lacks() -> None:
-    """As few as it needs; none is drawn marked, and those of which no collectives are documented stay as they are."""
+    """As few as it needs; none is drawn marked, and cases without documented collectives stay unmarked."""
     prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
     cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
     recorded = [case for case in cases if case.records]
@@ -199,9 +199,9 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
     ],
 )
 def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
-    """One in twenty may be so; a failure concludes, and what is known says nothing.  Nine are asked for at once.
+    """One in twenty may be inconclusive; a failure concludes, a known one does not.  Nine are needed at once.
 
-    Three in twenty is no chance; and a claim may find nothing to judge in a draw of which it speaks.
+    Three in twenty is no chance; and a claim may find nothing to judge in a draw to which it applies.
     """
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, per_cell=9)
     wanted = {("float16", "empty", "equals_unsharded"): short} if short else {}
@@ -216,7 +216,7 @@ def test_a_cell_with_an_inconclusive_verdict_gets_the_conclusions_that_are_wante
 
 
 def test_verdicts_of_other_cells_do_not_make_up_for_it() -> None:
-    """Of another dtype, or of other shards."""
+    """For another dtype, or for other shards."""
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), records + verdicts_of({"inconclusive": 1}))

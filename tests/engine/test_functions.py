@@ -1,4 +1,4 @@
-"""Functions by name: which are found by other processes, and what is said of all others."""
+"""Functions by name: other processes find some, and messages explain all others."""
 
 from __future__ import annotations
 

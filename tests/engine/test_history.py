@@ -1,4 +1,4 @@
-"""What had run before: draws that are run again, worlds that are renewed, failures that need a past."""
+"""Earlier visits: draws that run again, worlds that are renewed, failures that need earlier visits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pool(pool: Pool) -> Iterator[Pool]:
 
 
 def calls(pool: Pool, case: FetchCase) -> list[int]:
-    """What the first rank counts: its calls at each draw, then at the repeat if there is one."""
+    """Returns the first rank's counts: its calls at each draw, then at the repeat if there is one."""
     answers = pool.run(COUNTS, case)[0].answers
     counted = [answer.tensors["param.0"] for answer in answers]
     return [int(placed.local) for placed in [*counted, *answers[0].again.values()]]
@@ -41,7 +41,7 @@ def calls(pool: Pool, case: FetchCase) -> list[int]:
 
 @pytest.mark.ranks
 def test_the_first_draw_is_run_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
-    """Only where the case says so; new ranks begin to count anew."""
+    """Only if the case repeats; new ranks begin to count anew."""
     pool.renew(2)
     assert calls(pool, CASE) == [1, 2, 3]
     assert calls(pool, replace(CASE, repeats=True)) == [4, 5, 6, 7]
@@ -87,7 +87,7 @@ def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings
 
 
 def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
-    """How many visits came before it in its world, and the first of them."""
+    """The message has the number of visits before it in its world, and the first of them."""
     pool = Remembering()
     [failure] = run(pool, tmp_path).failures
     [line] = [line for line in failure.message.splitlines() if line.strip().startswith("history")]
@@ -148,7 +148,7 @@ def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str
 
 @pytest.mark.parametrize("outcome", BREAKS)
 def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: str) -> None:
-    """What the others left in the processes is the first thing to look for."""
+    """The state that other visits left in the processes is the first suspect."""
     visits = iter(range(1000))
     pool = StubPool(
         lambda case: [Reply(rank=0, outcome=outcome)] if next(visits) == 3 else right_replies(case)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Names of code that cannot be found: where they were looked for, and what is near."""
+"""Names of code that cannot be found: where they were searched for, and similar names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
 def test_a_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder without __init__.py is a module too, where no other is found."""
+    """A folder without __init__.py is a module too, if no other is found."""
     (here / "hidden").mkdir()
     (here / "work").mkdir()
     (here / "work/hidden.py").write_text("def encoder(): ...")

@@ -1,6 +1,6 @@
-"""Known failures that keep a case from running: what they cover really fails.
+"""Known failures that keep a case from running: the cases that they cover really fail.
 
-An entry broader than its failure hides cases that nobody runs; its smallest case alone would never show it.
+An entry broader than its failure hides cases that never run; its smallest case alone would not show that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from equivtest.verdicts.verdict import WHOLE_RUN
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
 STRATEGIES = [module.__name__ for module in modules_of("strategy")]
-NUM_DRAWN = 500  # of each property
-NUM_SAMPLED = 4  # of those that an entry covers
+NUM_DRAWN = 500  # cases of each property
+NUM_SAMPLED = 4  # cases among those that an entry covers
 
 
 @cache
@@ -58,7 +58,7 @@ def sample_of(entry: KnownFailure) -> list[Case]:
 
 
 def kinds_of(subject: str, case: Case, pool: Pool) -> set[str]:
-    """What a run of the case shows; ranks that all raised live on, as starting others takes ten times as long."""
+    """Returns the kinds of a run's verdicts; ranks that all raised live on, as new ones take ten times as long."""
     replies = pool.run(subject, case, keep_if_all_raised=True)
     return {verdict.kind for verdict in judge_replies(subject, case, replies)}
 

@@ -1,4 +1,4 @@
-"""Where each element lives, against torch's own arithmetic."""
+"""Places of elements, compared with torch's own arithmetic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ranks_of(mesh_shape: tuple[int, ...]) -> range:
 def torch_box(
     shape: tuple[int, ...], placements: tuple[object, ...], mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[tuple[int, int], ...]:
-    """What torch says `rank` holds, as bounds; placements in torch's words."""
+    """Returns the bounds of torch's part of `rank`, from torch's placements."""
     coordinate = list(coordinate_of(rank, mesh_shape))
     local, offset = _compute_local_shape_and_global_offset(shape, mesh_shape, coordinate, placements)
     return tuple((start, start + size) for start, size in zip(offset, local, strict=True))

@@ -1,4 +1,4 @@
-"""The time that a visit of a property's cases may take: wherever one is visited, written down, and told."""
+"""The time limit of a visit of a property's cases: wherever a case is visited, written down, and reported."""
 
 from __future__ import annotations
 

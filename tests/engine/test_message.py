@@ -51,7 +51,7 @@ def test_the_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
 
 
 def test_both_values_are_given_in_full() -> None:
-    """Expected first, each with where it comes from."""
+    """Expected first, each with its source."""
     assert rows(WRONG)["expected"] == f"{VALUE:.9e}   one process, exact"
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
 
@@ -134,7 +134,7 @@ def test_the_case_is_code_that_reads_back() -> None:
 
 
 def test_the_last_line_shows_it_again() -> None:
-    """Where a replay file was written, and only there."""
+    """If a replay file was written, and only then."""
     assert write_message(WRONG, replay="a/b.json").splitlines()[-1] == "  again     equivtest replay a/b.json"
     assert "again" not in rows(WRONG)
 
@@ -169,7 +169,7 @@ def test_the_way_out_is_told_where_it_is_known() -> None:
 
 
 def test_a_replica_mismatch_shows_bits() -> None:
-    """Of both ranks."""
+    """For both ranks."""
     replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)
     verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
     told = rows(verdict)
@@ -192,7 +192,7 @@ def test_a_run_that_raised_shows_the_first_cause() -> None:
 
 
 def test_a_case_that_was_not_run_is_given_no_more_time() -> None:
-    """A collective that hung when it was tried hung within another limit than that of a visit."""
+    """A collective that hung in its probe hung within another limit than a visit's."""
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]
 

@@ -24,7 +24,7 @@ from equivtest.search import known
 from tests.engine.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
 
 W3 = ("--world-sizes", "3")
-UNKNOWN = "--known-failures=none"  # of a process of its own, which the shipped ones would make import torch
+UNKNOWN = "--known-failures=none"  # for a separate process, in which the shipped ones would import torch
 
 
 def test_run_without_properties_shows_nothing_of_us(pytester: pytest.Pytester) -> None:
@@ -102,7 +102,7 @@ def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, work
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
 
-    # 8 searches and 4 claims, of which a search and its claim fail
+    # 8 searches and 4 claims; one search and its claim fail
     result.assert_outcomes(passed=10, failed=2)
 
 
@@ -154,7 +154,7 @@ def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pyteste
 
 
 def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester) -> None:
-    """In every profile: other claims hold, so that the run has shown something."""
+    """In every profile: other claims hold, so the run has shown something."""
     make_suite(pytester, "a_not_supported", "b")
 
     result = run_suite(pytester, "--dtypes=float16,float32")
@@ -199,7 +199,7 @@ def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytest
 def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
     pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
 ) -> None:
-    """And is no mistake; where nothing else is judged, nothing is proven."""
+    """It is no mistake; if nothing else is judged, nothing is proven."""
     make_suite(pytester, *subjects)
 
     result = run_suite(pytester, "--dtypes=bfloat16")
@@ -299,7 +299,7 @@ def test_what_no_item_can_survive_ends_the_session(pytester: pytest.Pytester, wo
 def test_a_mistake_in_one_property_fails_its_items_alone(
     pytester: pytest.Pytester, other: str, code: int, workers: str
 ) -> None:
-    """In one line; the exit code is that of misuse unless a claim fails."""
+    """In one line; the exit code is misuse's unless a claim fails."""
     make_suite(pytester, "a_misused", other)
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -541,7 +541,7 @@ def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
 
 
 def test_pool_serves_one_file_after_the_other(pytester: pytest.Pytester) -> None:
-    """What one file's programs change in their ranks is not there for the next file's."""
+    """Changes by one file's programs in their ranks do not reach the next file's programs."""
     make_suite(pytester, "a")
     (pytester.path / "test_other.py").write_text((pytester.path / "test_fake.py").read_text())
 

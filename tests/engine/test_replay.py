@@ -49,7 +49,7 @@ def test_the_same_failure_has_the_same_file(file: Path) -> None:
 
 
 def test_another_failure_has_another_file(file: Path) -> None:
-    """Of another claim, kind or case."""
+    """With another claim, kind or case."""
     others = [
         judge_replies("package.module:mine", LINEAR, drop_tensor(right_replies(LINEAR), 0, name))[index]
         for index, name in ((0, "output"), (1, "grad.x"))
@@ -59,7 +59,7 @@ def test_another_failure_has_another_file(file: Path) -> None:
 
 
 def test_a_file_says_all_that_is_needed(file: Path) -> None:
-    """What to run, on what, the message for a person and the releases it was seen with."""
+    """The subject and case to run, the message for a person and the releases that failed."""
     data = read_replay(file)
 
     assert (data["subject"], data["claim"], data["kind"]) == ("package.module:mine", "equals_unsharded", "value")
@@ -75,7 +75,7 @@ def test_the_backend_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_shown_again(file: Path) -> None:
-    """With the message of now and the command."""
+    """With the present message and the command."""
     fails, message = again(file, WRONG)
 
     assert fails and message == write_message(VERDICT, replay=str(file))
@@ -117,7 +117,7 @@ def test_the_written_case_is_the_one_that_runs(file: Path) -> None:
     ],
 )
 def test_a_file_of_another_version_is_refused(file: Path, fields: dict[str, Any], message: str) -> None:
-    """With what to do about it."""
+    """With the way out."""
     with pytest.raises(Misuse, match=message):
         read_replay(rewrite(file, **fields))
 

@@ -38,7 +38,7 @@ ENVIRONMENT = {
 
 
 def record(**changes: Any) -> Record:
-    """One record, all of whose claims hold, changed."""
+    """Returns a record whose claims all hold, with these changes."""
     fields: dict[str, Any] = {
         "schema": 1,
         "subject": "rowwise_linear",
@@ -98,7 +98,7 @@ def test_dtype_that_the_module_refuses_is_named_with_the_reason_whole() -> None:
 
 
 def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
-    """Whatever exact values and other claims say in that cell."""
+    """Exact values and other claims in that cell do not change that."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
         "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
     ]
@@ -354,7 +354,7 @@ def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
 
 
 def test_summary_tells_what_the_program_does_not_support_beside_what_the_backend_does_not() -> None:
-    """How many cases, and why most of them."""
+    """The number of cases, and the most frequent reason."""
     cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
     lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)
 
@@ -377,7 +377,7 @@ def test_what_holds_on_one_rank_shows_nothing_where_the_program_declines_all_oth
 
 @pytest.mark.parametrize(("kind", "num_opened"), [("inconclusive", 1), ("not_supported", 1), ("known", 0)])
 def test_a_program_that_declines_a_part_is_not_said_to_support_nothing(kind: str, num_opened: int) -> None:
-    """Where the rest is open too nothing is shown; what is known to fail is supported."""
+    """If the rest is open too nothing is shown; a known failure counts as supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")
     said = f"no verdict is conclusive (1 declined, 1 {words}); the program does not support: 3 heads (1): draw"
@@ -398,7 +398,7 @@ def test_page_lists_known_failures() -> None:
 
 
 def known_entry(**changes: str) -> KnownState:
-    """What the item of a known failure reports, changed."""
+    """Returns the report of a known failure's item, with these changes."""
     return KnownState(**{name: name for name in KnownState.__struct_fields__} | changes)
 
 

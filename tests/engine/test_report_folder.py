@@ -30,7 +30,7 @@ LIMIT_S = 60.0  # for a run to come up on a loaded machine
 
 @pytest.fixture
 def out(pytester: pytest.Pytester) -> Path:
-    """A folder with the report of a green run, a replay file, and files of somebody's own."""
+    """A folder with the report of a green run, a replay file, and the user's own files."""
     make_suite(pytester, "a")
     assert run_suite(pytester, *ARGS).ret == 0
     folder = pytester.path / "out"
@@ -48,7 +48,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 
 def first_words(folder: Path) -> list[str]:
-    """What the page and the summary say before all else."""
+    """Returns the first line of the page and of the summary."""
     page = (folder / "report.html").read_text().partition("</h1>")[2].partition("</p>")[0]
     return [page.rpartition(">")[2], (folder / "summary.txt").read_text().splitlines()[0]]
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_interrupted_says_so_first(
 
 
 def test_a_run_that_is_killed_leaves_the_word_that_it_began(pytester: pytest.Pytester, out: Path) -> None:
-    """Of which process, and when."""
+    """With its process and time."""
     with hanging(pytester, 0) as process:
         process.kill()
         process.communicate(timeout=LIMIT_S)
@@ -169,7 +169,7 @@ def test_a_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out
 
 
 def test_a_folder_takes_one_run_at_a_time(pytester: pytest.Pytester, out: Path) -> None:
-    """The second is refused in one line that names the first, and changes nothing; a killed one is in nobody's way."""
+    """The second is refused in one line that names the first, and changes nothing; a killed one blocks no run."""
     with hanging(pytester, 0) as process:
         found = environment_of(out)
         result = run_suite(pytester, *ARGS)
@@ -195,7 +195,7 @@ def test_a_folder_is_had_again_once_it_was_left(tmp_path: Path) -> None:
 
 
 def test_a_file_is_whole_or_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its place cannot be taken nothing is left beside it."""
+    """If its place cannot be taken, no other file is left beside it."""
     write_whole(tmp_path / "file", b"earlier")
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr(Path, "replace", lambda *names: (_ for _ in ()).throw(OSError("no")))
@@ -207,7 +207,7 @@ def test_a_file_is_whole_or_what_it_was(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_that_was_left_half_written_is_removed(tmp_path: Path) -> None:
-    """By the next run; one of another name is somebody's own."""
+    """The next run removes it; a file with another name belongs to the user."""
     for name in (".equivtest-17.part", "failures/.equivtest-17.part", ".equivtest-mine.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

@@ -1,4 +1,4 @@
-"""The search: every failure by itself, the smallest case of each."""
+"""The search: every failure separately, and the smallest case of each."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def claimed(subject: str = "mine:fetch", **fields: Any) -> Property:
 
 
 def wrong_second_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
-    """The second parameter's first element is NaN on rank 0, where there is one."""
+    """Puts NaN into the second parameter's first element on rank 0, if there is one."""
     if len(case.parameters) < 2 or not math.prod(case.parameters[1]):
         return replies
     return set_element(replies, 0, "param.1", (0,) * len(case.parameters[1]), float("nan"))
 
 
 def misused_for_three(case: FetchCase, replies: list[Reply]) -> list[Reply]:
-    """Rank 0 breaks its contract with the harness where there are three parameters."""
+    """Makes rank 0 break its contract with the harness if there are three parameters."""
     broken = replace(replies[0], outcome="misused", answers=(), error_text="a subject must return a dict")
     return [broken, *replies[1:]] if len(case.parameters) > 2 else replies
 
 
 def missing_third(case: FetchCase, replies: list[Reply]) -> list[Reply]:
-    """Rank 0 lacks the third parameter, where there is one."""
+    """Removes the third parameter from rank 0, if there is one."""
     return drop_tensor(replies, 0, "param.2") if len(case.parameters) > 2 else replies
 
 
@@ -122,7 +122,7 @@ def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> Kn
     return KnownFailure("mine:fetch", claim, kind, where, case, "known since then")
 
 
-# What is found.
+# Found failures.
 
 
 def test_where_all_is_right_nothing_is_found(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: P
 
 
 def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
-    """Of the same two: what is left of the chunk is not run."""
+    """The rest of the chunk does not run."""
     everything = run(stub(wrong_second_value, touches_three), tmp_path)
     prop = one_draw(claimed())
     pool = cast(Pool, stub(wrong_second_value, touches_three))
@@ -217,7 +217,7 @@ def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_fi
 
 
 def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
-    """At the first case that is, in the world of the failure."""
+    """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
     def is_enough(case: Case) -> bool:
@@ -425,7 +425,7 @@ def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> Non
 
 
 def test_a_failure_met_while_another_is_shrunk_is_reported_too(tmp_path: Path) -> None:
-    """It shows in worlds of two ranks alone, where the search itself never goes."""
+    """It fails only in worlds of two ranks, which the search itself never uses."""
 
     def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
         return drop_tensor(replies, 0, "param.0") if case.world_size == 2 else replies
@@ -464,7 +464,7 @@ def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str
 
 
 def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
-    """What did not answer in 5 s while it was shrunk might have done so later."""
+    """A rank without an answer in 5 s during shrinking might have answered later."""
     silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
     pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
     [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3)).failures
@@ -486,7 +486,7 @@ def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
 
 
 def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
-    """While shrinking too, where an error on every rank is what should come."""
+    """Also while shrinking, since an error on every rank is right."""
     pool = StubPool(lambda case: [Reply(rank=rank, outcome="answered") for rank in range(case.world_size)])
     [failure] = run(pool, tmp_path, cases=refused_fetch_cases, claims=(refuses,)).failures
 
@@ -525,7 +525,7 @@ def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path)
 def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_open: int, num_cells_open: int
 ) -> None:
-    """Until few of their verdicts are; the search ends where that is not to be had."""
+    """Until few of their verdicts are open; the search ends if that is impossible."""
     rest = iter([True] * num_open)
     monkeypatch.setattr("equivtest.verdicts.values.is_too_wide", lambda expected: next(rest, False))
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"), claims=(equals_unsharded,))
@@ -543,7 +543,7 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
 
 
 def test_a_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
-    """What was cut short has cells that lack conclusions."""
+    """A search that was cut short has cells without conclusions."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
 
@@ -575,7 +575,7 @@ def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> 
 
 @pytest.mark.ranks
 def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool, tmp_path: Path) -> None:
-    """From a property to replay files, each of which fails again, and holds of a right subject."""
+    """From a property to replay files, each of which fails again, and holds for a right subject."""
     findings = search(claimed("tests.programs.search:two_bugs"), CHUNK, pool, NOTHING, tmp_path)
 
     assert targets(findings) == {("equals_unsharded", "value"), ("does_not_touch_its_inputs", "touched")}

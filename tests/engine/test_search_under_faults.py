@@ -43,7 +43,7 @@ class Clock:
 
 
 def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
-    """Of every case, whatever its world size, rank 0 fails and that takes so long."""
+    """Returns a pool in which rank 0 fails in every case, on any world size, after `cost_s`."""
 
     def answer(case: Case) -> list[Reply]:
         clock.now_s += cost_s
@@ -58,7 +58,7 @@ def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
 def test_no_try_begins_past_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, cost_s: float
 ) -> None:
-    """What has begun is waited for: the budget and one try is the longest that a failure takes."""
+    """A begun try is awaited: a failure takes at most the budget and one try."""
     clock = Clock(monkeypatch)
     pool = failing_pool(clock, outcome, cost_s)
     [failure] = run(pool, tmp_path).failures
@@ -69,7 +69,7 @@ def test_no_try_begins_past_the_budget(
 
 
 def test_each_failure_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that hangs does not use up what another one is to be shrunk in."""
+    """A failure that hangs does not use up another failure's budget."""
     clock = Clock(monkeypatch)
 
     def answer(case: Case) -> list[Reply]:

@@ -1,4 +1,4 @@
-"""What strategies draw: how varied, how small at the end, and the same in every process."""
+"""Draws of strategies: how varied, how small at the end, and the same in every process."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_about_one_case_in_eight_is_recorded(name: str) -> None:
 
 
 def test_a_fetch_is_recorded_where_its_collective_is_named() -> None:
-    """Of an unnamed one nothing is documented."""
+    """An unnamed collective has no documentation."""
     named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
     assert {case.collective for case in named} == {"all_reduce"} and any(case.records for case in named)
@@ -296,7 +296,7 @@ for strategy in STRATEGIES.values():
 
 
 def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> tuple[str, list[str]]:
-    """What a fresh process draws after it has imported a module: integers, and cases."""
+    """Returns the integers and cases that a fresh process draws after it has imported a module."""
     code = DRAWING.format(folder=str(folder), name=imported)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
     done = subprocess.run(

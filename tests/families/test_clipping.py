@@ -1,4 +1,4 @@
-"""Clipping by the norm over all parameters: its oracle, torch beside it, and that of our own ZeRO-3."""
+"""Clipping by the norm over all parameters: its oracle, torch's own, and our ZeRO-3's."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_enormous_and_zero_gradients_have_a_norm() -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# what is left
+# the clipped gradients
 
 
 @each_dtype
@@ -177,11 +177,11 @@ def test_a_factor_that_forgets_the_root_is_not_within_the_bound() -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# our own ZeRO-3, on one rank of which others are added
+# our own ZeRO-3, on one rank, with contributions of others
 
 
 def global_norm_with(other: float, gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """What this rank finds where the others bring `other`."""
+    """Returns this rank's norm if the others contribute `other`."""
     mesh: Any = SimpleNamespace(get_group=lambda: None)
 
     def reduce(total: torch.Tensor, op: Any = dist.ReduceOp.SUM, *, group: object) -> None:

@@ -1,4 +1,4 @@
-"""Collectives by themselves: the case, its operands, the oracle beside what is written out, and how they are called."""
+"""Collectives alone: the case, its operands, the oracle against results by hand, and the ways of calling."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_may_be_rounded_is_not_taken_for_exact(op: str, operands: list[list
 
 
 def written_out(case: CollectivesCase, name: str, rank: int) -> list[float]:
-    """What one rank holds of one collective in the end, size after size in the last dim, from a list per rank."""
+    """Lists one rank's final values of one collective, size after size in the last dim, from a list per rank."""
     call, ranks = CALLS[name], range(case.world_size)
     rows = draw(case, 0)[call.operand].double().tolist()
     found: list[list[list[float]]] = []
@@ -186,7 +186,7 @@ def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> No
 
 
 def test_an_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
-    """Of seven ranks, in float32: see `equivtest.oracle.averages`."""
+    """On seven ranks, in float32: see `equivtest.oracle.averages`."""
     tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
 
     assert tensors["all_reduce_avg"].allowed is not None and tensors["all_reduce_avg"].bits is None
@@ -247,7 +247,7 @@ class Adds:
 def test_result_of_int64_that_is_off_by_little_is_wrong(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    """By less than the result of the whole numbers, which is what is answered, is rounded by."""
+    """The error is smaller than the rounding of the answer, which is the result as whole numbers."""
     case = CollectivesCase(world_size=1, dtype=dtype, collectives=("int64_all_reduce_sum",), numels=(9,))
     right = answer(case, alone)["int64_all_reduce_sum"]
     assert same_bits(right, draw(case, 0)["counted"][0])
@@ -258,7 +258,7 @@ def test_result_of_int64_that_is_off_by_little_is_wrong(
 
 
 # ------------------------------------------------------------------------------------------------
-# What is run
+# Examples
 
 
 @cache
@@ -288,7 +288,7 @@ def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> Non
 
 
 def test_every_function_is_pinned_by_itself_on_strided_operands() -> None:
-    """What gloo gets wrong of them would keep a whole bundle from running."""
+    """gloo's faults in one of them would keep a whole bundle from running."""
     assert [len(case.collectives) for case in examples() if case.stride > 1] == [1] * len(FUNCTIONS)
     assert {call.function for case in examples() if case.stride > 1 for call in case.calls} == FUNCTIONS.keys()
 
@@ -305,7 +305,7 @@ def test_every_collective_is_pinned_on_every_kind_of_memory(field: str, values: 
 
 @each_dtype
 def test_every_collective_is_pinned_aligned_and_not(dtype: str) -> None:
-    """Where operands of 16 bits begin at an odd multiple of 2 bytes."""
+    """If operands of 16 bits begin at an odd multiple of 2 bytes."""
     places = {
         (name, case.offset % 2) for case in examples() if case.dtype == dtype and case.world_size > 1
         for name in case.collectives
@@ -341,7 +341,7 @@ def test_a_run_draws_every_collective_way_to_wait_and_few_large_sizes() -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# How they are called
+# Ways of calling
 
 
 def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
@@ -350,7 +350,7 @@ def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("waits", "stride"), [*((waits, 1) for waits in WAITS), ("together", 3)])
 def test_a_group_of_one_rank_has_every_collective(alone: DeviceMesh, waits: str, stride: int) -> None:
-    """Of strided operands gloo scatters others (finding 96)."""
+    """Gloo scatters wrong elements of strided operands (finding 96)."""
     names = tuple(name for name in ON_GLOO if stride == 1 or name != "scatter")
     case = case_of(world_size=1, waits=waits, numels=(4, 0, 1), collectives=names, stride=stride)
     with one_thread():
@@ -454,7 +454,7 @@ def test_what_is_written_beside_a_result_is_seen(
 
 
 def test_what_is_written_into_a_strided_operand_is_seen(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a copy of what the harness handed out, so that no claim sees it."""
+    """It is a copy of the harness's operand, so no claim sees it."""
 
     def all_gather(output: torch.Tensor, operand: torch.Tensor, **_: object) -> None:
         operand.zero_()
@@ -588,7 +588,7 @@ def test_no_other_error_is_taken_for_a_refusal_of_strides(
 
 
 def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what comes later, nor what a later call does to it, is taken for it."""
+    """Later writes, and later calls, do not change it."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)
 
@@ -596,7 +596,7 @@ def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monke
 
 
 def test_a_collective_in_place_is_given_memory_of_its_own(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the harness handed out stays as it is."""
+    """The harness's operand stays unchanged."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     case = CollectivesCase(world_size=1, waits="async")
     given = draw(case, 0)

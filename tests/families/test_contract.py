@@ -1,4 +1,4 @@
-"""What every family keeps: its strategies and cases, its oracle beside torch's own unsharded run, its replay files.
+"""Common requirements of all families: strategies and cases, oracle against torch's unsharded run, replay files.
 
 The strategies are those of the shipped properties; each test's id begins with the family's name.
 """
@@ -50,13 +50,13 @@ LARGER: dict[str, dict[str, Any]] = {
 """Fields of simplest cases that are not the shortest ones drawn: parameters of two dtypes; what is drawn first."""
 
 STORED_OTHERWISE = ("parallel_cross_entropy",)
-"""In 16 bits torch's unsharded loss stores other intermediates than loss_parallel, with which the bounds reckon."""
+"""Families for which torch's unsharded loss stores other 16-bit intermediates than the bounds assume."""
 
 NUM_DRAWS = 60
-"""Of values, of each strategy, beside torch's unsharded run."""
+"""Draws of each strategy that are compared with torch's unsharded run."""
 
 # ------------------------------------------------------------------------------------------------
-# What is drawn
+# Drawn cases
 
 
 @each(STRATEGIES)
@@ -93,7 +93,7 @@ def test_hardly_any_case_is_drawn_twice(name: str) -> None:
 
 @each(ON_ANY_MEMBERS)
 def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -> None:
-    """Of at most four processes; some meshes are not ascending, some leave processes out."""
+    """On at most four processes; some meshes are not ascending, some leave processes out."""
     cases = run_of(name)
     within = [case for case in cases if case.members]
 
@@ -116,7 +116,7 @@ def test_only_the_space_that_was_asked_for_is_drawn_and_the_largest_world_has_ca
 
 @each(STRATEGIES)
 def test_the_strategy_shrinks_to_its_simplest_case(name: str) -> None:
-    """Every field is at its default; where no case has that, as short as in any case."""
+    """Every field has its default; if no case has the default, the shortest possible value."""
     found = smallest(STRATEGIES[name](SPACE))
     wanted = {
         field: min(
@@ -151,13 +151,13 @@ def test_every_tensor_is_given_or_answered_and_only_what_is_kept_is_both(name: s
 
 INVALID: dict[type, Any] = {str: "no such", int: -2, float: -1.0}
 CODE = ("build", "parallelize", "optimizer", "step", "placed", "set_up", "tear_down")
-ANYTHING = (*CODE, "ignore_index", "steps")  # steps are told by what belongs to them
+ANYTHING = (*CODE, "ignore_index", "steps")  # the fields that depend on steps report errors of it
 OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
 
 
 @each(STRATEGIES)
 def test_a_field_that_is_not_valid_is_refused_with_its_value_and_the_limit(name: str) -> None:
-    """Of text, integers and floats; what fields must be beside each other is told by the family's own tests."""
+    """For text, integers and floats; the family's own tests cover requirements between fields."""
     case = next((case for case in run_of(name) if case.trains), run_of(name)[0])
     for field, valid in fields_of(case).items():
         invalid = INVALID.get(type(valid))
@@ -193,7 +193,7 @@ def test_every_misfit_is_drawn_and_named_and_nothing_is_expected_of_it(name: str
 
 @each(COMPUTED)
 def test_torchs_own_unsharded_run_is_within_every_bound(name: str) -> None:
-    """To the last bit where there are right bits; of 16 bits, whose storage dominates, some error is near its bound."""
+    """To the last bit if there are right bits; in 16 bits, where storage dominates, some error is near its bound."""
     worlds = (7, 8) if PROPERTIES[name].resolve else (7, 8, limits.MAX_WORLD_SIZE)
     cases = [*run_of(name), *drawn(STRATEGIES[name](Space(worlds, limits.DTYPES)), 20)]
     draws = [(case, index) for case in cases for index in range(len(case.values))]
@@ -206,7 +206,7 @@ def test_torchs_own_unsharded_run_is_within_every_bound(name: str) -> None:
                 worst[case.dtype] = max(worst[case.dtype], *errors.values())
     near = max(worst["bfloat16"], worst["float16"])
 
-    assert near == 0 or near > 0.3  # nothing is off where nothing may be
+    assert near == 0 or near > 0.3  # no error if none is allowed
 
 
 # ------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_targets_are_on_both_sides_of_every_boundary_but_where_they_are_ignored(
 @each_dtype
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_of_peaked_logits_nothing_may_be_off(reduction: str, dtype: str) -> None:
-    """But for what underflows, by the smallest normal number times a cotangent, and the quotient of a mean."""
+    """Except for underflow, by the smallest normal number times a cotangent, and the quotient of a mean."""
     case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
     output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))
     assert output.allowed is not None and gradient.allowed is not None
@@ -79,7 +79,7 @@ def test_of_peaked_logits_nothing_may_be_off(reduction: str, dtype: str) -> None
 
 @each_dtype
 def test_some_gradient_of_peaked_logits_is_not_zero(dtype: str) -> None:
-    """Of a single position, too: its peak is not its target."""
+    """Also with a single position: its peak is not its target."""
     case = case_of(dtype=dtype, positions=(), values=tuple(("peaked", seed) for seed in range(20)))
 
     assert all(expect(case, index).tensors["grad.x"].value.abs().max() >= 0.5 for index in range(20))
@@ -90,7 +90,7 @@ def test_some_gradient_of_peaked_logits_is_not_zero(dtype: str) -> None:
 
 
 def softmax_by_parts(x: torch.Tensor, dtype: str, ranks: int) -> torch.Tensor:
-    """As loss_parallel computes it: sums of each part, added in order, in the accumulator's dtype."""
+    """Computes like loss_parallel: sums of each part, added in order, in the accumulator's dtype."""
     wide = x.to(DTYPES[TORCH_CPU[dtype].accumulate])
     apart = wide - wide.amax(1, keepdim=True)
     total = torch.stack([part.exp().sum(1, keepdim=True) for part in apart.chunk(ranks, 1)]).sum(0)
@@ -142,7 +142,7 @@ def test_a_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
     ids=["an empty part", "an image", "fewer classes than ranks", "a single row"],
 )
 def test_the_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
-    """Where torch's own is not, too."""
+    """Also in cases in which torch's own is wrong."""
     verdicts = judge("tests.defects.cross_entropy:own_cross_entropy", case, pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}

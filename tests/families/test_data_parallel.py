@@ -146,7 +146,7 @@ def fetches(**fields: Any) -> list[tuple[str, int]]:
 
 
 def test_a_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:
-    """Of three ranks each has 5 + 2 of in_proj's 15 and 5 elements, 4 + 1 of out_proj's 10 and 2."""
+    """Each of three ranks has 5 + 2 of in_proj's 15 and 5 elements, and 4 + 1 of out_proj's 10 and 2."""
     once = [("forward", 28), ("forward", 20), ("backward", 20), ("backward", 28)]
 
     assert fetches() == fetches(checkpointed="wrapped") == fetches(checkpointed="in_proj") == once
@@ -182,7 +182,7 @@ def test_a_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -
 @given(case=exact_cases())
 @settings(max_examples=40, derandomize=True, database=None, deadline=None)
 def test_a_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataParallelCase) -> None:
-    """As DDP does, in the case's own dtype, and reduce the products then."""
+    """Like DDP, in the case's own dtype, and then reduces the products."""
     right, given_values = expect(case, 0).tensors["grad.out_proj.bias"].value, draw(case, 0)
     shares = given_values["cotangent"].chunk(case.world_size)
     averaged = torch.stack([share.sum(0).mul(1.0 / case.world_size) for share in shares]).sum(0)

@@ -1,4 +1,4 @@
-"""The real DeepSpeed as a subject, and what happens where it is not installed."""
+"""The real DeepSpeed as a subject, and the messages if it is not installed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ CLIPPED = EngineCase(
     requires_grad=("in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"), optimizer="sgd", steps=3,
     gradient_clipping=0.25, values=(("real", 1), ("real", 2)),
 )  # fmt: skip
-"""Of a norm around ten."""
+"""Limits for a norm around ten."""
 
 
 @installed
@@ -135,7 +135,7 @@ TIED = EngineCase(
 
 
 def kinds_in_training(case: EngineCase, pool: Pool) -> set[str]:
-    """What the claims come to under the engine of the case's stage."""
+    """Returns the kinds of verdicts under the engine of the case's stage."""
     subject = "deepspeed_mlp_all_gather" if case.stage == 3 else "deepspeed_mlp_stages_1_and_2"
     return {verdict.kind for verdict in judge(subject, case, pool, training.CLAIMS)}
 

@@ -94,7 +94,7 @@ def test_values_have_no_zero_that_could_be_taken_for_a_dropped_one(dtype: str) -
 
 
 # ------------------------------------------------------------------------------------------------
-# What is expected
+# Expected values
 
 
 @each_dtype
@@ -177,12 +177,12 @@ def test_limits_close_around_the_mean_and_open_where_there_is_little() -> None:
     assert count_limits(10, 0.5, 0.05) == (2, 8)
     assert count_limits(30, 0.5, 1e-12) == (0, 30)
     low, high = count_limits(2**16, 0.5, 1e-12)
-    assert 7.1 * 128 < 2**15 - low == high - 2**15 < 7.3 * 128  # in standard deviations of a normal distribution
+    assert 7.1 * 128 < 2**15 - low == high - 2**15 < 7.3 * 128  # standard deviations of a normal distribution
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.1, 0.001])
 def test_every_count_of_so_many_elements_could_be_wrong(p: float) -> None:
-    """Of the smallest part that the claim speaks of, among as many ranks as there can be."""
+    """For the smallest part to which the claim applies, on the largest number of ranks."""
     num = math.ceil(CHANCE_BITS / -math.log2(agreement(p)))
     num_counts = 64 + 1 + 64 * 63 // 2
 

@@ -81,7 +81,7 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 @each_style
 def test_ids_lie_on_both_sides_of_every_boundary_where_tokens_are_enough(style: str) -> None:
-    """Of the drawn cases that have a boundary, three in five have tokens enough."""
+    """Three in five of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):
         edges = [shard_bounds(case.num_embeddings, case.world_size, rank)[0] for rank in range(1, case.world_size)]
@@ -127,7 +127,7 @@ def test_more_repeats_than_bfloat16_can_add_are_left_out_of_the_cotangent(num_to
     "fields", [{"values": (("real", 3),)}, {"values": (("dense", 3),), "scale_grad_by_freq": True}]
 )
 def test_bounds_of_ids_that_repeat_often_conclude_something(fields: dict[str, Any]) -> None:
-    """Of a thousand tokens of one id in bfloat16 sixteen have a gradient, on the same side of zero mostly."""
+    """In bfloat16 sixteen of a thousand tokens of one id have a gradient, mostly on the same side of zero."""
     case = case_of(dtype="bfloat16", leading=(1000,), num_embeddings=1, **fields)
 
     assert int((draw(case, 0)["cotangent"] != 0).any(-1).sum()) == 16
@@ -236,6 +236,6 @@ def test_rowwise_equals_colwise(pool: Pool) -> None:
 )
 def test_an_embedding_takes_the_collectives_of_its_layouts(fields: dict[str, Any], expected: list[str]) -> None:
     """Output (4, 6, 5) in float32, padded to 6 features where these are shared by three ranks; 24 ids."""
-    calls = [str(call) for call in expected_collectives(case_of(**fields), 1)][1:]  # after the weight was handed out
+    calls = [str(call) for call in expected_collectives(case_of(**fields), 1)][1:]  # without the weight's distribution
 
     assert calls == [f"{'' if 'backward' in text else 'forward '}{text} bytes" for text in expected]

@@ -1,4 +1,4 @@
-"""What clipping leaves of gradients: the bound beside DeepSpeed's own steps in float32, and what lies beyond it."""
+"""Clipped gradients: the bound compared with DeepSpeed's own steps in float32, and values beyond it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = (2.0**-10, 0.3, 1.0)
 
 
 def gradients_of(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Of four parameters, float32, of a norm around 20 times `scale`."""
+    """Draws gradients of four parameters, float32, with a norm around 20 times `scale`."""
     source = torch.Generator().manual_seed(seed)
     shapes = {"in_proj.weight": (33, 7), "in_proj.bias": (33,), "out_proj.weight": (5, 33), "out_proj.bias": (5,)}
     return {name: scale * torch.randn(shape, generator=source) for name, shape in shapes.items()}
@@ -25,7 +25,7 @@ def gradients_of(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
 def as_deepspeed_does(
     gradients: dict[str, torch.Tensor], limit: float, groups: Sequence[Sequence[str]]
 ) -> torch.Tensor:
-    """What each gradient is multiplied with: norms of each rank's parts, of each group, of all groups; float32."""
+    """Returns DeepSpeed's factor for each gradient: norms of each rank's parts, of each group, of all; float32."""
     norms = []
     for names in groups:
         of_ranks = torch.stack(

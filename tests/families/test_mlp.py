@@ -91,7 +91,7 @@ def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: 
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_take_nearly_all_bits_and_no_more(mode: str, dtype: str) -> None:
-    """Within three of the significand's, over sizes from 1 to 33."""
+    """Within three bits of the significand, for sizes from 1 to 33."""
     for size in SIZES:
         case = mlp_case(leading=(size,), sequence_dim=0, in_features=5, hidden_features=size, dtype=dtype,
                         values=((mode, size),))  # fmt: skip

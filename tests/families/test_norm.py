@@ -70,7 +70,7 @@ def test_no_value_is_zero_and_some_have_a_mean(dtype: str) -> None:
 
 @each_norm
 def test_hardly_a_norm_that_is_drawn_leaves_anything_open(kind: str) -> None:
-    """Of one feature, of sums kept in 16 bits, too; fewer than one draw in fifty."""
+    """Also with one feature, and with sums kept in 16 bits; fewer than one draw in fifty."""
     cases = drawn(STRATEGIES[f"sequence_{kind}"](SPACE), 150)
     draws = [expect(case, index).tensors for case in cases for index in range(len(case.values))]
     open_ = [tensors for tensors in draws if any(map(is_too_wide, tensors.values()))]

@@ -55,7 +55,7 @@ def test_the_gradient_of_a_partial_sum_is_whole() -> None:
 
 
 def test_each_step_there_and_back_takes_its_collective() -> None:
-    """Twelve numbers of four bytes, of which each rank has half; what is whole is divided for nothing."""
+    """Twelve numbers of four bytes, half on each rank; dividing a whole tensor costs nothing."""
     case = case_of(style="input_output", target=("shard(0)",))
     gathered, reduced = Collective("all_gather", 24, "forward"), Collective("all_reduce", 48, "forward")
 
@@ -64,7 +64,7 @@ def test_each_step_there_and_back_takes_its_collective() -> None:
 
 
 def test_a_style_that_a_release_has_not_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of torch 2.6; the subjects themselves can be imported there."""
+    """For example torch 2.6, in which the subjects themselves can be imported."""
     monkeypatch.delattr(parallel, "PrepareModuleInputOutput")
 
     with pytest.raises(Unsupported, match=r"torch 2\..* has no PrepareModuleInputOutput"):

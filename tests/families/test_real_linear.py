@@ -1,4 +1,4 @@
-"""Real values of linear layers: the same everywhere, never zero, cancelling where they say so, and their bounds."""
+"""Real values of linear layers: equal everywhere, never zero, cancelling by mode, and their bounds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_real_values_use_the_whole_significand(mode: str) -> None:
 @each_style
 @each_dtype
 def test_cancelling_outputs_are_far_below_their_terms(dtype: str, style: str) -> None:
-    """By 4 bits in bfloat16, 20 in float64; of real values no more than chance makes it."""
+    """By 4 bits in bfloat16, 20 in float64; plain real values only by chance."""
     sizes = {}
     for mode in REAL_MODES:
         case = case_of(mode, dtype, style, in_features=12, world_size=2)

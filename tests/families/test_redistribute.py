@@ -160,7 +160,7 @@ def test_nested_shards_are_gathered_flat_where_one_axis_would_have_others(
 
 
 # ------------------------------------------------------------------------------------------------
-# What is drawn
+# Drawn values
 
 
 def test_a_run_takes_every_road_on_one_axis_and_two() -> None:
@@ -215,7 +215,7 @@ def test_each_reduction_and_a_tensor_without_elements_or_dims_is_drawn() -> None
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("mode", ["dense", "index"])
 def test_operands_that_are_added_use_nearly_all_bits_and_have_both_signs(mode: str, op: str, dtype: str) -> None:
-    """Of three ranks: magnitudes up to a third of 2**p, and of averages multiples of three."""
+    """On three ranks: magnitudes up to a third of 2**p, and multiples of three for averages."""
     case = case_of(dtype=dtype, source=(f"partial({op})",), shape=(64, 8), values=((mode, 3),))
     operands = draw(case, 0)["x"].double()
     limit = 2 ** {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}[dtype] / 3
@@ -288,7 +288,7 @@ def test_an_average_over_seven_ranks_in_float32_is_judged_within_a_bound() -> No
     ],
 )  # fmt: skip
 def test_a_move_takes_the_collective_that_is_documented(fields: dict[str, Any], expected: list[str]) -> None:
-    """Of (4, 5) in float32 on the second of three ranks, padded to 6 rows or columns where these are divided."""
+    """For (4, 5) in float32 on the second of three ranks, padded to 6 rows or columns if these are divided."""
     calls = [str(call) for call in expected_collectives(case_of(**fields), 1)]
 
     assert calls == [f"{text} bytes" for text in expected]

@@ -100,7 +100,7 @@ def rows(dtype: str, *shape: int) -> torch.Tensor:
 
 @each_dtype
 def test_a_mean_of_means_of_unequal_parts_is_beyond_the_bound(dtype: str) -> None:
-    """Of eight rows at least seven: a mean may be right by chance."""
+    """In at least seven of eight rows, since a mean may be right by chance."""
     x = rows(dtype, 8, 7)
     bound = mean(x, TORCH_CPU[dtype], ranks=3)
     wrong = torch.stack([part.mean(1) for part in x.chunk(3, 1)]).mean(0)
@@ -225,5 +225,5 @@ def documented(**fields: Any) -> list[str]:
 def test_results_are_reduced_where_that_is_enough_and_else_operands_are_gathered(
     fields: dict[str, Any], calls: list[str]
 ) -> None:
-    """Of seven rows of four numbers of four bytes, three rows on the largest rank; counts have eight bytes."""
+    """Seven rows of four numbers of four bytes, three rows on the largest rank; counts have eight bytes."""
     assert documented(**fields) == calls

@@ -45,7 +45,7 @@ def test_a_tied_weight_is_one_parameter_that_is_answered_at_both_places() -> Non
 
 
 def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gradient() -> None:
-    """That of its second use alone."""
+    """Only the gradient of its second use."""
     case = tied_case(optimizer="sgd", steps=3, stopped_steps=(2,), requires_grad=("x", "in_proj.weight"))
     found = train(case, torch.float64)
 
@@ -99,7 +99,7 @@ class Three(nn.Module):
 
 
 def test_a_weight_of_two_layers_is_fetched_once_in_each_direction_and_released_in_the_end() -> None:
-    """What lies between them comes and goes: elements of each fetch, forward and backward."""
+    """The layers between them are fetched and released: elements of each fetch, forward and backward."""
     module, fetched = Three(), list[int]()
     right = [parameter.detach().clone() for parameter in module.parameters()]
 

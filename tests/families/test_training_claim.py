@@ -32,7 +32,7 @@ SHARDED = Layout((Shard(0),))
 
 
 def replies_of(case: Case) -> list[Reply]:
-    """What ranks answer that train as one process does, in the case's dtype."""
+    """Returns replies of ranks that train like one process, in the case's dtype."""
     held = held_of(case, train(case, torch.float32))  # type: ignore[arg-type]
     return [Reply(rank=rank, outcome="answered", answers=(Answer(tensors),)) for rank, tensors in held.items()]
 
@@ -58,7 +58,7 @@ def test_it_holds_of_ranks_that_train_as_one_process_does() -> None:
     "name", ["step2.output", "step2.grad.x", "step2.capture.in_proj.input", "step2.param.out_proj.bias"]
 )
 def test_a_wrong_element_of_a_later_step_fails_alone(name: str) -> None:
-    """By value, and under no other claim; nothing follows from these."""
+    """By value, and under no other claim; no other element depends on these."""
     replies = set_element(replies_of(CASE), 0, name, (0,) * len(CASE.shapes()[name]), 77.0)
     judgement = judge(trains_like_unsharded, replies)
 
@@ -126,7 +126,7 @@ def test_the_one_door_judges_training_from_what_the_ranks_held() -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# what ranks held
+# the ranks' values
 
 
 def held(*locals_: torch.Tensor, layout: Layout = SHARDED) -> dict[int, dict[str, Placed]]:
@@ -141,7 +141,7 @@ def test_shards_are_put_together_in_the_order_of_the_ranks() -> None:
 
 
 def test_operands_are_added_in_float64() -> None:
-    """In bfloat16 256 + 1 is 256."""
+    """256 + 1 is 256 in bfloat16."""
     parts = (torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([1.0], dtype=torch.bfloat16))
     found = whole(held(*parts, layout=Layout((Partial(),))), "t", (1,), (2,))
 

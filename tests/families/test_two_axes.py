@@ -29,7 +29,7 @@ def two_axis_case(**fields: Any) -> TwoAxisCase:
 
 
 def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
-    """Of 5 x 4 in_proj.weight two ranks hold 10 elements each; by rows they would hold 3 of 5, 12."""
+    """Two ranks hold 10 elements each of a 5 x 4 in_proj.weight; by rows they would hold 3 of 5, 12."""
     case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
                          requires_grad=("in_proj.weight",), records=True)  # fmt: skip
     gathered = [call.size_bytes for call in expected_collectives(case, 0) if call.kind == "all_gather"]
@@ -108,7 +108,7 @@ def documented(rank: int, **fields: Any) -> Counter[str]:
 
 
 def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
-    """By hand: of rows of 5 a rank holds 3, of 2 one: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
+    """By hand: a rank holds 3 of 5 rows and 1 of 2: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
     assert documented(3) == {
         "forward all_gather of 48 bytes on processes 2, 3": 1,
         "backward all_gather of 48 bytes on processes 2, 3": 1,
@@ -130,7 +130,7 @@ def test_a_column_of_one_rank_reduces_by_itself_and_a_row_of_one_gathers_nothing
 
 
 def test_rows_reduce_the_output_and_the_gradient_of_x_and_columns_gather_and_scatter() -> None:
-    """By hand: of 5 hidden features the second column has 2, a rank of it one; 2 tokens of 2 features out and 3 in."""
+    """By hand: the second column has 2 of 5 hidden features, one per rank; 2 tokens of 2 features out and 3 in."""
     assert documented(3, style="fsdp2_tp", requires_grad=("x", *ALL[1:])) == {
         "forward scatter of 0 bytes on processes 2, 3": 3,
         "forward broadcast of 8 bytes on processes 2, 3": 1,

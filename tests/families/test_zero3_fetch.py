@@ -135,7 +135,7 @@ def test_a_fetch_goes_from_not_available_over_in_flight_to_available(alone: Devi
 
 @both
 def test_what_was_fetched_is_the_parameter(alone: DeviceMesh, fetch: Fetcher) -> None:
-    """Of any shape: two dims, one, none, and without elements."""
+    """For any shape: two dims, one, none, and without elements."""
     parameters = partitioned(alone)
     fetch(parameters, alone).wait()
 
@@ -201,7 +201,7 @@ def test_a_parameter_that_is_present_is_refused(alone: DeviceMesh) -> None:
 
 @both
 def test_a_refused_case_is_refused(fetch: Fetcher) -> None:
-    """By run_fetch too, on any rank, without a collective having been needed."""
+    """Also by run_fetch, on any rank, without a collective."""
     case = RefusedFetchCase(world_size=3, misfit="in_flight")
     with as_rank(1, 3) as mesh, pytest.raises(RuntimeError, match="parameter 0 is IN_FLIGHT"):
         run_fetch(case, mesh, {"param.0": torch.ones(1)}, fetch)
@@ -236,7 +236,7 @@ def test_the_views_of_an_all_reduce_stand_at_padded_strides() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
-    """Each is zero but for the rank's own partitions."""
+    """Each is zero except for the rank's own partitions."""
     sums = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(world_size):
         with as_rank(rank, world_size) as mesh:

@@ -98,7 +98,7 @@ def test_gradients_are_judged_only_where_there_are_some() -> None:
 
 @pytest.mark.parametrize("bits", sorted(set(SIGNIFICAND_BITS.values())))
 def test_in_every_world_sums_have_room(bits: int) -> None:
-    """Of one use, of all uses between two steps, and of parameters in units of half."""
+    """For one use, for all uses between two steps, and for parameters in units of half."""
     for world_size in range(1, limits.MAX_WORLD_SIZE + 1):
         contributing, quotient, largest = budget(world_size, bits)
         assert 1 <= contributing <= world_size and quotient % 2 == largest % 2 == 1
@@ -107,7 +107,7 @@ def test_in_every_world_sums_have_room(bits: int) -> None:
 
 
 def test_data_that_could_round_is_refused() -> None:
-    """Of a gradient, whose terms here add up to more than 24 bits hold."""
+    """For a gradient, whose terms here add up to more than 24 bits hold."""
     case = LifecycleCase(world_size=3, operations=("fetch 0", "use 0"))
     given = draw(case, 0)
     given["op1.cotangent.0"] = torch.tensor([[2.0**24], [2.0**24], [3.0]])
@@ -119,7 +119,7 @@ def test_data_that_could_round_is_refused() -> None:
         model.run(1, use)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_dtypes_do_not_mix_in_one_fetch() -> None:
     assert [moment.refusal for moment in moments(case, 0)] == ["dtype", "none", "none"]
 
 
-# What it costs: two ranks, 5 elements padded to 6 and 4 to 4, of 4 bytes each.
+# Costs: two ranks, 5 elements padded to 6 and 4 to 4, each with 4 bytes.
 
 OPERATIONS = ("fetch 0 1", "use 0", "release 1", "save 0", "release 0")
 

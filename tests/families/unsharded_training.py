@@ -27,9 +27,9 @@ def unsharded_perceptron(case: PerceptronCase, index: int) -> dict[str, torch.Te
 
 
 def train(case: PerceptronCase, dtype: torch.dtype, index: int = 0) -> dict[str, torch.Tensor]:
-    """Every answer by torch's own kernels, autograd and optimizers on one process, in `dtype`.
+    """Computes every answer by torch's own kernels, autograd and optimizers on one process, in `dtype`.
 
-    Where the case averages gradients over ranks, they are those of the whole batch, divided once.
+    If the case averages gradients over ranks, they are the whole batch's, divided once.
     """
     values = {name: tensor.to(dtype) for name, tensor in draw(case, index).items()}
     parameters = {n: values[n].clone().requires_grad_(n in case.requires_grad) for n in case.parameter_names()}
@@ -143,7 +143,7 @@ def unsharded_mixed(case: MixedCase, index: int) -> dict[str, torch.Tensor]:
 def _mixed_part(
     case: MixedCase, step: int, x: torch.Tensor, cotangent: torch.Tensor, masters: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What one rank has of one micro-batch; gradients of parameters not reduced yet."""
+    """Returns one rank's tensors of one micro-batch, with unreduced gradients of parameters."""
     narrow, wide = DTYPES[case.param_dtype], DTYPES[case.activation_dtype]
     taken = {n: m.detach().to(narrow).requires_grad_(m.requires_grad) for n, m in masters.items()}
     x = x.clone().requires_grad_("x" in case.requires_grad)

@@ -19,9 +19,9 @@ def unsharded_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
 @unsharded.register
 def unsharded_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
-    """Plain parameters, autograd and torch's SGD, on the mean over ranks of what they compute.
+    """Uses plain parameters, autograd and torch's SGD, on the mean of the ranks' losses.
 
-    What is refused the oracle's model says: a plain parameter has no status.  Memory is left out.
+    Refusals come from the oracle's model, since a plain parameter has no status.  Memory is left out.
     """
     given, tensors, saved = draw(case, index), {}, {}
     refused = {moment.number for moment in moments(case, index) if moment.refusal != "none"}

@@ -33,14 +33,14 @@ def of(function: Function) -> Callable[[], nn.Module]:
 
 
 def _rotated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """By angles that the module computes itself."""
+    """Rotates by angles that the module computes itself."""
     left, right = (x @ weight).chunk(2, -1)
     angles = torch.arange(x.shape[0], dtype=x.dtype)[:, None] / torch.arange(1, 4, dtype=x.dtype)
     return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
 
 
 def _rotated_as_pairs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """By angles that the module computes itself, as complex numbers; they are of float32 at least."""
+    """Rotates by angles that the module computes itself, as complex numbers of at least float32."""
     pairs = torch.view_as_complex((x @ weight).to(torch.promote_types(x.dtype, torch.float32)).reshape(5, 3, 2))
     angles = torch.arange(5)[:, None] / torch.arange(1, 4, dtype=pairs.real.dtype)
     turns = torch.polar(torch.ones_like(angles), angles)
@@ -82,7 +82,7 @@ def _by_expert(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class MaskedHeads(nn.Module):
-    """Attention that is asked for its weights, which takes another way than without."""
+    """Attention that returns its weights, which uses another kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def _foreach(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _written(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Into memory of its own, in place."""
+    """Writes into its own memory, in place."""
     total = torch.zeros_like(x)
     total += x @ weight
     total[0] = x[0] * 2
@@ -201,7 +201,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 MADE_BEFORE = torch.zeros(5, 6)
 
 NARROWER_WITHIN = ("masked by what is too low for float32",)
-"""What computes in float32 whatever it is handed."""
+"""Modules that compute in float32 for inputs of any dtype."""
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "summed as integers": (
@@ -231,11 +231,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "cached": (Cached, "copy_ writes into a tensor that was made before"),
     "counted": (lambda: nn.BatchNorm1d(FEATURES), "writes into a tensor that was made before"),
 }
-"""Modules of which nothing is known, and what is told."""
+"""Modules without a bound, and the message."""
 
 
 class SummedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it products and sums are those of two shares, terms in another order."""
+    """Computes products and sums from two shares, with terms in another order, within its context."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

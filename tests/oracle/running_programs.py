@@ -68,7 +68,7 @@ def run_in(make: Callable[[], nn.Module], given: Tensors, dtype: torch.dtype) ->
 
 
 def programs(make: Callable[[], nn.Module], given: Tensors, seed: int = 0) -> Iterator[Tensors]:
-    """What torch's own kernels give, sums of shares, and an exact program that rounds its result once."""
+    """Yields the results of torch's own kernels, of sums of shares, and of an exact program that rounds once."""
     dtype = given["x"].dtype
     yield actual(make, given, dtype, nullcontext())
     yield actual(make, given, dtype, SummedOtherwise(seed))

@@ -1,4 +1,4 @@
-"""Bounds: no kernel of torch is beyond one, and none is so wide that it says nothing."""
+"""Bounds: no kernel of torch exceeds one, and none is so wide that it proves nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_dropped_product_is_beyond_the_bound_of_a_linear_layer(dtype: str) -> 
 
 @each_dtype
 def test_a_partial_sum_reduced_in_fewer_bits_is_beyond_the_bound(dtype: str) -> None:
-    """Of three ranks; bfloat16's own partial sums are within it."""
+    """On three ranks; bfloat16's own partial sums are within it."""
     operands = torch.stack(matrices(dtype, (8, 8), (8, 8), (8, 8)))
     bound = contractions.all_reduce(operands, TORCH_CPU[dtype])
     error = (operands.bfloat16().sum(0).double() - bound.value).abs()
@@ -181,7 +181,7 @@ def test_a_sum_of_zeros_is_zero_to_the_last_bit() -> None:
 
 @each_dtype
 def test_a_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
-    """Decay alone moves the parameter then: by roundings, or not at all where it is zero too."""
+    """Then only decay moves the parameter: by roundings, or not at all if it is zero too."""
     zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
     param = torch.tensor([0.0, 1.0], dtype=torch.float64)
     after = optimizers.adamw_step(param, zero, zero, zero, 1, options, TORCH_CPU[dtype])

@@ -204,7 +204,7 @@ def test_whole_numbers_are_the_datas_own() -> None:
     with Certificate(torch.bfloat16) as certificate:
         rows = functional.embedding(ids, weight).masked_fill((ids * 2 > 1)[:, None], 0.0)
         rows.backward(torch.full_like(rows, 5.0))
-    assert certificate.bits_used == 3  # of one cotangent: the mask leaves one row
+    assert certificate.bits_used == 3  # for one cotangent: the mask leaves one row
 
 
 @pytest.mark.parametrize(

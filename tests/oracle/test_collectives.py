@@ -43,7 +43,7 @@ def texts(case: Case, rank: int = 0, *, phase: str = "") -> list[str]:
     return [str(call) for call in expected_collectives(case, rank) if call.phase == phase or not phase]
 
 
-# What is documented, worked out by hand.
+# Documented collectives, worked out by hand.
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_output_is_brought_to_its_layout(style: str, output_layout: str, exp
     ],
 )
 def test_the_backward_takes_gradients_the_way_back(style: str, fields: dict[str, Any], expected: list[str]) -> None:
-    """That of the cotangent first, then that of x where it needs one; those of parameters take nothing."""
+    """The cotangent's first, then x's if it needs one; parameters' gradients take nothing."""
     case = linear(style, **({"bias": True, "requires_grad": ALL} | fields))
 
     assert texts(case, phase="backward") == expected
@@ -144,7 +144,7 @@ def test_a_recorded_fetch_says_its_collective() -> None:
         FetchCase(world_size=1, records=True)
 
 
-# What is claimed.
+# Claims.
 
 
 def verdicts_on(replies: Sequence[Reply], case: Case = RECORDED) -> list[Verdict]:
@@ -193,7 +193,7 @@ def test_other_collectives_fail(change: Any) -> None:
 
 
 def test_the_message_lists_both() -> None:
-    """What is documented, what was called, and on which ranks."""
+    """Documented collectives, actual ones, and their ranks."""
     case = fetch("all_gather", (5,))
     call = Collective("all_gather", 12)
     replies = change_answer(

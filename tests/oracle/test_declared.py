@@ -138,7 +138,7 @@ def mixed(param_dtype: str, reduce_dtype: str = "") -> MixedCase:
         (mixed("bfloat16"), ("float32", "bfloat16"), True),
         (mixed("bfloat16", "float16"), ("float32", "bfloat16"), False),
         (mixed("float16"), ("float32", "bfloat16"), False),
-        (mixed("float16"), ("float32",), True),  # of a run that names neither
+        (mixed("float16"), ("float32",), True),  # for a run that names neither
         (mixed("bfloat16"), ("bfloat16",), False),
         (CASE, ("float32",), True),
         (CASE, ("float64", "bfloat16"), False),

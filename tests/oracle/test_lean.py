@@ -74,7 +74,7 @@ def test_a_truncating_accumulator_is_within_every_bound_and_still_found() -> Non
 @pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
 @pytest.mark.parametrize("shape", [(200, 7), (7, 200), (3, 4, 100), (400,)], ids=str)
 def test_rounding_to_nearest_does_not_lean(dtype: str, layout: Layout, shape: tuple[int, ...]) -> None:
-    """Whatever the shape: 40 tensors, on three ranks."""
+    """For any shape: 40 tensors, on three ranks."""
     for seed in range(40):
         value = normal(seed, *shape)
         answers = held(value.to(DTYPES[dtype]), layout, 3)
@@ -100,7 +100,7 @@ def toward_zero(value: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_cut_toward_zero_leans_though_its_mean_is_none() -> None:
-    """Of 160 values from 2**-10 to 2**10, as many of either sign: no sum of errors as they are shows anything."""
+    """160 values from 2**-10 to 2**10, as many of either sign: no plain sum of errors shows anything."""
     value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
     mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
 
@@ -115,7 +115,7 @@ def expected_with(value: torch.Tensor) -> ExpectedTensor:
 
 @pytest.mark.parametrize("num_operands", [2, 3])
 def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: int) -> None:
-    """A hundred thousand of each: their ratio is that of a few errors."""
+    """A hundred thousand sums each: their ratio is the one of a few errors."""
     for seed in range(4):
         operands = normal(seed, num_operands, 100_000).bfloat16()
         total = operands.double().sum(0)
@@ -129,7 +129,7 @@ def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: 
     ("op", "world_size", "symmetric"), [("sum", 2, True), ("sum", 3, True), ("avg", 4, True), ("avg", 3, False)]
 )
 def test_what_the_ranks_operands_add_up_to_prefers_no_sign(op: str, world_size: int, *, symmetric: bool) -> None:
-    """But where all are multiplied by one rounded reciprocal, or where the backend does not round to nearest."""
+    """Unless one rounded reciprocal multiplies all of them, or the backend does not round to nearest."""
     case = RedistributeCase(world_size=world_size, source=(f"partial({op})",), values=(("real", 0),))
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
     rounds_otherwise = {"float32": replace(TORCH_CPU["float32"], rounds_to_nearest=False)}

@@ -1,4 +1,4 @@
-"""What ranks list element by element: sent, judged, put together, compared."""
+"""Tensors that ranks list element by element: sent, judged, assembled, compared."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_is_listed_is_put_together_beside_what_a_layout_places() -> None:
     ("rank", "flat", "pairs"), [(1, 3, ((0, 1),)), (0, 2, ((0, 0),)), (0, 1, ((0, 1),)), (1, 0, ())]
 )
 def test_elements_that_are_held_twice_are_the_same(rank: int, flat: int, pairs: tuple[tuple[int, int], ...]) -> None:
-    """On two ranks, or on one; an element that is held once agrees with itself."""
+    """On two ranks, or on one; an element with one copy agrees with itself."""
     assembled, holders = assemble_listed(spoilt(RIGHT, rank, flat, 9.0), (3, 2), (2,))
 
     assert assembled.disagreeing == pairs
@@ -107,7 +107,7 @@ def test_elements_that_are_held_twice_are_the_same(rank: int, flat: int, pairs: 
 def test_a_rank_that_disagrees_is_named(
     rank: int, flat: int, place: tuple[object, object], told: tuple[int, str, str]
 ) -> None:
-    """Of an element that one rank holds twice, the last that is put there counts."""
+    """If one rank holds an element twice, the last copy counts."""
     tensors = spoilt(RIGHT, rank, flat, 9.0)
     answers = {number: Answer({"w": placed}) for number, placed in tensors.items()}
     judged = judge_replicas(CASE, Expected({"w": EXPECTED}, {}), answers)

@@ -56,7 +56,7 @@ def linear_cases(draw_from):
 
 
 def differing(actual: torch.Tensor, case: LinearCase, name: str) -> int:
-    """How many elements the oracle rejects."""
+    """Counts the elements that the oracle rejects."""
     return int((actual.double() != expect(case, 0).tensors[name].value).sum())
 
 

@@ -34,7 +34,7 @@ def test_underflow_loses_at_most_half_the_smallest_subnormal(dtype: str, exponen
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_stored_may_be_off_by_an_underflow_however_small_it_is(dtype: str) -> None:
-    """Not lost to float32, in which half of its own smallest number is zero."""
+    """It is not lost to float32, in which half of its own smallest number is zero."""
     value = torch.tensor([4 * underflow(dtype)], dtype=torch.float64)
 
     assert float(store(value, torch.zeros_like(value), TORCH_CPU[dtype])) >= underflow(dtype) > 0
@@ -90,7 +90,7 @@ def test_what_is_certainly_zero_is_stored_as_it_is() -> None:
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_additions_in_a_bad_order_come_near_their_bound_and_not_beyond(count: int) -> None:
-    """In bfloat16 256 + 1 is 256, each time; then 256 is taken away.  Two additions less, and it is beyond."""
+    """256 + 1 is 256 in bfloat16, each time; then 256 is subtracted.  With two additions less, it exceeds the bound."""
     computed = torch.tensor(256.0, dtype=torch.bfloat16)
     for term in [*[1.0] * count, -256.0]:
         computed = computed + term

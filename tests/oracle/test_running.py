@@ -57,9 +57,9 @@ def test_no_correct_program_is_beyond_the_bound(
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_small_error_is_beyond_the_bound(module: str) -> None:
-    """In float64 the bound allows no more than a millionth of the root mean square of anything but of what is zero.
+    """In float64 the bound allows at most a millionth of the root mean square, except for values that are zero.
 
-    Of what is computed in float32 within, a thousandth.
+    For values computed in float32, a thousandth.
     """
     make, largest = MODULES[module], 1e-3 if module in NARROWER_WITHIN else 1e-6
     for name, bounded in bound_of(make, given_of(make, torch.float64)).items():
@@ -82,7 +82,7 @@ def test_a_sigmoid_may_be_zero_where_its_exponential_overflows() -> None:
 
 
 def test_a_gradient_that_cancels_is_zero_within_its_bound() -> None:
-    """What is added to all scores of a softmax does not change it."""
+    """A number added to all scores of a softmax does not change it."""
     right = bound_of(
         of(lambda x, w: ((x @ w).sum(-1, keepdim=True) + x).softmax(-1)), given_of(lambda: Of(torch.mm), torch.float64)
     )
@@ -142,7 +142,7 @@ def test_what_drops_nothing_does_not_draw_at_random(function: Function, dtype: t
 def test_what_is_written_to_a_result_changes_neither_operand_nor_bound(
     function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """Which share memory where an operation hands on what it was handed."""
+    """They share memory if an operation returns its operand."""
     mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
     x = torch.linspace(0.3, 1.7, 6).to(dtype)
     exact = mode.exactly(x)
@@ -188,7 +188,7 @@ def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() ->
     ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
 )
 def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
-    """Rows that are alike but for roundings; in the first line of the function."""
+    """Rows that are equal except for roundings; in the first line of the function."""
     given = given_of(lambda: Of(torch.mm), torch.float64)
     given["weight"][:] = given["weight"] + given["weight"].flip(0)
     given["x"][0] *= (given["x"] @ given["weight"]).sum(-1)[0].sign()
@@ -202,7 +202,7 @@ def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
 
 
 def test_a_number_of_what_is_exact_may_be_asked_for() -> None:
-    """How many elements a mask has, and the largest of x, which every program is given."""
+    """The number of a mask's elements, and the largest of x, which is equal in every program."""
     right = bound_of(
         of(lambda x, w: (x @ w) * int((ABOVE.sum(-1) > 2).sum().item()) * x[0, 0].item()),
         given_of(lambda: Of(torch.mm), torch.float64),
@@ -212,7 +212,7 @@ def test_a_number_of_what_is_exact_may_be_asked_for() -> None:
 
 
 def test_a_mask_that_is_written_to_is_no_constant() -> None:
-    """What is written hangs on x, in a view of it, too: its product with 1 may be a sum of shares."""
+    """The written value depends on x, also in a view: its product with 1 may be a sum of shares."""
 
     def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         ones = torch.ones(5, FEATURES, dtype=x.dtype)
@@ -235,7 +235,7 @@ def test_what_is_computed_in_fewer_bits_within_is_rounded_to_these() -> None:
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
 def test_what_is_copied_may_be_averaged_over_the_ranks(ranks: int) -> None:
-    """As data parallelism does with gradients: a third of three times a number need not be that number."""
+    """Like gradients under data parallelism: a third of three times a number need not be that number."""
     make = of(lambda x, w: torch.cat([x, w]))
     given = given_of(make, torch.float32)
     found = actual(make, given, torch.float32, nullcontext())
@@ -278,7 +278,7 @@ def test_a_module_that_computes_in_another_dtype_rounds_as_that_does() -> None:
 
 
 def test_hardsigmoid_is_refused_for_its_kernel() -> None:
-    """Finding 42: where this fails, torch is mended, and `UNKNOWN_IN_FLOAT64` need not name it."""
+    """Finding 42: if this fails, torch is mended, and `UNKNOWN_IN_FLOAT64` need not name it."""
     x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     nn.functional.hardsigmoid(x).backward()
 

@@ -59,7 +59,7 @@ def test_results_are_exact_and_gradients_within_small_bounds_in_float32_beside_f
     ],
 )
 def test_of_other_matrices_no_bound_is_known(x: torch.Tensor) -> None:
-    """Of entries of 2, of other diagonals, of lower ones, and of one whose inverse is too large for a significand."""
+    """With entries of 2, other diagonals, lower triangles, or an inverse too large for a significand."""
     counted = RunningError(arithmetic_of("float32"), 1)
     for name in ("linalg.inv_ex", "linalg.pinv"):
         given = counted.exactly(x)

@@ -1,4 +1,4 @@
-"""Kernels of 16 bits under running error: none is beyond its bound, and each bound says something."""
+"""16-bit kernels under running error: none exceeds its bound, and each bound proves something."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_products_by_group_round_as_products_do(dtype: str) -> None:
 
 
 def test_a_number_that_is_scattered_is_not_off() -> None:
-    """As -1 in the gradient of a cross entropy."""
+    """For example -1 in the gradient of a cross entropy."""
     make = of(lambda x, w: functional.cross_entropy(x @ w, torch.arange(5)))
     given = given_of(lambda: Of(torch.mm), torch.float32)
     assert all(bool((each.allowed < 1e-4).all()) for each in bound_of(make, given).values())
@@ -147,7 +147,7 @@ def test_terms_of_a_product_may_be_added_to_the_bias_one_after_the_other() -> No
 
 @each_narrow
 def test_attention_may_be_taken_apart_in_float32(dtype: str) -> None:
-    """As torch does on other devices than the CPU: backward it multiplies by the output before that was stored."""
+    """Like torch on devices other than the CPU: its backward multiplies by the output before it was stored."""
     kind = getattr(torch, dtype)
     q, k, v, g = (4 * normal(4, 2, 5, 8)[place : place + 1].to(kind).requires_grad_() for place in range(4))
     with sdpa_kernel(SDPBackend.MATH):

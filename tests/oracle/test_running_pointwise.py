@@ -86,7 +86,7 @@ def gated(sigmoid: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def is_right(compute: Compute, dtype: torch.dtype, seed: int) -> bool:
-    """The verdict on torch's own run in one process, of which each part is judged from what it held."""
+    """Returns the verdict on torch's own run in one process, with each part judged from its actual inputs."""
     source = torch.Generator().manual_seed(seed)
     x, gradient = ((2 * torch.randn(16, 16, generator=source)).to(dtype) for _ in range(2))
     own = x.clone().requires_grad_()
@@ -152,7 +152,7 @@ def test_a_product_with_a_mask_rounds_nothing() -> None:
 
 
 def test_a_negative_power_may_be_zero_where_the_positive_one_overflows() -> None:
-    """As bfloat16 computes 1 / (x * x); float16 computes the power itself, 4e-6."""
+    """bfloat16 computes 1 / (x * x); float16 computes the power itself, 4e-6."""
     right = bound(lambda x: x**-2, torch.tensor([2.0, 498.25]).half())
 
     assert right.allowed[0] < 1e-3 and 0 < float(right.value[1]) <= float(right.allowed[1])

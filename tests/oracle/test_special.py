@@ -27,7 +27,7 @@ def all_special(dtype: str) -> torch.Tensor:
 
 @each_dtype
 def test_every_kind_of_special_value_is_drawn_for_some_seed(dtype: str) -> None:
-    """By the extremes that torch.finfo names, each with both signs."""
+    """Among them the extremes of torch.finfo, each with both signs."""
     values, info = all_special(dtype), torch.finfo(DTYPES[dtype])
 
     assert values[:2].tolist() == [0, 0] and values[:2].signbit().tolist() == [True, False]
@@ -77,7 +77,7 @@ def test_every_bit_pattern_is_drawn(dtype: str) -> None:
 
 @each_dtype
 def test_the_oracle_keeps_every_bit(dtype: str) -> None:
-    """Of signalling NaN too, which float64 would make quiet."""
+    """Also for signalling NaN, which float64 would make quiet."""
     case = FetchCase(world_size=2, dtype=dtype, values=tuple(("special", number) for number in range(NUM_SPECIAL)))
     bits = [expect(case, index).tensors["param.0"].bits for index in range(NUM_SPECIAL)]
 

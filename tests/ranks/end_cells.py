@@ -25,13 +25,13 @@ SHORTAGES = {
     "disk full": "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))",
     "no descriptor": "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 4096))",
 }
-"""How everything is ended -> how a run falls short from the start; later it is made to from outside."""
+"""Way to end everything -> shortage from the start of the run; later an outside process causes it."""
 WORKERS = {"pytest": 0, "worker": 1, "controller": 2}
-"""What is ended by a signal -> xdist workers of its run."""
+"""Victim of a signal -> xdist workers of its run."""
 START_S = 90.0  # for the ranks of a run to be busy; a loaded machine takes long to import torch
-END_S = 90.0  # for a run to end that is to end by itself
+END_S = 90.0  # for a run to end without further help
 LEFT_S = 20.0  # for what is left to go; the table says how long it took
-HANG_S = 1.0  # that a case is given where the run goes on after it
+HANG_S = 1.0  # limit of a case if the run continues after it
 SUITE = """
 import os, resource
 import pytest
@@ -59,7 +59,7 @@ def test_next(pytestconfig):
 
 @dataclass(frozen=True)
 class Cell:
-    """What is ended (a process, or all by a shortage), how, and what its ranks do meanwhile ('' for nothing yet)."""
+    """The victim (a process, or all by a shortage), how it ends, and its ranks' state meanwhile ('': none yet)."""
 
     what: str
     how: str
@@ -70,19 +70,19 @@ class Cell:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run is to end by itself."""
+        """True if the run must end without further help."""
         return self.what in ("worker", "server", "everything")
 
 
 @dataclass(frozen=True)
 class End:
-    """What a forced end gave.
+    """Result of a forced end.
 
     Attributes:
-        to_end_s: From the signal to the end of the process that got it.
-        left_s: From there until nothing was left of it and all that it had started.
+        to_end_s: Time from the signal to the end of its victim.
+        left_s: Time from there until no process that it had started was left.
         said: Exit code and last line of the run.
-        problems: Of the run that was ended and of the next one; none is a pass.
+        problems: Problems of the ended run and of the next one; none is a pass.
     """
 
     to_end_s: float
@@ -112,7 +112,7 @@ def run_cell(cell: Cell, folder: Path) -> End:
 
 
 def _end(cell: Cell, run: Marked, process: subprocess.Popen[str]) -> End:
-    """Hits the run and waits until it has gone; of what goes on, until what was hit has."""
+    """Hits the run and waits for its end; if the run continues, for the end of the victim."""
     victim = _victim(cell, run, process)
     members = {victim.pid, *(child.pid for child in victim.children(recursive=True))}
     begun_s = time.monotonic()
@@ -155,7 +155,7 @@ def _strike(cell: Cell, run: Marked, process: subprocess.Popen[str], victim: psu
 
 
 def _judge(cell: Cell, code: int, words: str) -> list[str]:
-    """What is wrong with the words of a run that was to end by itself, or with an exit code of 0 after an end."""
+    """Returns problems in the output of a run that must continue, or an exit code of 0 after an end."""
     if cell.goes_on:
         expected = {"worker": "1 failed, 1 passed", "server": "2 passed"}.get(cell.what, r"2 passed|ulimit .*-n")
         if (cell.what, cell.how) == ("worker", "SIGINT"):  # which xdist takes for the user's
@@ -210,4 +210,4 @@ def _wait_until_busy(cell: Cell, run: Marked, process: subprocess.Popen[str]) ->
             process.kill()
             raise AssertionError(f"its ranks do not come up: {process.communicate()[0]}")
         time.sleep(0.01)
-    time.sleep(0.1)  # each rank is where it hangs
+    time.sleep(0.1)  # each rank has reached the point where it hangs

@@ -25,12 +25,12 @@ _TOGETHER = [(2, (0, 1)), (3, (0, 1)), (3, (1, 2))]
 
 @dataclass(frozen=True)
 class Naming:
-    """How a fault is to be named.
+    """Expected report of a fault.
 
     Attributes:
-        outcome: Of the rank that is named; '' where the visit is to pass.
-        text: That its words match; {culprit} and {peer} stand for ranks.
-        peer: Whether a peer of the culprit may be the one that is named.
+        outcome: Outcome of the named rank; '' if the visit must pass.
+        text: Pattern of its text; {culprit} and {peer} stand for ranks.
+        peer: True if a peer of the culprit may be named.
     """
 
     outcome: str
@@ -40,11 +40,11 @@ class Naming:
 
 NOTHING = Naming("", "")
 PLACES = ("tests/programs/faults.py", "in _failed", "is stopped")
-"""What the words of a silent rank show: that it is in the visit, or on a slow machine still telling what it raised."""
+"""Texts of a silent rank: it is in the visit, or on a slow machine still reports its exception."""
 LEAST_LIMIT_S = 1.0
 LATE_S = 1.0  # beyond its limit, for a fault to be named
 VISITS_PER_LIMIT = 50
-"""How many visits without a fault fit into the limit of one that is to time out: it must reach its fault before."""
+"""Number of faultless visits within the limit of a visit that must time out: it must reach its fault before."""
 
 NAMINGS = {
     "raises": Naming("raised", "the culprit's own words"),
@@ -94,13 +94,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What a cell gave.
+    """Result of a cell.
 
     Attributes:
         named: The cause in few words: 'rank 1 lost: killed by SIGKILL'.
         seconds: From the request to the replies.
-        still_s: For how long of them the machine stood still; looked at only where they were too many.
-        problems: What is not as it should be; none is a pass.
+        still_s: Seconds in which the machine stood still; measured only if there were too many.
+        problems: Deviations from the expected report; none is a pass.
     """
 
     named: str
@@ -124,10 +124,10 @@ def never(begun_s: float, ended_s: float) -> float:
 
 
 def run_cell(pool: Pool, cell: Cell, stood_still: Callable[[float, float], float] = never) -> Result:
-    """Has the fault happen in a world that works, and looks at all that follows.
+    """Causes the fault in a working world, and checks all consequences.
 
     Args:
-        stood_still: For how long the machine did, between two readings of time.monotonic().
+        stood_still: Seconds in which the machine stood still, between two readings of time.monotonic().
     """
     limit_s = limit_of(pool, cell)
     before, directories = _pids(pool, cell.world_size), _directories()
@@ -157,7 +157,7 @@ def run_cell(pool: Pool, cell: Cell, stood_still: Callable[[float, float], float
 
 
 def limit_of(pool: Pool, cell: Cell) -> float:
-    """Seconds that a visit of the cell is given: few where it is to time out, though more where the machine is slow."""
+    """Returns the time limit of a visit of the cell: short if it must time out, but longer on a slow machine."""
     if "timed_out" not in NAMINGS.get(cell.fault, NOTHING).outcome:
         return limits.CASE_S
     _pids(pool, cell.world_size)  # the world may have to start
@@ -189,7 +189,7 @@ def _judge_naming(cell: Cell, cause: Reply | None) -> list[str]:
 
 
 def _judge_stacks(cell: Cell, replies: Sequence[Reply]) -> list[str]:
-    """Every rank that is silent shows where it is, or that it is stopped; but for one that is about to be gone."""
+    """Requires that every silent rank shows its place, or that it is stopped, except a rank that is about to end."""
     going = cell.culprits if NAMINGS[cell.fault].outcome == "lost" else ()
     silent = [reply for reply in replies if reply.outcome == "timed_out" and reply.rank not in going]
     return [
@@ -200,12 +200,12 @@ def _judge_stacks(cell: Cell, replies: Sequence[Reply]) -> list[str]:
 
 
 def _judge_files(before: Sequence[Path]) -> list[str]:
-    """As many directories as before, that of a world in place of another's, and no reply's file in them."""
+    """Requires as many directories as before, and no reply's file in them."""
     mine = _directories()
     files = [str(file) for path in mine for file in path.glob("reply-*")]
     return [f"files left: {files}"] * bool(files) + [f"directories left: {mine}"] * (len(mine) > len(before))
 
 
 def _directories() -> list[Path]:
-    """Those of this process, whichever pool's."""
+    """Lists the directories of this process, from any pool."""
     return [path for path in scratch_directories() if path.name.startswith(f"equivtest-{os.getpid()}-")]

@@ -1,7 +1,7 @@
-"""What a run has left behind: processes, files, shared memory.
+"""Remains of a run: processes, files, shared memory.
 
-A run is marked by a variable of its environment, which everything that it executes or forks
-inherits, and has a directory for temporary files of its own.
+A variable in its environment marks a run, and every program that it executes or forks
+inherits the variable.  The run also has its own directory for temporary files.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _STEP_S = 0.01
 
 @dataclass
 class Marked:
-    """A run that can be told from everything else on the machine.
+    """A run that is distinguishable from everything else on the machine.
 
     Attributes:
-        token: The marker's value, of no other run.
+        token: Unique value of the marker.
         temporary: Its directory for temporary files.
         family: Ids of its processes, as far as they were seen.
     """
@@ -58,13 +58,13 @@ class Marked:
             return False  # it has ended, or is another user's
 
     def files(self) -> list[str]:
-        """What lies in its directory, less what pytest and torch keep there for later runs, and in shared memory."""
+        """Lists files in its directory, without those that pytest and torch keep for later, and in shared memory."""
         kept = [self.temporary / name for name in _names(self.temporary) if not name.startswith(_KEPT)]
         shared = [SHARED_MEMORY / name for name in _names(SHARED_MEMORY) if self._may_be_mine(name)]
         return [str(path) for path in kept + shared]
 
     def _may_be_mine(self, name: str) -> bool:
-        """By its owner's id for a scratch directory; anything else that is new and names no living stranger."""
+        """True for a scratch directory with its owner's id, and other new files without a living stranger's id."""
         if name in self._shared_before:
             return False
         scratch = _SCRATCH.match(name)
@@ -78,7 +78,7 @@ class Marked:
         return [_describe(process) for process in self.processes()] + self.files()
 
     def left_of(self, members: set[int]) -> list[str]:
-        """What is still there of some of its processes: they themselves, and their scratch directories."""
+        """Lists remains of some of its processes: the processes themselves, and their scratch directories."""
         running = [_describe(process) for process in self.processes() if process.pid in members]
         scratch = [name for name in _names(SHARED_MEMORY) if (own := _SCRATCH.match(name)) and int(own[1]) in members]
         return running + [str(SHARED_MEMORY / name) for name in scratch]

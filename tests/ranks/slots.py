@@ -18,7 +18,7 @@ SECRET = "of the tests of ranks on other hosts"
 
 
 class Relay:
-    """Hands on what comes at its port to that of a hub, and back, until it is cut."""
+    """Forwards traffic between its port and a hub's, until it is cut."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -46,7 +46,7 @@ class Relay:
                     to[each].sendall(part)
 
     def cut(self) -> None:
-        """Ends every connection of now; later ones are handed on."""
+        """Ends every present connection; later ones are forwarded."""
         pairs, self._pairs = self._pairs, []
         for each in (each for pair in pairs for each in pair):
             with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ class Relay:
 
 @contextlib.contextmanager
 def slots_of(hub: RunHub, relays: list[Relay], **environment: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """As many slots as relays, each on a host of its own as far as it knows; they end with the hub."""
+    """Starts as many slots as relays, each on its own simulated host; they end with the hub."""
     processes = []
     try:
         for rank, relay in enumerate(relays):

@@ -1,4 +1,4 @@
-"""A backend of somebody else's, registered by a module: judged as gloo is, caught where it is wrong."""
+"""A third-party backend, registered by a module: judged like gloo, and rejected if it is wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wrapper(pool: Pool) -> Iterator[Pool]:
     ],
 )
 def test_a_backend_in_python_runs_what_gloo_runs(subject: str, case: Case, wrapper: Pool) -> None:
-    """Recorded visits included, of which nothing is said there."""
+    """Including recorded visits, whose collectives are not judged there."""
     judged = {verdict.claim for verdict in check(subject, case, wrapper)}
     assert "equals_unsharded" in judged and "uses_only_collectives" not in judged
 

@@ -115,7 +115,7 @@ def test_a_run_is_red_where_a_rank_dies_between_two_visits() -> None:
     ],
 )
 def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], fault: str, told: str) -> None:
-    """Whether or not the subject calls that collective; a run tells the first one first."""
+    """The subject need not call that collective; a run reports the first one first."""
     with planted(fault) as pool:
         pool.run("zero3_fetch_all_gather", FETCH)
 
@@ -169,10 +169,8 @@ def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: Collect
 def test_a_fault_that_a_probe_sees_is_red_and_told_first(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
-    """Of a collective that the property does not call; one that leaves no world alive as well."""
-    monkeypatch.setattr(
-        "equivtest.base.limits.PROBE_S", 3.0
-    )  # a probe that hangs is waited for no longer than it has to be
+    """For a collective that the property does not call, and for one that leaves no world alive."""
+    monkeypatch.setattr("equivtest.base.limits.PROBE_S", 3.0)  # shortens the wait for a probe that hangs
     done = on_planted(fault, "--audit=off")
 
     first = next(line for line in done.stdout.splitlines() if line.startswith("equivtest: "))
@@ -195,7 +193,7 @@ def test_a_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., E
 
 @pytest.mark.parametrize("heard_first", [0, 1])
 def test_of_ranks_that_got_a_wrong_value_the_lowest_is_told(heard_first: int) -> None:
-    """Whichever is heard first: the same backend is told of in the same words."""
+    """The order of arrival does not matter: the same backend gets the same report."""
     replies = [
         Reply(
             rank=rank, outcome="raised", error_type="Wrong", error_text=f"got {rank}", at_s=float(rank != heard_first)
@@ -263,7 +261,7 @@ def calls(*names: str, numel: int = 33) -> CollectivesCase:
 
 @pytest.mark.ranks
 def test_a_refusal_of_what_worked_in_its_probe_is_a_failure(planted: Callable[[str], Pool]) -> None:
-    """Of the size alone that the probe did not try."""
+    """Only for the size that the probe did not try."""
     with planted("refuses_large") as pool:
         assert check("collectives", calls("broadcast", numel=30), pool)
         with pytest.raises(RankRaised, match="refused, but its probe on 2 ranks worked: broadcast of float32"):
@@ -297,7 +295,7 @@ def test_what_every_rank_refuses_is_named_with_its_reduction(planted: Callable[[
 def test_what_is_left_of_a_bundle_is_judged(
     planted: Callable[[str], Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
 ) -> None:
-    """As a case of its own; the whole one stays not supported, whether that is allowed or not."""
+    """As a separate case; the whole one stays not supported, allowed or not."""
     prop = replace(shipped()["collectives"], examples=(calls(*ALL_REDUCE),))
     monkeypatch.setattr("equivtest.search.search.chunk_cases", lambda prop, chunk: list(prop.examples))
     with planted(fault) as pool:

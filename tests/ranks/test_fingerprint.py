@@ -23,7 +23,7 @@ Answers = dict[str, torch.Tensor]
 
 
 def right(case: FingerprintCase) -> list[Answers]:
-    """What every rank computes, in the order of the ranks, rounded as IEEE 754 has it."""
+    """Computes every rank's values, in the order of the ranks, rounded by IEEE 754."""
     given = draw(case, 0)
     points, total, tiny = given["points"], given["terms"][0].clone(), given["tiny"]
     for terms in given["terms"][1:]:
@@ -40,13 +40,13 @@ def right(case: FingerprintCase) -> list[Answers]:
 
 
 def concluded(change: Callable[[Answers], Answers], dtype: str = "float32", *, world_size: int = 2) -> Fingerprint:
-    """Where every rank's right answers are changed alike."""
+    """Concludes after the same change of every rank's right answers."""
     case = FingerprintCase(world_size=world_size, dtype=dtype)
     return conclude(dtype, [Reading(case, draw(case, 0), tuple({**each, **change(each)} for each in right(case)))])
 
 
 def cut_off_sums(each: Answers) -> Answers:
-    """Of two ranks one rounding to nearest is allowed: only a dtype with fewer bits allows what is not the nearest."""
+    """Two ranks allow one rounding to nearest: only a dtype with fewer bits allows other numbers."""
     return {"sums": each["sums"].nextafter(torch.tensor(0.0))}
 
 

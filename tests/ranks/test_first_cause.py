@@ -1,4 +1,4 @@
-"""Which rank is to blame."""
+"""The rank that caused a failure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FINE = Reply(rank=5, outcome="answered", at_s=0.1)
 
 
 def test_nobody_is_blamed_without_a_failure() -> None:
-    """Ranks that answered, or could not be asked, are no cause."""
+    """Ranks that answered, or did not run, are no cause."""
     assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
 def test_the_first_of_those_that_failed_by_themselves_counts() -> None:
-    """Of two ranks with reasons of their own the earlier one is the cause."""
+    """If two ranks have their own reasons, the earlier one is the cause."""
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
 
@@ -46,7 +46,7 @@ def test_a_rank_that_lost_its_peer_comes_last() -> None:
 
 
 def test_a_rank_that_raised_comes_before_those_that_wait() -> None:
-    """A subject may raise 'broken pipe' of its own, while its peers do nothing but wait for it."""
+    """A subject may raise its own 'broken pipe', while its peers only wait for it."""
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 
 

@@ -90,7 +90,7 @@ def test_planted_shared_memory_is_found(run: Marked) -> None:
 
 
 def test_a_planted_scratch_directory_is_found_by_its_owner(run: Marked, planted: subprocess.Popen[str]) -> None:
-    """Also that of a process which has ended meanwhile; a stranger's is none of ours."""
+    """Also if its process has ended meanwhile; a stranger's directory is not ours."""
     run.processes()
     with (
         tempfile.TemporaryDirectory(prefix=f"equivtest-{planted.pid}-", dir=SHARED_MEMORY) as mine,

@@ -1,4 +1,4 @@
-"""Whether a fork runs a backward: it does, it hangs, it dies."""
+"""Forks that run a backward, hang or die."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
 def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
-    """The world's, and that of a mesh in another order."""
+    """For the world's group, and for a mesh's in another order."""
     numbers = {}
     with Pool(environment=environment, beside=pool) as new:
         for members in ((), (1, 0)):
@@ -35,7 +35,7 @@ def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: d
 
 @pytest.mark.ranks
 def test_what_a_rank_sends_through_takes_no_core_from_a_sender(pool: Pool) -> None:
-    """The thread that runs its program, and that of gloo."""
+    """For the thread that runs its program, and for gloo's thread."""
     with Pool(beside=pool) as new:
         new.run("zero3_fetch_all_gather", FetchCase(world_size=2))
         tasks = [task for pid in new._worlds[2].pids for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -54,7 +54,7 @@ def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_torch_with_two_workers_still_frees_a_string_twice() -> None:
-    """A known failure: where it is over, groups may have as many workers as torch gives them."""
+    """A known failure: once it is mended, groups may have torch's number of workers."""
     ended = hammer(90, workers=2)
 
     assert ended.returncode in DEATHS, (

@@ -36,7 +36,7 @@ TWO_OF_THREE = replace(TWO_OF_FOUR, members=(2, 0))
 CLAIMS = [claim for claim in DEFAULT_CLAIMS if claim.name != "gradients_equal_unsharded"]
 
 
-# What members mean.
+# Meaning of members.
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ CLAIMS = [claim for claim in DEFAULT_CLAIMS if claim.name != "gradients_equal_un
 def test_those_left_out_form_further_meshes(
     world_size: int, members: tuple[int, ...], num_processes: int, groups: tuple[tuple[int, ...], ...]
 ) -> None:
-    """As many as they fill, in ascending order."""
+    """As many as the other processes fill, in ascending order."""
     case = FetchCase(world_size=world_size, members=members)
 
     assert (case.num_processes, case.groups) == (num_processes, groups)
@@ -88,7 +88,7 @@ def test_a_rank_is_named_with_its_process_where_they_differ(case: FetchCase, pro
     assert case.name_rank(process) == name
 
 
-# How replies are judged.
+# Judgement of replies.
 
 
 def test_every_mesh_is_judged_and_those_outside_are_not() -> None:
@@ -100,7 +100,7 @@ def test_every_mesh_is_judged_and_those_outside_are_not() -> None:
 
 @pytest.mark.parametrize(("process", "name"), [(1, "rank 1 of 2 (process 1)"), (0, "rank 0 of 2 (process 0)")])
 def test_what_is_wrong_in_one_mesh_is_found_there(process: int, name: str) -> None:
-    """In the case's own as in the second one."""
+    """In the case's own mesh and in the second one."""
     replies = set_element(right_replies(TWO_OF_FOUR), process, "param.0", (1,), 0.5)
     [verdict] = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS[:1])
 
@@ -167,7 +167,7 @@ def test_a_torch_that_sorts_groups_does_not_support_other_orders(monkeypatch: py
 
 
 def test_what_torch_cannot_do_is_not_supported(tmp_path: Path) -> None:
-    """A reply like that of a probe: no failure."""
+    """A reply like a probe's: no failure."""
     rank = Rank(Start(0, 1, Backend(), "nowhere:visit", str(tmp_path), [], [], b"/"))
 
     def work() -> None:
@@ -195,7 +195,7 @@ def test_a_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alone(pool: Pool) -> None:
-    """As FSDP2 does where reduce_scatter has a group of its own."""
+    """Like FSDP2 if reduce_scatter has its own group."""
     case = FetchCase(world_size=3, parameters=((1,),))
     with Pool(beside=pool) as new:
         assert places(TWO_OF_THREE, new)[1] == "not_in_mesh"
@@ -206,7 +206,7 @@ def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alon
 
 @pytest.mark.ranks
 def test_torch_still_waits_for_a_group_where_processes_are_in_different_numbers_of_them(pool: Pool) -> None:
-    """Of a known failure, finding 81: where it is over, processes that are left over need no group."""
+    """A known failure, finding 81: once it is mended, left-over processes need no group."""
     with Pool(beside=pool) as new:
         replies = new.run(PROGRAMS + "makes_one_without_process_2_before", FetchCase(world_size=3, parameters=((1,),)))
 
@@ -247,7 +247,7 @@ def test_subjects_are_right_on_any_mesh(members: tuple[int, ...], pool: Pool) ->
     ],
 )
 def test_a_failure_in_the_second_mesh_is_named(program: str, kind: str, words: str, pool: Pool) -> None:
-    """Its peer hangs in a collective; the other mesh has answered, which is told by process."""
+    """Its peer hangs in a collective; the other mesh has answered, which the message says by process."""
     verdict = judge(PROGRAMS + program, TWO_OF_FOUR, pool, CLAIMS)[0]
 
     assert verdict.kind == kind and verdict.detail.startswith(words)
@@ -256,7 +256,7 @@ def test_a_failure_in_the_second_mesh_is_named(program: str, kind: str, words: s
 
 @pytest.mark.ranks
 def test_a_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
-    """Where the others are is told by process too: the parent's words for the world."""
+    """The message names the other processes too, in the parent's numbering."""
     replies = pool.run(PROGRAMS + "hangs_in_process_2", TWO_OF_FOUR, limit_s=1.5)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
 

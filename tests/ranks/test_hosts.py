@@ -59,10 +59,10 @@ def test_who_has_another_secret_is_refused_at_once_and_told(hub: RunHub) -> None
 
 
 def test_nothing_of_a_stranger_is_decoded(hub: RunHub) -> None:
-    """What would be a right message of a slot is no proof, and ends the connection."""
+    """A valid slot message in place of the proof closes the connection."""
     hello = messages.encode(hello_of(OF_TORCHRUN))
     with socket.create_connection(("127.0.0.1", hub.port), 5) as stranger:
-        stranger.sendall((len(hello).to_bytes(8, "little") + hello)[:64])  # all that is read of it
+        stranger.sendall((len(hello).to_bytes(8, "little") + hello)[:64])  # the hub reads no more
         received = b"".join(iter(lambda: stranger.recv(1000), b""))
 
     assert len(received) == len(secrets._GREETING) + 32 + 32  # the challenge, and no proof
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host(hosts: Hosts) -> None:
 
 
 def taken_deaths(hosts: Hosts) -> list[str]:
-    """Those that are told within some seconds."""
+    """Returns the deaths reported within some seconds."""
     until_s, deaths = time.monotonic() + 10, []
     while not deaths and time.monotonic() < until_s:
         deaths = hosts.pool.take_deaths()
@@ -247,7 +247,7 @@ def test_what_a_watched_rank_notes_comes_with_its_messages(hosts: Hosts, tmp_pat
 
 @pytest.mark.ranks
 def test_a_visit_that_loses_a_host_is_repeated(hosts: Hosts) -> None:
-    """Its ranks end on both hosts, and those of a new world answer once the host is there again."""
+    """Its ranks end on both hosts, and a new world's ranks answer once the host is back."""
     busy: list[int] = []
 
     def cut() -> None:

@@ -20,7 +20,7 @@ from examples.mpi_backend.work import Work, _begun, begun, no_result
 
 
 def asked(job: Job, *lines: str) -> list[str]:
-    """What a process that says these lines is answered."""
+    """Returns the answers to a process that sends these lines."""
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=job.serve, args=(theirs,))
     thread.start()
@@ -33,11 +33,11 @@ def asked(job: Job, *lines: str) -> list[str]:
 
 
 class Memory:
-    """What MPI writes to."""
+    """Memory for MPI's results."""
 
 
 class Request:
-    """One of MPI, which ends when it is told to."""
+    """A request of MPI, which ends on command."""
 
     is_over = False
 
@@ -94,7 +94,7 @@ def test_what_one_process_puts_another_gets_behind_a_barrier() -> None:
 @pytest.mark.ranks
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_every_collective_of_mpi_holds() -> None:
-    """Where mpi4py and an MPI are installed, which no test needs; torch has monitored barriers on gloo alone."""
+    """Runs if mpi4py and an MPI are installed, which no test needs; torch has monitored barriers only on gloo."""
     names = tuple(name for name in CALLS if name != "monitored_barrier")
     case = CollectivesCase(world_size=2, collectives=names, numels=(3, 8), values=(("special", 0),))
     with Pool(Backend("mpi4py", imports=("examples.mpi_backend",))) as pool:

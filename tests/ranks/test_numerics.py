@@ -1,4 +1,4 @@
-"""What a backend may compute otherwise where it declares so, and what rounds to one side: by process groups that do."""
+"""Arithmetic that a backend may declare, and errors that lean to one side, in process groups with such arithmetic."""
 
 from __future__ import annotations
 

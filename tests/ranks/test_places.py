@@ -1,4 +1,4 @@
-"""Where a rank was, from its stacks or its traceback."""
+"""The place of a rank, from its stacks or its traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUNCTIONAL = "/x/site-packages/torch/distributed/_functional_collectives.py"
 
 
 def stacks(*frames: tuple[str, str]) -> str:
-    """As faulthandler writes them, innermost first; every frame is on line 7."""
+    """Writes stacks like faulthandler, innermost first; every frame is on line 7."""
     lines = [f'  File "{file}", line 7 in {function}' for file, function in frames]
     return "\n".join(
         ["Current thread 0x1 (most recent call first):", *lines, '  File "/h/ranks/rank.py", line 9 in work']
@@ -73,7 +73,7 @@ def test_ranks_at_one_place_are_told_together() -> None:
 
 
 def test_a_mismatch_of_collectives_is_told_first() -> None:
-    """Where every rank is in a collective, but not in the same one."""
+    """If every rank is in a collective, but not in the same one."""
     mismatch = "ranks are in different collectives: rank 0 in all_reduce, rank 1 in all_gather_into_tensor"
     both = [reply(0, "lost", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER)]
     assert describe_places(both).splitlines()[0] == mismatch
@@ -84,7 +84,7 @@ def test_a_mismatch_of_collectives_is_told_first() -> None:
     "third", [reply(2, "timed_out", LOOPING), reply(2, "timed_out", IN_WAIT), reply(2, "lost", "killed by SIGKILL")]
 )
 def test_a_mismatch_is_told_only_where_it_is_certain(third: Reply) -> None:
-    """A rank elsewhere may be what the others wait for, each rightly in a collective of its own."""
+    """The others may rightly wait for a rank elsewhere, each in its own collective."""
     replies = [reply(0, "timed_out", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER), third]
     assert "different" not in describe_places(replies)
 

@@ -32,7 +32,7 @@ def pool(pool: Pool) -> Iterator[Pool]:
 
 
 def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:
-    """What every rank finds in new memory, of every size."""
+    """Returns every rank's new memory, of every size."""
     replies = pool.run("tests.programs.memory:finds", case)
     assert [reply.outcome for reply in replies] == ["answered", "answered"], replies[0].detail
     return [placed.local for reply in replies for placed in reply.answers[0].tensors.values()]
@@ -42,7 +42,7 @@ def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_memory_holds_the_large_byte(pool: Pool, dtype: str) -> None:
-    """Of small and large tensors, also where memory of that size was just given back."""
+    """For small and large tensors, also right after memory of that size was freed."""
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="large")):
         assert bool((tensor.view(torch.uint8) == poison.LARGE_BYTE).all()), tensor.shape
 
@@ -57,7 +57,7 @@ def test_new_memory_holds_nan(pool: Pool, dtype: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("before", ["large", "nan"])
 def test_a_visit_leaves_no_poison_behind(pool: Pool, before: str) -> None:
-    """New memory is what it was before it was given back, ones, but for malloc's own notes at its edges."""
+    """New memory has its old contents, ones, except for malloc's own notes at its edges."""
     found(pool, replace(FINDS, poison=before))
     for tensor in found(pool, replace(FINDS, poison="none"))[3:5]:
         assert bool((tensor[100:-100] == 1).all())
@@ -98,7 +98,7 @@ def test_no_answer_depends_on_the_poison(pool: Pool, subject: str, case: FetchCa
 
 
 def test_torchs_settings_are_as_before_afterwards() -> None:
-    """Also where the subject raises; within, what is not deterministic only warns."""
+    """Also if the subject raises; within the context, nondeterministic operations only warn."""
     before = torch.get_deterministic_debug_mode()
     with poison.poisoned("nan"):
         within = torch.is_deterministic_algorithms_warn_only_enabled(), torch.empty(3).isnan().tolist()
@@ -110,7 +110,7 @@ def test_torchs_settings_are_as_before_afterwards() -> None:
 
 
 def test_malloc_is_told_at_each_visits_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The complement of the byte or 0; at its end other threads may be within calloc, which is told apart by it."""
+    """It gets the complement of the byte or 0; at a visit's end other threads may be within calloc and see a change."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(poison, "_mallopt", lambda: lambda *arguments: told.append(arguments))
     seen = []

@@ -115,7 +115,7 @@ def test_the_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, cul
 
 
 def test_a_lost_rank_leaves_its_last_words(pool: Pool) -> None:
-    """What a rank printed before it exited, and the stack at which it crashed, are in the detail."""
+    """The detail has the rank's output before its exit, and its stack at the crash."""
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
 
@@ -158,7 +158,7 @@ def test_misuse_is_told_apart(pool: Pool) -> None:
 
 
 def test_a_second_answer_is_harmless(pool: Pool) -> None:
-    """Of two replies to one request the first counts; late ones and old ones are dropped."""
+    """The first of two replies to one request counts; late ones and old ones are dropped."""
     before = pids(pool)
     assert all("early" in reply.error_text for reply in pool.run("answers_twice", TWO))
     assert pids(pool) == before
@@ -237,7 +237,7 @@ def test_ranks_see_the_parents_environment_of_their_start(pool: Pool, monkeypatc
 
 
 def test_the_parents_environment_stays_as_it_was(pool: Pool) -> None:
-    """What is set for ranks and server does not leak into this process."""
+    """Variables of ranks and server do not leak into this process."""
     before = dict(os.environ)
     pool.run("raises_everywhere", TWO)
     pool.run("trivial", TWO)
@@ -245,21 +245,21 @@ def test_the_parents_environment_stays_as_it_was(pool: Pool) -> None:
 
 
 def test_a_uniform_refusal_keeps_the_world(pool: Pool) -> None:
-    """Where every rank raised and they are still in step, the same processes go on."""
+    """If every rank raised and they are still in step, the same processes continue."""
     before = pids(pool)
     assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert pids(pool) == before
 
 
 def test_ranks_out_of_step_are_replaced(pool: Pool) -> None:
-    """Where every rank raised but one left a collective behind, the probe finds it."""
+    """If every rank raised but one left a collective behind, the probe detects it."""
     before = pids(pool)
     assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert not set(pids(pool)) & set(before)
 
 
 def test_without_being_asked_to_a_world_is_not_kept(pool: Pool) -> None:
-    """After a failure that nobody expected all processes are new."""
+    """After an unexpected failure all processes are new."""
     before = pids(pool)
     pool.run("raises_everywhere", TWO)
     assert not set(pids(pool)) & set(before)
@@ -339,7 +339,7 @@ def test_only_another_owner_gets_new_ranks(pool: Pool) -> None:
 
 @pytest.mark.parametrize("module", USERS)
 def test_preloaded_module_can_be_imported(module: str) -> None:
-    """The server imports what it can and says nothing of the rest."""
+    """The server imports what it can and ignores the rest."""
     assert importlib.util.find_spec(module)
 
 
@@ -382,7 +382,7 @@ def test_a_dead_server_is_replaced() -> None:
 
 
 def test_a_pool_is_not_for_a_forked_child(pool: Pool) -> None:
-    """In a forked child the pool refuses, and the parent's ranks are unharmed."""
+    """The pool refuses to work in a forked child, and the parent's ranks are unharmed."""
     before = pids(pool)
     child = os.fork()
     if child == 0:
@@ -398,7 +398,7 @@ def test_a_pool_is_not_for_a_forked_child(pool: Pool) -> None:
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether the process still runs; one that waits for init to bury it does not."""
+    """True if the process still runs, not as a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -444,7 +444,7 @@ def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_c
 
 
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
-    """Ranks never run the user's script again; at exit everything ends by itself."""
+    """Ranks never run the user's script again; at exit everything ends on its own."""
     text = (
         "print('here', flush=True)\n"
         "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
@@ -558,7 +558,7 @@ def test_a_world_that_cannot_start_says_why(visit: str, message: str) -> None:
 
 @pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["room", "no-room"])
 def test_stale_directories_are_swept(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """Directories of ended processes go, also where nothing new would fit; those of living ones stay."""
+    """Directories of ended processes go, even if no new one would fit; those of living processes stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     stale = scratch_roots()[0] / f"equivtest-{ended.pid}-abcdefgh"

@@ -1,4 +1,4 @@
-"""Recording: what a rank is seen to call, on every road to the backend."""
+"""Recording: a rank's calls, on every road to the backend."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def backward(mesh: DeviceMesh) -> None:
     ids=["dist", "async", "all_gather", "barrier", "broadcast", "functional", "DTensor", "autograd", "none"],
 )
 def test_a_collective_is_seen_once_on_every_road(call: Any, expected: list[str]) -> None:
-    """Of c10d, functional and by a DTensor; waiting for one is none."""
+    """Through c10d, functional collectives and DTensor; a wait is no collective."""
     with as_rank(0, (2,)) as mesh:
         assert seen(mesh, call) == expected
 
@@ -120,6 +120,6 @@ def test_recording_changes_no_value(subject: str, case: Case, pool: Pool) -> Non
 
 @pytest.mark.ranks
 def test_ranks_call_what_is_documented(pool: Pool) -> None:
-    """In the very order of the documentation, where the layouts divide nothing evenly."""
+    """In the documented order, with layouts that divide nothing evenly."""
     for reply in pool.run("colwise_linear", LAYER):
         assert reply.answers[0].collectives == expected_collectives(LAYER, reply.rank)

@@ -1,4 +1,4 @@
-"""One visit, seen from inside a rank: what is handed out, what is taken back, what was touched."""
+"""One visit within a rank: local tensors, answers, changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
     "case", [LINEAR, replace(LINEAR, input_layout="shard(1)"), FETCH], ids=["x", "shards", "fetch"]
 )
 def test_what_is_handed_out_are_the_contracts_shards(case: Case) -> None:
-    """Of the drawn global tensors, on every rank, with the flags of the case."""
+    """Shards of the drawn global tensors, on every rank, with the case's flags."""
     for rank in range(case.world_size):
         with as_rank(rank, case.mesh_shape) as mesh:
             given = hand_out(case, 0, mesh)
@@ -86,7 +86,7 @@ def test_a_number_has_no_strides_to_change() -> None:
     assert strided(torch.tensor(3.0)).shape == ()
 
 
-# What is taken back.
+# Answers.
 
 
 def test_what_a_subject_answers_is_taken_at_rest() -> None:
@@ -100,7 +100,7 @@ def test_what_a_subject_answers_is_taken_at_rest() -> None:
 
 
 def test_a_copy_is_taken() -> None:
-    """What the subject does to its tensor afterwards is not seen."""
+    """Later changes by the subject to its tensor do not count."""
     local = X.clone()
     answers, _ = take_answers(LINEAR, {"output": Placed(local, WHOLE)})
     local.zero_()
@@ -109,7 +109,7 @@ def test_a_copy_is_taken() -> None:
 
 
 def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
-    """Without a collective, though another rank would be needed for the whole."""
+    """Without a collective, though the whole would need another rank."""
     with as_rank(1, (3,)) as mesh:
         tensor = DTensor.from_local(X, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1))
         answers, flags = take_answers(LINEAR, {"output": tensor})
@@ -193,7 +193,7 @@ def test_a_strided_shard_that_no_order_of_axes_gives_is_refused(placements: tupl
             take_answers(LINEAR, {"grad.weight": tensor})
 
 
-# What was touched.
+# Changes.
 
 
 def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, bool]]:
@@ -201,7 +201,7 @@ def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, b
 
 
 def test_nothing_touched_is_nothing_said() -> None:
-    """Whatever the flags are."""
+    """For any flags."""
     given = {"x": X.clone().requires_grad_(), "weight": X.clone()}
 
     assert touched(given, before(given)) == []
@@ -209,7 +209,7 @@ def test_nothing_touched_is_nothing_said() -> None:
 
 @pytest.mark.parametrize("value", [0.5, -0.0, float("nan")])
 def test_a_changed_value_is_found(value: float) -> None:
-    """By its bits: -0.0 is not 0.0."""
+    """Bits count: -0.0 is not 0.0."""
     given = {"x": X.clone(), "weight": X.clone()}
     kept = before(given)
     given["weight"][0, 0] = value
@@ -263,7 +263,7 @@ def test_a_draw_is_visited_with_its_own_values_and_watched() -> None:
 
 @pytest.mark.parametrize("placement", [Partial(), Shard(0), Replicate()], ids=str)
 def test_a_copy_of_a_dtensor_is_held_as_it_is_and_asks_for_no_collective(placement: Placement) -> None:
-    """`DTensor.clone` of operands adds them up, so that what is remembered would not be what was held."""
+    """`DTensor.clone` of operands adds them up, so the copy would differ from the rank's operand."""
     with as_rank(0, (2,)) as mesh:
         held = DTensor.from_local(X.clone(), mesh, [placement], run_check=False)
         with CommDebugMode() as asked:

@@ -88,7 +88,7 @@ def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None
 
 
 def test_a_view_arrives_as_its_own_elements(tmp_path: Path) -> None:
-    """Of a transposed, sliced tensor that needs a gradient only the elements are sent."""
+    """For a transposed, sliced tensor that needs a gradient, only the elements are sent."""
     tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
     placed = Placed(tensor.t()[1:3], LAYOUTS[3])
     received = (
@@ -177,7 +177,7 @@ def test_failures_keep_their_texts(tmp_path: Path) -> None:
     ids=["empty", "no msgpack", "other struct", "no such dtype", "beyond the payload"],
 )
 def test_a_broken_message_is_a_value_error(message: bytes) -> None:
-    """Whatever bytes come, reading them raises ValueError at worst."""
+    """Reading any bytes raises ValueError at worst."""
     with pytest.raises(ValueError, match=r".+"):
         decode_message(message)
 
@@ -193,12 +193,11 @@ def test_a_broken_message_is_a_value_error(message: bytes) -> None:
     ],
 )
 def test_requests_arrive_equal(request_: Start | Visit | Probe | Support | Stop) -> None:
-    """Every request is read back as it was written."""
     assert decode_request(encode_request(request_)) == request_
 
 
 def test_a_channel_keeps_messages_apart() -> None:
-    """Messages come out whole and in order, however the bytes were cut; then the end is told."""
+    """Messages arrive whole and in order, for any division of the bytes; then the end raises EOFError."""
     left, right = socket.socketpair()
     sender, receiver = Channel(left, send_limit_s=1), Channel(right)
     assert receiver.receive_available() == []

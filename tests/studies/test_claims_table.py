@@ -1,4 +1,4 @@
-"""The tables of claims are those of the code."""
+"""The tables of claims agree with the code."""
 
 from studies.claims_table import PATH, tables, written
 

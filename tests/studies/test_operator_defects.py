@@ -1,6 +1,6 @@
-"""Rules of DTensor that are planted wrong: of each kind there is one, and some are seen to be rejected.
+"""Wrong rules planted in DTensor: one of each kind exists, and some are rejected.
 
-All are sought by `python -m studies.operator_defects`.
+`python -m studies.operator_defects` searches for all.
 """
 
 from __future__ import annotations

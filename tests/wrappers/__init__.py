@@ -1,1 +1,1 @@
-"""What torch says of its wrappers, judged argument by argument: too long for the gate."""
+"""torch's documentation of its wrappers, judged argument by argument: too long for the gate."""

@@ -1,4 +1,4 @@
-"""Branches on one x, one for each thing that a parallel module may be told of."""
+"""Branches on one x, one for each option of a parallel module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES = (
 
 
 class Branch(nn.Module):
-    """y = W2 relu(W1 x) + b.  Sizes that 1, 2, 3 and 4 ranks divide are those of W1's rows and W2's columns."""
+    """y = W2 relu(W1 x) + b.  1, 2, 3 and 4 ranks divide W1's rows and W2's columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Branch(nn.Module):
 
 
 class Sometimes(Branch):
-    """W1 takes part where the rows are odd in number alone."""
+    """Uses W1 only for an odd number of rows."""
 
     def computed(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.up(x) if x.shape[0] % 2 else x.repeat(1, 6)

@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 class Branch(nn.Module):
-    """y = W2 relu(W1 x + b); a parameter that is not used, where it is told of."""
+    """y = W2 relu(W1 x + b), with an unused parameter if requested."""
 
     def __init__(self, *, has_unused: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Branches(nn.Module):
 
 
 def bucket_of(numel: int) -> float:
-    """What a bucket of so many elements of float32 is in MiB."""
+    """Returns the size of a bucket of so many float32 elements in MiB."""
     return numel * BYTES_OF_FLOAT32 / MIB
 
 
@@ -77,7 +77,7 @@ SHARDED = (
     "layer_kept_after_backward",
     "unused_in_the_layers",
 )
-"""Fully sharded along one axis, each told its own."""
+"""Branches that are fully sharded along one axis, each with its own options."""
 
 BOTH_WAYS = (
     "reduced_each_time",

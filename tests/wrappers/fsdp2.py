@@ -1,9 +1,9 @@
-"""FSDP2 told everything that it may be told: one branch of the module for each argument and each method.
+"""FSDP2 with all its options: one branch of the module for each argument and each method.
 
-Branches are roots of their own, so that none changes another, and a gradient names what is wrong.
+Each branch is its own root, so that none changes another, and a gradient names what is wrong.
 
-Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py and _fsdp_api.py (2.13.0): what each documents is that the
-module computes the same, but where it is told what gradients are divided by.
+Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py and _fsdp_api.py (2.13.0): according to each description the
+module computes the same, except if an option sets the divisor of gradients.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tests.wrappers.branches import Branch, Shifted
 Tell = Callable[["Branch", DeviceMesh], None]
 
 TOLD: dict[str, Tell] = {}
-"""By the name of its branch, how a branch is sharded and what it is told; `TELLS` says what of torch that is about."""
+"""Branch -> function that shards it with its options; `TELLS` has the torch names that these are about."""
 
 TELLS: dict[str, tuple[str, ...]] = {}
 
 
 def tells(*of: str) -> Callable[[Tell], Tell]:
-    """Decorates what a branch is told with the public names that it is about, of arguments 'name(argument)'."""
+    """Registers a branch's options with the public names that they are about, for arguments 'name(argument)'."""
 
     def keep(tell: Tell) -> Tell:
         TOLD[tell.__name__], TELLS[tell.__name__] = tell, of
@@ -47,14 +47,14 @@ def tells(*of: str) -> Callable[[Tell], Tell]:
 
 
 def told(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Every branch sharded as it is told."""
+    """Shards every branch with its options."""
     for name, branch in module.named_children():
         TOLD[name](cast("Branch", branch), mesh)
     return module
 
 
 def shard(branch: Branch, mesh: DeviceMesh, **arguments: Any) -> Any:
-    """Both layers and what is left of the branch, each gathered by itself; the branch as torch makes it."""
+    """Shards both layers and the rest of the branch, each gathered separately; returns the branch as torch makes it."""
     for layer in (branch.up, branch.down):
         fully_shard(layer, mesh=mesh, **arguments)
     return fully_shard(branch, mesh=mesh, **arguments)
@@ -164,7 +164,7 @@ def prefetched(branch: Branch, mesh: DeviceMesh) -> None:
 
 
 class FilledWithNan:
-    """Memory for a collective that nobody may read before it is written."""
+    """Memory for a collective that no code may read before it is written."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.full(size, torch.nan, dtype=dtype, device=device)
@@ -215,7 +215,7 @@ def divides(by: float) -> Callable[[torch.Tensor], None]:
 @tells("FSDPModule.set_gradient_divide_factor(factor)", "FSDPModule.set_force_sum_reduction_for_comms(enable)",
        "FSDPModule.set_all_reduce_hook(hook)")  # fmt: skip
 def divided_by_a_hook(branch: Branch, mesh: DeviceMesh) -> None:
-    """Gradients are added up, which nothing but a sum does on gloo, and divided afterwards."""
+    """Adds gradients, since gloo supports only sums, and divides them afterwards."""
     shard(branch, mesh)
     for layer in layers_of(branch):
         layer.set_force_sum_reduction_for_comms(True)

@@ -1,6 +1,6 @@
-"""Steps of two micro-batches under DistributedDataParallel and FSDP2, one branch for each thing that they may be told.
+"""Steps of two micro-batches under DistributedDataParallel and FSDP2, one branch for each of their options.
 
-Each branch is wrapped by itself, so that none changes another, and a gradient names what is wrong.
+Each branch is wrapped separately, so that none changes another, and a gradient names what is wrong.
 
 Source: in torch/nn/parallel distributed.py; in torch/distributed algorithms/ddp_comm_hooks, fsdp/_fully_shard,
 optim/zero_redundancy_optimizer.py and checkpoint/state_dict.py (2.13.0).
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each branch under DistributedDataParallel, with arguments of its own."""
+    """Wraps each branch in DistributedDataParallel, with its own arguments."""
     for name, branch in list(module.named_children()):
         wrapped = DistributedDataParallel(branch, process_group=mesh.get_group(), **REPLICATED[name])
         if name == "hooked":
@@ -38,7 +38,7 @@ def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 Tell = Callable[[FSDPModule, bool], None]
-"""What a sharded branch is told before each micro-batch, and whether that is the last."""
+"""Sets the options of a sharded branch before each micro-batch; the bool is True for the last one."""
 
 
 def _synchronized_last(branch: FSDPModule, is_last: bool) -> None:  # noqa: FBT001
@@ -80,7 +80,7 @@ TOLD_SHARDED: dict[str, Tell] = {
 
 
 def sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each branch fully sharded, its layers by themselves."""
+    """Shards each branch fully, its layers separately."""
     for branch in cast("list[Branch]", list(module.children())):
         for part in (branch.up, branch.down, branch):
             fully_shard(part, mesh=mesh)
@@ -158,11 +158,11 @@ class Step:
         return {"loss": self.summed(total) / num_rows}
 
     def kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What updates the parameters, from one step to the next."""
+        """Returns the optimizer for the next step."""
         return optimizer
 
     def told(self, *, is_last: bool) -> ExitStack:
-        """Within what a micro-batch is run."""
+        """Returns the context of a micro-batch."""
         raise NotImplementedError
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ class ReplicatedStep(Step):
 
 
 class ShardedStep(Step):
-    """Each branch is told its own before each micro-batch; between two steps the state goes to another optimizer."""
+    """Sets each branch's options before each micro-batch; between two steps the state goes to another optimizer."""
 
     def kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         before = getattr(self.module, "before", None)

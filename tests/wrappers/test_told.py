@@ -1,7 +1,7 @@
-"""Claims about FSDP2 and DistributedDataParallel told everything that they may be told; `make wrappers` judges them.
+"""Claims about FSDP2 and DistributedDataParallel with all their options; `make wrappers` judges them.
 
-A failure here means that an argument or a method of a wrapper changes what is computed: each has a branch of the module
-of its own, whose name says which.
+A failure here means that an argument or a method of a wrapper changes the result: each has its own branch of the
+module, whose name says which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from equivtest.property import Property
 HERE = "tests.wrappers."
 TOLD, STEPS = f"{HERE}branches:", f"{HERE}branches_in_steps:"
 
-# FSDP2 told everything that its documentation names, a branch of the module for each; some are divided by their twelve
+# FSDP2 with all documented options, a branch of the module for each; some are divided by their twelve
 # columns, which FSDP2 does evenly or not at all.
 fsdp2_told = module_property(
     f"{TOLD}branches", f"{HERE}fsdp2:told", x_shapes=[(7, 2)], needs_world=True, world_sizes=(1, 2, 3, 4)
@@ -21,12 +21,12 @@ fsdp2_told = module_property(
 
 
 def told_in_steps(build: str, parallelize: str, step: str, *, axes: tuple[str, ...] = ()) -> Property:
-    """Two steps of two micro-batches; between the steps the optimizer's state is handed to another one."""
+    """Runs two steps of two micro-batches; between the steps the optimizer's state moves to another one."""
     return module_property(
         f"{STEPS}{build}",
         f"{HERE}steps:{parallelize}",
         inputs={"x": real(("batch", 2))},
-        sizes={"batch": (8, 10, 12, 14)},  # of 8 three ranks have 3, 3 and 2 rows, each two micro-batches
+        sizes={"batch": (8, 10, 12, 14)},  # three ranks have 3, 3 and 2 of 8 rows, each in two micro-batches
         optimizer=f"{STEPS}momentum",
         step=f"{HERE}steps:{step}",
         micro_batches=2,
