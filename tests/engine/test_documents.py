@@ -30,7 +30,8 @@ from tests.programs.planted import FAULT
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-MODULE, SUBJECT, TRAINING = DOCS / "tutorial/first-program.md", DOCS / "how-to/subject.md", DOCS / "how-to/training.md"
+FIRST_PROGRAM, DATA_PARALLEL = DOCS / "tutorial/first-program.md", DOCS / "how-to/data-parallel.md"
+SUBJECT, TRAINING = DOCS / "how-to/subject.md", DOCS / "how-to/training.md"
 CAPTURE, PROGRAMS, BACKEND = DOCS / "how-to/capture.md", DOCS / "how-to/programs.md", DOCS / "how-to/backend.md"
 FIRST_BACKEND = DOCS / "tutorial/first-backend-run.md"
 DOCUMENTS = (README, *sorted(DOCS.rglob("*.md")))
@@ -198,6 +199,17 @@ def test_every_parameter_of_the_api_is_described() -> None:
     }
 
 
+def test_each_concept_has_a_module_with_its_names() -> None:
+    text = (DOCS / "explanation/concepts.md").read_text("utf-8")
+    rows = re.findall(r"^\| (?!concept)([^|]+) \| [^|]+ \| (`[^|]+`) \|$", text, flags=re.M)
+
+    assert len(rows) > 80
+    for concept, modules in rows:
+        sources = [(ROOT / "equivtest" / name).read_text("utf-8") for name in re.findall(r"`([^`]+)`", modules)]
+        for name in re.findall(r"`(\w+)`", concept):
+            assert any(f"class {name}" in source for source in sources), concept
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_every_command_is_understood(command: str) -> None:
     program, *args = shlex.split(command, comments=True)
@@ -242,8 +254,8 @@ def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> 
     fetch = quoted_case(SUBJECT, "equivtest check")
     step = quoted_case(TRAINING, "equivtest check")
     checks = [
-        (1, shown(MODULE, "RankRaised"), ["module", shown(MODULE, "RankRaised").rpartition("  case      ")[2].strip()]),
-        (1, shown(MODULE, "ValueMismatch"), ["module", quoted_case(MODULE, "equivtest check")]),
+        (1, shown(FIRST_PROGRAM, "RankRaised"), ["module", quoted_case(FIRST_PROGRAM, "equivtest check")]),
+        (1, shown(DATA_PARALLEL, "ValueMismatch"), ["module", quoted_case(DATA_PARALLEL, "equivtest check")]),
         (0, shown(SUBJECT, "mypackage.parallel"), [*LIKE, "mypackage.parallel:my_fetch", fetch]),
         (1, shown(TRAINING, "ValueMismatch"), ["module", step]),
         (0, "", ["module", step.replace("mean_of_means", "token_mean")]),
@@ -296,7 +308,7 @@ def test_a_fetch_that_lacks_something_is_told_so_in_these_words(folder: Path, co
 def test_the_readers_module_is_green(folder: Path) -> None:
     """In its own process."""
     ended = subprocess.run(
-        [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_models.py"],
+        [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_block.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -306,7 +318,7 @@ def test_the_readers_module_is_green(folder: Path) -> None:
     )
     outcome = Outcome(ended.returncode, ended.stdout + ended.stderr)
 
-    assert outcome.code == 0 and outcome.shows(shown(MODULE, "0 failed, 0 known", "of 5 claims")), outcome.text
+    assert outcome.code == 0 and outcome.shows(shown(FIRST_PROGRAM, "0 failed, 0 known", "of 5 claims")), outcome.text
 
 
 @pytest.mark.ranks

@@ -1,4 +1,4 @@
-"""The table of contracts in docs/how-to/training.md names properties and findings that are there, and all of steps."""
+"""The table of docs/reference/contracts.md names existing properties and findings, and all properties of steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def cells() -> str:
     """Of the table, but for its head and its first column."""
-    text = (ROOT / "docs/how-to/training.md").read_text()
+    text = (ROOT / "docs/reference/contracts.md").read_text()
     table = text.partition("| contract |")[2].partition("\n\n")[0]
     return "\n".join(line.split("|", 2)[2] for line in table.splitlines()[2:])
 
