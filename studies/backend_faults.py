@@ -72,7 +72,7 @@ ROWS = (
     Planted("only_in_order", "broadcast", "waited for backwards"),
     Planted("opens_early", "barrier"),
     Planted("tires", "all_gather_into_tensor", "each 1,000th call"),
-    Planted("wrong_above_1_mib", "scatter", "results above 1 MiB"),
+    Planted("wrong_above_one_mib", "scatter", "results above 1 MiB"),
     Planted("remembers_address", "all_gather_into_tensor", "an address of before"),
     Planted("remembers_freed_address", "reduce", "an address of before, freed"),
     Planted("needs_alignment", "all_to_all", "addresses that 16 does not divide"),

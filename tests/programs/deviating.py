@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from tests.programs.planted import GROUPS, Planted, ReduceOp, done
+from tests.programs.planted import Planted, ReduceOp, done
 
 
 class Deviating(Planted):
@@ -64,6 +64,19 @@ class Flushes(Deviating):
     def total(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         total = one_by_one(operands)
         return torch.where(total.abs() < torch.finfo(total.dtype).tiny, 0.0, total)
+
+
+class CutsTowardZero(Deviating):
+    """Sums in bfloat16 are rounded toward zero, once."""
+
+    def total(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        total = one_by_one(operands)
+        if total.dtype != torch.bfloat16:
+            return total
+        exact = torch.stack(list(operands)).double().sum(0)
+        rounded = exact.bfloat16()
+        too_large = rounded.double().abs() > exact.abs()
+        return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
 class AveragesBefore(Deviating):
@@ -175,20 +188,3 @@ class Tires(Planted):
             work.wait()
             output.view(self.size(), -1)[-1] = 0
         return work
-
-
-GROUPS |= {
-    "last_rank_first": LastRankFirst,
-    "order_varies": OrderVaries,
-    "flushes": Flushes,
-    "averages_before": AveragesBefore,
-    "wide_sums": WideSums,
-    "positive_zeros": PositiveZeros,
-    "in_pairs": InPairs,
-    "writes_beside": WritesBeside,
-    "bits_joined": BitsJoined,
-    "loses_tails": LosesTails,
-    "only_in_order": OnlyInOrder,
-    "opens_early": OpensEarly,
-    "tires": Tires,
-}

@@ -1,12 +1,13 @@
-"""A process group in Python that has gloo do its work, and is wrong in the one way that FAULT names; '' is honest."""
+"""A process group in Python that has gloo do its work, and is wrong in the one way that FAULT names."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import distributed as dist
@@ -16,7 +17,7 @@ from torch.futures import Future
 from tests.programs.backend import Wrapper
 
 FAULT = "EQUIVTEST_TEST_FAULT"
-"""Environment variable: a key of FAULTS, or ''."""
+"""Environment variable: the name of a fault; '' is honest."""
 
 ReduceOp = dist.ReduceOp
 
@@ -37,9 +38,15 @@ RENAMED = {
 
 
 class Planted(Wrapper):
-    """Gloo under another name; subclasses override one collective, by its older name."""
+    """Gloo under another name; each subclass is wrong in one collective, which it overrides by its older name.
+
+    FAULT names a subclass: `drops_rank` is the class DropsRank.
+    """
+
+    kinds: ClassVar[dict[str, type[Planted]]] = {}
 
     def __init_subclass__(cls) -> None:
+        cls.kinds[re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()] = cls
         for old, new in RENAMED.items():
             if old in vars(cls):
                 setattr(cls, new, vars(cls)[old])
@@ -262,36 +269,9 @@ class RefusesMaxAndIsWrong(RefusesMax):
         return work
 
 
-GROUPS: dict[str, type[Planted]] = {
-    "": Planted,
-    "swapped_gather": SwappedGather,
-    "early_wait": EarlyWait,
-    "raises_attribute": RaisesAttribute,
-    "drops_rank": DropsRank,
-    "wrong_when_large": WrongWhenLarge,
-    "forgets_remainder": ForgetsRemainder,
-    "wrong_on_one_rank": WrongOnOneRank,
-    "other_root": OtherRoot,
-    "average_is_sum": AverageIsSum,
-    "premultiplies": Premultiplies,
-    "forgets_factor": ForgetsFactor,
-    "other_order": OtherOrder,
-    "nothing_exchanged": NothingExchanged,
-    "hangs": Hangs,
-    "ends_a_rank": EndsARank,
-    "max_from_zero": MaxFromZero,
-    "wrong_on_three": WrongOnThree,
-    "sends_fewer_bits": SendsFewerBits,
-    "refuses": Refuses,
-    "refuses_large": RefusesLarge,
-    "refuses_on_one_rank": RefusesOnOneRank,
-    "refuses_max": RefusesMax,
-    "refuses_max_and_is_wrong": RefusesMaxAndIsWrong,
-}
-
-
 def create(options: Any, _: Any) -> dist.ProcessGroup:
-    return GROUPS[os.environ.get(FAULT, "")](options)
+    fault = os.environ.get(FAULT)
+    return (Planted.kinds[fault] if fault else Planted)(options)
 
 
 _creator: Callable[[Any, Any], dist.ProcessGroup] = create

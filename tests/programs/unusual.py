@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.programs.deviating import GROUPS, Planted, ReduceOp, done
+from tests.programs.deviating import Planted, ReduceOp, done
 
 MIB = 2**20
 
@@ -161,19 +161,3 @@ class GatherHangs(Planted):
 
     def gather(self, *_: Any) -> Any:
         time.sleep(3600)
-
-
-GROUPS |= {
-    "wrong_above_1_mib": WrongAboveOneMib,
-    "remembers_address": RemembersAddress,
-    "remembers_freed_address": RemembersFreedAddress,
-    "needs_alignment": NeedsAlignment,
-    "takes_rows": TakesRows,
-    "saturates": Saturates,
-    "counts_in_float32": CountsInFloat32,
-    "largest_is_finite": LargestIsFinite,
-    "ignores_tags": IgnoresTags,
-    "wrong_from_five": WrongFromFive,
-    "all_to_all_hangs": AllToAllHangs,
-    "gather_hangs": GatherHangs,
-}

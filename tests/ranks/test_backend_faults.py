@@ -129,7 +129,7 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
         ("opens_early", CollectivesCase(world_size=2, collectives=("barrier",))),
         ("forgets_factor", CollectivesCase(world_size=2, collectives=("all_reduce_premul",))),
         ("tires", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), times=1000, waits="together")),
-        ("wrong_above_1_mib", CollectivesCase(world_size=2, collectives=("scatter",), numels=(2**18 + 1,))),
+        ("wrong_above_one_mib", CollectivesCase(world_size=2, collectives=("scatter",), numels=(2**18 + 1,))),
         ("remembers_address", CollectivesCase(world_size=2, collectives=("all_gather_into_tensor",), memory="kept")),
         ("remembers_freed_address", CollectivesCase(world_size=2, collectives=("reduce_sum",), memory="freed")),
         ("needs_alignment", CollectivesCase(world_size=2, collectives=("all_to_all",), offset=1)),

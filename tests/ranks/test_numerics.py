@@ -20,10 +20,10 @@ from equivtest.ranks.pool import Pool
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.judging import judge
 from properties import test_data_parallel, test_embedding, test_redistribute, test_tensor_parallel, test_zero3_fetch
-from tests.programs.numerics import NUMERICS
+from tests.programs.planted import FAULT
 
 pytestmark = pytest.mark.ranks
-HERE = "tests.programs.numerics"
+HERE = "tests.programs.deviating"
 SUMS = (("dense", 0), ("real", 1), ("real", 2))
 PERCEPTRON = DataParallelCase(
     world_size=3, leading=(4,), in_features=8, hidden_features=8, out_features=8, biases=("in_proj", "out_proj"),
@@ -47,21 +47,21 @@ ROWS = EmbeddingCase(
 @contextmanager
 def computing(pool: Pool, otherwise: str, declaration: str = "") -> Iterator[Pool]:
     """Ranks on the process group that computes so, judged by what it declares."""
-    arithmetic = f"{HERE}:{declaration}" if declaration else ""
-    backend = Backend("numerics", imports=(HERE,), arithmetic=arithmetic)
-    with Pool(backend, environment={NUMERICS: otherwise}, beside=pool) as found:
+    arithmetic = f"tests.programs.planted_arithmetic:{declaration}" if declaration else ""
+    backend = Backend("planted", imports=(HERE,), arithmetic=arithmetic)
+    with Pool(backend, environment={FAULT: otherwise}, beside=pool) as found:
         yield found
 
 
 @pytest.fixture(scope="module", params=["", "VARYING"], ids=["undeclared", "declared"])
 def varying(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Pool]:
-    with computing(pool, "order", request.param) as found:
+    with computing(pool, "order_varies", request.param) as found:
         yield found
 
 
 @pytest.fixture(scope="module", params=["", "FLUSHING"], ids=["undeclared", "declared"])
 def flushing(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Pool]:
-    with computing(pool, "flush", request.param) as found:
+    with computing(pool, "flushes", request.param) as found:
         yield found
 
 
@@ -95,11 +95,7 @@ def test_exact_data_has_the_same_bits_in_every_order(varying: Pool) -> None:
 @pytest.mark.parametrize(
     ("prop", "case", "claims"),
     [
-        (
-            test_zero3_fetch.zero3_fetch_all_reduce,
-            FETCH,
-            BUT_FOR_ZEROS,
-        ),
+        (test_zero3_fetch.zero3_fetch_all_reduce, FETCH, BUT_FOR_ZEROS),
         (test_embedding.rowwise_embedding, ROWS, BUT_FOR_ZEROS),
     ],
 )
@@ -121,7 +117,7 @@ def test_what_is_only_copied_keeps_its_subnormals_whatever_is_declared(flushing:
 def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound(pool: Pool) -> None:
     """On three and four ranks; one addition that is cut instead of rounded is beyond its bound anyway."""
     cases = [case for case in test_redistribute.of_many_elements() if case.dtype == "bfloat16" and case.world_size > 2]
-    with computing(pool, "truncate") as cutting:
+    with computing(pool, "cuts_toward_zero") as cutting:
         verdicts = [verdict for case in cases for verdict in judge("redistribute", case, cutting, [equals_unsharded])]
     reduced = [verdict for verdict in verdicts if verdict.case.target == ("replicate",)]
     assert {verdict.kind for verdict in reduced} == {"value"} and max(
