@@ -64,9 +64,9 @@ def is_missing(error: BaseException, release: str) -> bool:
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 
 
-def is_older(release: str, than: str = CONTRACTS) -> bool:
-    """True if a release of torch came before `than`, by default the one whose contracts were read."""
-    return Version(release) < Version(than)
+def is_older(release: str) -> bool:
+    """True if a release of torch came before CONTRACTS."""
+    return Version(release) < Version(CONTRACTS)
 
 
 def in_short(error: BaseException) -> str:
