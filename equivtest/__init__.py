@@ -6,8 +6,6 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from equivtest.errors import NotSupported
-
 try:
     __version__ = version("equivtest")
 except PackageNotFoundError:  # run from a source tree that is not installed
@@ -15,23 +13,37 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 if TYPE_CHECKING:
     from equivtest.capturing import capture, capture_update
+    from equivtest.errors import BrokenSetup, EquivtestError, Inconclusive, Misuse, NotSupported, Unsupported
+    from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
+    from equivtest.oracle.rounding import Arithmetic
     from equivtest.programs.checking import CheckFailed, Result, check
     from equivtest.programs.groups import Judge, Training, World
     from equivtest.programs.inputs import Input, ids, mask, positions, real, targets
     from equivtest.programs.program import module_property, program
+    from equivtest.property import Property, Space
+    from equivtest.ranks.backend import Backend
+    from equivtest.tensors import Placed
 
 _HOMES = {
     "capturing": ("capture", "capture_update"),
+    "errors": ("BrokenSetup", "EquivtestError", "Inconclusive", "Misuse", "NotSupported", "Unsupported"),
+    "layout": ("Flat", "Layout", "Partial", "Replicate", "Shard"),
+    "oracle.rounding": ("Arithmetic",),
+    "programs.checking": ("CheckFailed", "Result", "check"),
     "programs.groups": ("Judge", "Training", "World"),
     "programs.inputs": ("Input", "ids", "mask", "positions", "real", "targets"),
-    "programs.checking": ("CheckFailed", "Result", "check"),
     "programs.program": ("module_property", "program"),
+    "property": ("Property", "Space"),
+    "ranks.backend": ("Backend",),
+    "tensors": ("Placed",),
 }
-"""Modules -> what is public of them, imported when somebody first asks for it: most take torch."""
+"""Modules and their public names.  A module is imported when a name of it is first used: most import torch."""
 
 __all__ = [
-    "CheckFailed", "Input", "Judge", "NotSupported", "Result", "Training", "World", "__version__",
-    "capture", "capture_update", "check", "ids", "mask", "module_property", "positions", "program", "real", "targets",
+    "Arithmetic", "Backend", "BrokenSetup", "CheckFailed", "EquivtestError", "Flat", "Inconclusive", "Input", "Judge",
+    "Layout", "Misuse", "NotSupported", "Partial", "Placed", "Property", "Replicate", "Result", "Shard", "Space",
+    "Training", "Unsupported", "World", "__version__", "capture", "capture_update", "check", "ids", "mask",
+    "module_property", "positions", "program", "real", "targets",
 ]  # fmt: skip
 
 
@@ -40,3 +52,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

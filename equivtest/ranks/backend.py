@@ -27,6 +27,7 @@ class Backend:
             server can run a backward.
         arithmetic: 'package.module:NAME' of the declaration of the backend's roundings, which bounds real
             values; '' for torch's kernels on the CPU and gloo.
+        faults: True if collectives may be spoiled on request, as an audit does.
     """
 
     name: str = "gloo"
