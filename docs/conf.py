@@ -35,6 +35,7 @@ exclude_patterns = [".*", "**/.*", "build", "dist", "report", "equivtest", "test
 
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4
+default_role = "code"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
@@ -47,6 +48,7 @@ html_theme = "furo"
 html_title = "equivtest"
 html_static_path: list[str] = []
 html_show_sourcelink = False
+html_show_copyright = False
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
