@@ -1,4 +1,4 @@
-"""Checks that a parallel computation is the unsharded one, and finds the smallest case where it is not."""
+"""Checks that a parallel computation equals the unsharded one, and finds the smallest case in which it does not."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class ReferenceRefuses(PropertyMisuse):
 
     def __init__(self, who: str, error: NotSupported) -> None:
         super().__init__(
-            f"{who} raised {type(error).__name__}: {error}: the reference defines what is to be computed, and supports "
-            "each case that is drawn: leave out what it does not take, such as by x_shapes= or sizes=, or raise it in "
+            f"{who} raised {type(error).__name__}: {error}: the reference defines the right result, and supports "
+            "every drawn case: leave out cases that it does not take, such as by x_shapes= or sizes=, or raise it in "
             "parallelize, set_up, step or the parallel module"
         )
 

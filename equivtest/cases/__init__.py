@@ -1,1 +1,1 @@
-"""What the families share: cases, values, what is right, subjects and defects."""
+"""The common base of all families: cases, values, right answers, subjects and defects."""

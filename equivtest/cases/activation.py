@@ -1,4 +1,4 @@
-"""What the cases share that hand over an activation x and a cotangent."""
+"""The common base of cases with an activation x and a cotangent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from equivtest.cases.case_tensor import CaseTensor
 from equivtest.layout import Layout
 
 X_ALONE = ((), ("x",))
-"""What `requires_grad` may list where there is nothing but x to have a gradient."""
+"""Values of `requires_grad` if only x can have a gradient."""
 
 
 class ActivationCase(Case):
-    """A case whose fields say which of what is given needs a gradient, and how x and cotangent lie in memory.
+    """A case whose fields say which tensors need a gradient, and how x and cotangent lie in memory.
 
-    The fields are those of the case itself, where they stand in its own order.
+    The subclass declares the fields, in its own order.
     """
 
     requires_grad: tuple[str, ...]
@@ -21,6 +21,6 @@ class ActivationCase(Case):
     cotangent_contiguous: bool
 
     def given(self, name: str, shape: Shape, layout: Layout) -> CaseTensor:
-        """One tensor that is handed over, as the fields say."""
+        """Returns one tensor of the harness, with the properties in the fields."""
         is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
         return CaseTensor(shape, layout, needs_grad=name in self.requires_grad, is_contiguous=is_contiguous)

@@ -1,4 +1,4 @@
-"""What every case is: plain frozen data that fixes one example, and how it is written down."""
+"""The base of every case: plain frozen data that fixes one example, and its written form."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SCHEMA_VERSION = 1
 """Version of a written case; raised when a reader of the old form would misread the new one."""
 
 INFINITY, CODE_OF_INFINITY = "inf", "float('inf')"
-"""How a field that holds infinity is written, and printed."""
+"""Written form, and code, of a field with the value infinity."""
 
 CASE_TYPES: dict[str, type[Case]] = {}
-"""Every case class by name that was imported so far; `Case.__init_subclass__` fills it."""
+"""Every imported case class by name; `Case.__init_subclass__` fills it."""
 
 C = TypeVar("C", bound="Case")
 Shape = tuple[int, ...]
 
 POISONS = ("large", "nan", "none")
-"""What memory holds that nobody has written to yet; see `equivtest.ranks.poison`."""
+"""Contents of memory that is not written to yet; see `equivtest.ranks.poison`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +54,25 @@ class Part:
 class Case:
     """One layout, with one or more draws of values for it.
 
-    A subclass says which tensors there are (`describe_tensors`).  Names are fixed: what the
-    harness gives (`x`, `weight`, `cotangent`) and what a subject answers (`output`, `grad.x`,
-    `param.weight`).  Fields hold numbers, strings, bools and tuples of these, so that `repr` is
+    A subclass describes the tensors (`describe_tensors`).  Names are fixed: the harness
+    provides `x`, `weight`, `cotangent`, and a subject answers `output`, `grad.x`,
+    `param.weight`.  Fields hold numbers, strings, bools and tuples of these, so that `repr` is
     code and JSON loses nothing.
 
-    A new case is checked in this order: what each field declares of itself (`cases.rules`), what
-    holds between fields (`check_fields`), the shapes and layouts, and what needs these (`check_layouts`).
+    A new case is checked in this order: the rules of each field (`cases.rules`), requirements
+    between fields (`check_fields`), the shapes and layouts, and requirements on these (`check_layouts`).
 
     Attributes:
         world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
         values: (mode, seed) of each draw; modes are those of the class's VALUE_MODES.
-        poison: What the ranks find in memory that nobody has written to: 'large' finite numbers,
-            'nan', or with 'none' whatever was there.
-        repeats: Whether the ranks run draw 0 once more after the others.
-        records: Whether the ranks record the collectives of the subject; seldom, so that mostly
+        poison: Contents of unwritten memory on the ranks: 'large' finite numbers,
+            'nan', or with 'none' any contents.
+        repeats: True if the ranks run draw 0 once more after the others.
+        records: True if the ranks record the collectives of the subject; seldom, so that mostly
             the bare backend is judged.
         members: Processes of a larger world that make up the mesh, in mesh order, which need not
-            ascend: (3, 1) has rank 0 in process 3.  Those left out form further meshes of the
+            ascend: (3, 1) has rank 0 in process 3.  The other processes form further meshes of the
             same size, as many as they fill, and run the case at the same time; see `groups`.
             Empty: the mesh is the world, in order.
     """
@@ -118,7 +118,7 @@ class Case:
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields go together; each is right by itself."""
+        """Raises Misuse unless the fields fit together; each is valid alone."""
 
     def check_layouts(self) -> None:
         """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""
@@ -152,7 +152,7 @@ class Case:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes; empty where they have none."""
+        """Names of the mesh axes; empty if they have no names."""
         return ()
 
     @property
@@ -161,7 +161,7 @@ class Case:
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """Whether a run of these dtypes has the case."""
+        """True if a run with these dtypes has the case."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -171,7 +171,7 @@ class Case:
 
     @property
     def dtypes_sent(self) -> tuple[str, ...]:
-        """Dtypes of what the ranks send each other."""
+        """Dtypes of the tensors that ranks send to each other."""
         return (self.dtype,)
 
     @property
@@ -187,7 +187,7 @@ class Case:
         return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
 
     def name_rank(self, process: int) -> str:
-        """'rank 1 of 2', and where processes have other numbers than ranks 'rank 1 of 2 (process 3)'."""
+        """Returns 'rank 1 of 2', or 'rank 1 of 2 (process 3)' if processes have other numbers than ranks."""
         if not self.members:
             return f"rank {process} of {self.world_size}"
         group = next((group for group in self.groups if process in group), None)
@@ -196,12 +196,12 @@ class Case:
         return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Every tensor by name: those given, then those answered, each in the order of the subject's arguments."""
+        """Describes every tensor by name: given, then answered ones, each in the order of the subject's arguments."""
         raise NotImplementedError
 
     @cached_property
     def tensors(self) -> dict[str, CaseTensor]:
-        """What `describe_tensors` says, which is asked once."""
+        """Result of `describe_tensors`, which is called once."""
         return self.describe_tensors()
 
     def shapes(self) -> dict[str, Shape]:
@@ -213,7 +213,7 @@ class Case:
         return {name: tensor.layout for name, tensor in self.tensors.items()}
 
     def given_names(self) -> tuple[str, ...]:
-        """Names of the tensors that the harness hands to the subject."""
+        """Returns the names of the tensors that the harness passes to the subject."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
@@ -242,45 +242,45 @@ class Case:
 
     @property
     def trains(self) -> bool:
-        """Whether parameters are updated, so that there is a step after the first."""
+        """True if parameters are updated, so that there is a step after the first."""
         return False
 
     @property
     def leaves_gradients(self) -> bool:
-        """Whether some gradient is answered."""
+        """True if some gradient is answered."""
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
-        """Whether some answer to that draw has right bits, so that claims about bits have something to judge."""
+        """True if some answer to that draw has right bits, so that claims on bits have something to judge."""
         return True
 
     @property
     def draws_at_random(self) -> bool:
-        """Whether the answers hang on chance, so that claims about chance have something to judge."""
+        """True if the answers depend on chance, so that claims on chance have something to judge."""
         return False
 
     @property
     def needs_fresh_ranks(self) -> bool:
-        """Whether the case runs in ranks that ran nothing before and run nothing after it."""
+        """True if the case needs ranks that run nothing before and nothing after it."""
         return False
 
     @property
     def sets_up_its_ranks(self) -> bool:
-        """Whether ranks that decline the case may be left with what they had begun to set up."""
+        """True if ranks that decline the case may keep a partial set-up."""
         return False
 
     @property
     def fixes_layouts(self) -> bool:
-        """Whether the contract says how parameters are divided; if not, that is the subject's own affair."""
+        """True if the contract fixes how parameters are divided; if not, the subject decides."""
         return True
 
     def without(self, refused: Collection[str]) -> Case | None:
-        """The case less the collectives that a backend refused, 'dtype:name' each; None where there is no such case."""
+        """Returns the case without the collectives that a backend refused, each 'dtype:name'; None if impossible."""
         return None
 
     @property
     def refusal(self) -> str:
-        """Why the case lies outside the contract, or '' where it lies within."""
+        """Why the case lies outside the contract, or '' if it lies within."""
         return ""
 
 
@@ -295,12 +295,12 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
 
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
-    """The fields by name, those of parts among them, with which another case can be made."""
+    """Returns the fields by name, including those of parts, from which another case can be made."""
     return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """The defaults of the fields by name, those of parts among them; dataclasses.MISSING if a field has none."""
+    """Returns the defaults of the fields by name, including those of parts; dataclasses.MISSING if there is none."""
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 
@@ -394,7 +394,7 @@ def from_code(text: str) -> Case:
             "such as FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,))"
         ) from error
     try:
-        msgspec.json.encode(list(fields.values()))  # as ranks receive it
+        msgspec.json.encode(list(fields.values()))  # the form that ranks receive
     except (ValueError, TypeError, OverflowError) as error:
         raise Misuse(f"a case holds texts and numbers of at most 64 bits, got {text!r}: {error}") from error
     return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
@@ -417,7 +417,7 @@ def import_cases() -> None:
 
 
 def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Written fields, with those of each part in a dict of its own."""
+    """Returns written fields with those of each part in a separate dict."""
     nested = dict(fields)
     for field in dataclasses.fields(case_type):
         if isinstance(field.default, Part):

@@ -1,4 +1,4 @@
-"""What a case says of each of its tensors."""
+"""The contract of each tensor of a case."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Role = Literal["given", "kept", "output", "state", "gradient", "trained", "memor
 
 @dataclass(frozen=True)
 class CaseTensor:
-    """What the contract says of one tensor.
+    """The contract of one tensor.
 
     Attributes:
         shape: Global shape.
         layout: How the ranks share it.
-        role: 'given': the harness hands it to the subject.  The subject answers all others:
-            'kept': the harness hands it over too, under the same name;
-            'output': what is computed, whose layout is claimed with its values;
-            'state': what the ranks hold beside it, such as parameters and what is captured;
-            'gradient': what a backward leaves;
-            'trained': what clipping and updates leave, and what the steps after the first compute;
-            'memory': how much memory a rank holds.
-        needs_grad: Of what is handed over: its requires_grad.
-        is_contiguous: Of what is handed over: whether it is so in memory.
+        role: 'given': the harness passes it to the subject.  The subject answers all others:
+            'kept': the harness passes it too, under the same name;
+            'output': a result, whose layout is claimed with its values;
+            'state': further tensors of the ranks, such as parameters and captured ones;
+            'gradient': a gradient after a backward;
+            'trained': results of clipping, updates and of steps after the first;
+            'memory': the amount of memory of a rank.
+        needs_grad: requires_grad of a tensor that the harness passes.
+        is_contiguous: True if a tensor that the harness passes is contiguous in memory.
     """
 
     shape: tuple[int, ...]
@@ -36,10 +36,10 @@ class CaseTensor:
 
     @property
     def is_given(self) -> bool:
-        """Whether the harness hands it over."""
+        """True if the harness passes it."""
         return self.role in ("given", "kept")
 
     @property
     def is_answered(self) -> bool:
-        """Whether the subject answers it."""
+        """True if the subject answers it."""
         return self.role != "given"

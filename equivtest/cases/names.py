@@ -46,7 +46,7 @@ def resolve(name: str) -> Subject:
 
 
 def require_fit(function: Subject, case: object) -> None:
-    """Raises Misuse where the subject takes other arguments, or says that it takes cases of another class."""
+    """Raises Misuse if the subject takes other arguments, or cases of another class."""
     require_arguments(function, "the subject", ("case", "mesh", "given"))
     wanted = _class_of_cases(function)
     if wanted is not None and not isinstance(case, wanted):
@@ -54,13 +54,13 @@ def require_fit(function: Subject, case: object) -> None:
 
 
 def _class_of_cases(function: Subject) -> type | None:
-    """That of its first parameter; None where it does not say, or in words that only a type checker reads."""
+    """Returns the class of its first parameter; None if there is no annotation, or one for type checkers only."""
     function = inspect.unwrap(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of what is not written in Python
+    except (TypeError, ValueError):  # not written in Python
         return None
     found = parameters[0].annotation if parameters else None
     if isinstance(found, str):
         found = getattr(function, "__globals__", {}).get(found)
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None  # as every class of cases is
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None  # like every class of cases

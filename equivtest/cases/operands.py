@@ -1,4 +1,4 @@
-"""Layouts of tensors that are partial: what is handed over of them are their operands, stacked."""
+"""Layouts of partial tensors, whose operands the harness passes stacked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def partial_axes(layout: Layout) -> tuple[int, ...]:
 
 
 def without_partial(layout: Layout) -> Layout:
-    """Replicated wherever `layout` is partial."""
+    """Replaces partial placements by replicated ones."""
     return Layout(tuple(Replicate() if isinstance(each, Partial) else each for each in layout.placements))
 
 

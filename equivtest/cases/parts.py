@@ -1,8 +1,8 @@
 """The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
 
-A family has a `case` module and further ones beside it: `strategy`, `values`, `oracle`, `collectives` and
-`subject`, as far as there is something to say.  Any other folder within it is a variant of the family: what
-the variant lacks, it has from the folder above.  Users' programs have their parts in `equivtest/programs/`.
+A family has a `case` module and optional ones beside it: `strategy`, `values`, `oracle`, `collectives` and
+`subject`.  Any other folder within it is a variant of the family: parts that
+the variant lacks come from the folder above.  Users' programs have their parts in `equivtest/programs/`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ByCase(Generic[P, R]):
     """A function with one body per class of cases, which the class's family registers in one of `parts`.
 
-    A call first imports these parts of the family, so that nobody else has to.  A class of another package's own
+    A call first imports these parts of the family, so that the caller need not.  A class of another package
     registers its body wherever that package is imported.
     """
 
@@ -49,7 +49,7 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Decorates the function that is called for case classes without one of their own; see `ByCase`."""
+    """Decorates the default body, for case classes without their own; see `ByCase`."""
     return lambda body: ByCase(body, parts)
 
 
@@ -62,7 +62,7 @@ def packages() -> tuple[str, ...]:
 
 @functools.cache
 def modules_of(part: str) -> tuple[ModuleType, ...]:
-    """Every module that is that part of some family, or lies in a folder that is, imported."""
+    """Imports and returns every module that is this part of a family, or lies in a folder that is."""
     names = (f"{package}.{part}" for package in packages())
     found = (importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
     return tuple(itertools.chain.from_iterable(map(_with_modules_within, found)))

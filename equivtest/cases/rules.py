@@ -1,4 +1,4 @@
-"""Rules that a field of a case declares beside its type: `style: Annotated[str, OneOf(STYLES)]`."""
+"""Rules that a field of a case declares next to its type: `style: Annotated[str, OneOf(STYLES)]`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 
 class Rule(Protocol):
-    """What holds of a field's value by itself; what holds between fields is the case's to check."""
+    """Requirement on one field's value; the case checks requirements between fields."""
 
     def broken(self, value: Any) -> str:
-        """What the value must be, or '' where it is so."""
+        """Returns the requirement if the value breaks it, else ''."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Within:
-    """A number of least..most, or where there is no most, of least or more; of several numbers each."""
+    """Requires a number in least..most, or of at least `least` if there is no `most`; for a tuple, each number."""
 
     least: float
     most: float | None = None
@@ -68,14 +68,14 @@ class SomeOf:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """The values in a row; as code where one of them is an empty text, which would not be seen."""
+    """Joins the values; as code if one of them is an empty text, which would be invisible."""
     values = tuple(values)
     are_seen = all(isinstance(value, str) and value for value in values)
     return ", ".join(values if are_seen else map(repr, values))
 
 
 def broken_rules(case: Any) -> Iterator[str]:
-    """What the fields of `case` must be and are not, each with its name and value."""
+    """Yields the broken requirements of the fields of `case`, each with the field's name and value."""
     for name, rules in _rules(case.__class__):
         value = getattr(case, name)
         for rule in rules:
@@ -86,7 +86,7 @@ def broken_rules(case: Any) -> Iterator[str]:
 
 @functools.cache
 def _rules(case_type: Any) -> tuple[tuple[str, tuple[Rule, ...]], ...]:
-    """By field; those of a base hold where a class declares the field again without any."""
+    """Returns rules by field; a base's rules hold if a class declares the field again without any."""
     rules: dict[str, tuple[Rule, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():

@@ -1,4 +1,4 @@
-"""What the subjects share: answers under their layouts, DTensors made without a collective, the backward."""
+"""The common base of subjects: answers under their layouts, DTensors made without a collective, the backward."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def dtensor_of(
     *,
     is_contiguous: bool,
 ) -> DTensor:
-    """The DTensor of that global shape, made without a collective.
+    """Returns the DTensor of that global shape, made without a collective.
 
-    Its strides are those of a whole tensor in the harness's memory format: taken from the local tensor they would
-    differ between ranks where a shard is empty or has dims of size 1, and so would the ranks' collectives.
+    Its strides come from a whole tensor in the harness's memory format.  Strides from the local tensor would
+    differ between ranks if a shard is empty or has dims of size 1, and so would the ranks' collectives.
     """
     whole = torch.empty(shape, device="meta")
     if whole.dim() > 1 and not is_contiguous:
@@ -64,9 +64,9 @@ def dtensor_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """What the tensor holds now, cut off from its gradient, copied without a collective.
+    """Copies the tensor's present value, detached, without a collective.
 
-    `DTensor.clone` is no such copy: operands of a sum are added up by it, in a collective.
+    `DTensor.clone` is no such copy: it adds the operands of a sum, in a collective.
 
     Source: torch.distributed.tensor (2.13.0), clone of Partial(), which gives Replicate().
     """
@@ -80,9 +80,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """A mesh of the whole world, of the ranks in the same order as the harness's, and a mesh of one axis beside it.
+    """Makes a mesh of the whole world, with ranks in the harness's order, and a mesh of one axis beside it.
 
-    A mesh of its own: a flattened one stays with its root mesh for good.
+    It is a separate mesh, because a flattened one stays with its root mesh for good.
     """
     mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
     mesh._flatten("both")

@@ -1,11 +1,11 @@
-"""A claim reported to pytest as a test of its own, though no item of pytest stands for it.
+"""Reports a claim to pytest as a separate test, though no item of pytest stands for it.
 
-What is relied on of pytest 8 and 9, none of which it documents:
+It relies on these features of pytest 8 and 9, none of which it documents:
 
 - `TestReport` can be made by hand, and `pytest_runtest_logreport` takes reports of tests that were never collected:
   the terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.
 - The terminal and JUnit XML each wait for the three reports, of setup, call and teardown, before a test is complete.
-- A skipped report has (path, line, reason) in `longrepr`; `wasxfail` makes it a failure that was expected.
+- A skipped report has (path, line, reason) in `longrepr`; `wasxfail` makes it an expected failure.
 - `Session.testscollected` is the number that the terminal's progress counts up to, and may be raised.
 """
 

@@ -1,4 +1,4 @@
-"""The `ranks` fixture, for tests of one's own."""
+"""The `ranks` fixture, for your own tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ranks:
         self._config = config
 
     def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
-        """Every rank's reply to `case`, by rank.
+        """Returns every rank's reply to `case`, by rank.
 
         Args:
             limit_s: Seconds that the visit may take.
@@ -45,8 +45,8 @@ class Ranks:
         """Runs `case` and raises unless every claim holds, as `equivtest.verdicts.judging.check` does.
 
         Args:
-            claims: By default those that `equivtest check` judges.
-            like: The name of the property whose claims they are to be, for a subject of one's own.
+            claims: By default the claims of `equivtest check`.
+            like: Name of the property whose claims to use, for your own subject.
             limit_s: Seconds that the visit may take.
         """
         from equivtest.pytest_plugin.suite import claims_of

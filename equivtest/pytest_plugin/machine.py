@@ -1,4 +1,4 @@
-"""What a run ran on and what was judged: hardware, releases and commits, for whoever compares it with another."""
+"""Describes the machine and the code of a run: hardware, releases and commits, for comparisons of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def num_cores() -> int:
 
 
 def cpu_name() -> str:
-    """As the kernel names it, or its architecture."""
+    """Returns the kernel's name of the CPU, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def cpu_name() -> str:
 
 
 def accelerator_names(device: str) -> list[str]:
-    """As torch's module of that type of device names them; imports torch where it is not the CPU."""
+    """Returns the devices' names from torch's module of that type; imports torch unless it is the CPU."""
     if device == "cpu":
         return []
     import torch
@@ -52,14 +52,14 @@ def accelerator_names(device: str) -> list[str]:
 
 
 def versions_of(modules: Iterable[str]) -> list[str]:
-    """'name release' of the distribution that each module comes from, 'name unknown' where it was not installed."""
+    """Returns 'name release' of each module's distribution, or 'name unknown' if it was not installed."""
     owners = metadata.packages_distributions()
     tops = dict.fromkeys(module.partition(".")[0] for module in modules)
     return [f"{name} {version_of(name)}" for top in tops for name in dict.fromkeys(owners.get(top, [top]))]
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that is checked out in a folder, '-dirty' behind it where files differ from it; '' without git."""
+    """Returns the commit of a folder's checkout, with '-dirty' if files differ from it; '' without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limits.GIT_S)
@@ -69,6 +69,6 @@ def commit_of(folder: Path) -> str:
 
 
 def own_commit() -> str:
-    """The commit of equivtest where it runs from its repository; '' where it was installed from a wheel."""
+    """Returns the commit of equivtest if it runs from its repository; '' for an installed wheel."""
     repository = Path(__file__).resolve().parents[2]
     return commit_of(repository) if (repository / ".git").exists() else ""

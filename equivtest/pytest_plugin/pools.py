@@ -58,7 +58,7 @@ def _running_file(config: pytest.Config) -> str:
 
 
 def open_hub(config: pytest.Config) -> None:
-    """Listens for ranks on other hosts, where the options say so; raises Misuse or BrokenSetup."""
+    """Listens for ranks on other hosts if the options request it; raises Misuse or BrokenSetup."""
     address = settings_of(config).listen
     if address is not None:
         from equivtest.ranks.hosts.run_hub import RunHub
@@ -72,16 +72,16 @@ def _hub_of(config: pytest.Config) -> RunHub | None:
 
 
 def hub_path(config: pytest.Config) -> str:
-    """Where this process finds the run's hub, its own or that of its controller; '' where the run has none."""
+    """Returns the path of the run's hub, of this process or of its controller; '' if the run has none."""
     hub = _hub_of(config)
     return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
 
 
 def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
-    """Returns when all slots of the run's hub are connected, after having told how they do that.
+    """Prints how slots connect to the run's hub, and waits until all are connected.
 
     Raises:
-        BrokenSetup: they are not in time.
+        BrokenSetup: they do not connect in time.
         Misuse: there are too few for the run.
     """
     hub = _hub_of(config)
@@ -103,18 +103,18 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
 
 
 def hosts_of(config: pytest.Config) -> dict[str, int]:
-    """How many slots each other host had when the run began; none where ranks live on this machine."""
+    """Returns how many slots each other host had when the run began; empty if ranks live on this machine."""
     return config.stash.get(_slots_key, {})
 
 
 def host_events(config: pytest.Config) -> list[str]:
-    """What was lost, refused or silent among the hosts of the run, a line each."""
+    """Returns losses, refusals and silences among the hosts of the run, one line each."""
     hub = _hub_of(config)
     return [] if hub is None else hub.events()
 
 
 def close_hub(config: pytest.Config) -> None:
-    """Lets the hosts go."""
+    """Disconnects the hosts."""
     hub = _hub_of(config)
     if hub is not None:
         del config.stash[_hub_key]
@@ -122,10 +122,11 @@ def close_hub(config: pytest.Config) -> None:
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
-    """What this process's pool has found wrong with the backend since the last call, but for what is known.
+    """Returns new faults that this process's pool has found in the backend, except known ones.
 
-    A rank that has died after it had answered is told as well: what ends a process, such as a thread of the backend's,
-    may do so late.
+    It also returns the deaths of ranks that had answered: a fault that ends a process, such as in a thread of the
+        backend,
+    may show late.
     """
     pool = config.stash.get(_pool_key, None)
     if pool is None:
@@ -137,7 +138,7 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
-    """True if the collective that was probed is known to fail where the entry was seen."""
+    """True if the probed collective is known to fail on the entry's backend."""
     entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
 
@@ -153,8 +154,8 @@ def close_pool(config: pytest.Config) -> None:
 def end_orderly_on_sigterm(config: pytest.Config) -> None:
     """Makes SIGTERM end the run as Ctrl-C in a terminal does, instead of leaving ranks behind.
 
-    Only in the main thread, and only where nobody else handles the signal.  xdist's workers get
-    what a terminal would have sent them: without it execnet first waits 5 s for what they do.
+    It acts only in the main thread, and only if SIGTERM has no other handler.  xdist's workers get
+    the signal that a terminal would have sent: without it execnet first waits 5 s for them.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -171,7 +172,7 @@ def remember_worker(config: pytest.Config, node: Any) -> None:
 
 def _interrupt(config: pytest.Config) -> NoReturn:
     for node in config.stash.get(_workers_key, []):
-        process = getattr(getattr(node.gateway, "_io", None), "popen", None)  # of execnet 2.1; elsewhere it waits
+        process = getattr(getattr(node.gateway, "_io", None), "popen", None)  # from execnet 2.1; older releases wait
         if process is not None:
             process.send_signal(signal.SIGINT)
     raise KeyboardInterrupt("SIGTERM")

@@ -16,19 +16,19 @@ SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
 def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
-    """Runs pytest on what the options name; every option is tried first, so that a mistake is one line.
+    """Runs pytest with the options; checks every option first, so that a mistake gives one line.
 
     Args:
-        raw: The options of a run as they were given, by name; None where one was not.
-        workers: How many processes of pytest-xdist, or "auto".
+        raw: Options of the run by name; None for an absent one.
+        workers: Number of pytest-xdist processes, or "auto".
         keyword: pytest's -k.
         flags: Further arguments of pytest.
 
     Returns:
-        0 where every claim holds, 1 where one fails, else 2.
+        0 if every claim holds, 1 if one fails, else 2.
 
     Raises:
-        Misuse: an option has a value that it cannot have, or nothing is selected.
+        Misuse: an option has an invalid value, or nothing is selected.
     """
     if workers not in ("auto", "logical") and not re.fullmatch(r"\d{1,3}", workers):
         raise Misuse(f"-n: expected a number or auto, got {workers!r}: the most is {limits.MAX_WORKERS}")
@@ -91,7 +91,7 @@ def _run_pytest(args: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="equivtest-") as scratch:
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", scratch)  # not the caller's folder
         for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-            os.environ.pop(name, None)  # those are for the caller's own tests
+            os.environ.pop(name, None)  # these belong to the caller's own tests
         try:
             code = int(pytest.main(args))
         finally:

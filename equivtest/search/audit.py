@@ -1,9 +1,9 @@
-"""Whether a green could have been red: what a property's claims say when a collective is spoiled.
+"""Tests if a green run could have been red: the verdicts of a property's claims when a collective is spoiled.
 
-On a few cases each collective that the subject calls is spoiled in turn, below the calls of torch's own wrappers too:
-each rank takes its own operand for everyone's, or one rank gives another's, or nothing is sent, or what is sent counts
-twice (`equivtest.ranks.observe.faults`).  Where no claim rejects the first two, the answers do not hang on what other
-ranks gave; a property of which that is so at every collective has shown nothing.
+On a few cases each collective that the subject calls is spoiled in turn, also below torch's own wrappers:
+each rank uses its own operand for every rank's, or one rank passes another's, or nothing is sent, or sent values count
+twice (`equivtest.ranks.observe.faults`).  If no claim rejects the first two, the answers do not depend on other
+ranks' operands; a property with only such collectives has shown nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWERED = ("answered", "not_in_mesh")
 
 SEED = "audit"
 SPOILED_TIMES = 3
-"""How often as long as without a fault a visit with one may take."""
+"""Largest duration of a visit with a fault, in durations without a fault."""
 
 
 def audit(
@@ -54,9 +54,10 @@ def audit(
     """Spoils the collectives of a property's subject and notes which claims reject it.
 
     Args:
-        world_sizes: At least one of several ranks; that of one is left out.
-        is_thorough: Every kind of fault on every case, for a table; otherwise each site only until a claim rejects a
-            decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that hangs.
+        world_sizes: At least one with several ranks; 1 is left out.
+        is_thorough: True for every kind of fault on every case, for a table; otherwise each site only until a claim
+            rejects a decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that
+            hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -75,7 +76,7 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """A few cases of each world size, one draw of values each, in which nothing but values is judged."""
+    """Yields a few cases of each world size, one draw of values each, in which only values are judged."""
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes)
@@ -101,7 +102,7 @@ class _Running:
 
     @property
     def is_enough(self) -> bool:
-        """True once further cases would say nothing new, or cost too much."""
+        """True once further cases would show nothing new, or cost too much."""
         if self.is_thorough:
             return False
         if self.found.hung:
@@ -114,7 +115,7 @@ class _Running:
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
 
     def audit_case(self, case: Case) -> None:
-        """Notes what comes of each fault in the case; nothing where the subject does not hold without one."""
+        """Records the result of each fault in the case; nothing if the subject does not hold without a fault."""
         if self.known.forbids_run(self.prop.subject, case):
             return
         self._run(case, NO_FAULT)  # a first run may make groups
@@ -140,7 +141,7 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Every fault that is to be tried in the case, the decisive ones first."""
+        """Yields every fault to try in the case, the decisive ones first."""
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
             sites.setdefault(_site(case, call), []).append(index)
@@ -151,10 +152,10 @@ class _Running:
                         yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
-        """One visit with a fault; `failing` are the claims that fail without it.
+        """Runs one visit with a fault; `failing` are the claims that fail without it.
 
-        A visit that could not be spoiled says nothing of claims, and one that timed out says something only if the
-        case without the fault answers in the same time again.
+        A visit that could not be spoiled shows nothing about claims.  A visit that timed out shows something only if
+        the case without the fault answers in the same time again.
         """
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
@@ -176,12 +177,12 @@ class _Running:
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
-        """Claim -> kind of its failure; where the run itself failed, that kind twice."""
+        """Returns claim -> kind of failure; {kind: kind} if the run itself failed."""
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
         except Misuse:
-            if is_spoiled:  # what a spoiled collective makes of an answer may be none
+            if is_spoiled:  # a spoiled collective may make an answer invalid
                 return {"misuse": "misuse"}
             raise
         ended = [verdict.kind for verdict in verdicts if verdict.kind in (*WHOLE_RUN, *UNABLE)]
@@ -195,7 +196,7 @@ def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
 
 
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
-    """For a visit with a fault, in seconds: several times what it took without, so that no slow one seems to hang."""
+    """Returns the limit of a visit with a fault, in seconds: several times its duration without one."""
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
@@ -206,9 +207,9 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
-    """At most `num` of the calls of one kind: the first, the last, one between, and the first of each other size.
+    """Returns at most `num` of the calls of one kind: first, last, middle, and the first of each other size.
 
-    What is called first may serve a set-up alone, and what is of another size is called for another reason.
+    The first call may belong to a set-up, and calls of another size may have another purpose.
     """
     chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
     seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}

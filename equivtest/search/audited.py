@@ -1,4 +1,4 @@
-"""What an audit of a property has shown: where its subject calls collectives, and which of them a claim sees."""
+"""The result of a property's audit: the subject's collectives, and which of them a claim checks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from equivtest.ranks.observe.moves import WITHOUT_OPERAND_OF_ALL
 from equivtest.report.handover import Audited, AuditRow
 
 DECISIVE = FAULTS[:2]
-"""Faults after which a result hangs on fewer ranks' operands, and on nothing else.
+"""Faults after which a result depends on fewer ranks' operands, and on nothing else.
 
-That a claim rejects a sum that is too small, too large or NaN says only that a result is looked at: where every rank
-has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
+A claim that rejects a sum that is too small, too large or NaN only shows that some claim checks the result: if every
+rank has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a subject calls a collective; a subject calls it there once or more.
+    """A place at which a subject calls a collective, once or more.
 
     Attributes:
-        group: 'mesh', or the name of the mesh's axis, or how many ranks.
+        group: 'mesh', or the name of the mesh's axis, or the number of ranks.
     """
 
     kind: str
@@ -34,15 +34,15 @@ class Site:
 
 @dataclass
 class Audit:
-    """What an audit of a property has shown.
+    """The result of a property's audit.
 
     Attributes:
-        cases: Cases on which the subject held without a fault, but for known failures.
+        cases: Cases on which the subject held without a fault, except for known failures.
         left_out: The first failure of each case on which it did not, as 'claim: kind in case'.
-        declined: Why its program does not support the others that were tried, once for each.
-        rows: (site, kind of fault) -> what came of it.
+        declined: For each other case that was tried, why the program does not support it.
+        rows: (site, kind of fault) -> its result.
         hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
-        without_collectives: The property's reason why none is called, or ''.
+        without_collectives: The property's reason for calling no collective, or ''.
     """
 
     subject: str
@@ -56,7 +56,7 @@ class Audit:
 
     @property
     def sites(self) -> list[Site]:
-        """Where a collective was called, in order of first sight."""
+        """Sites of the called collectives, in the order of first sight."""
         return list(dict.fromkeys(site for site, _ in self.rows))
 
     @property
@@ -76,16 +76,16 @@ class Audit:
             return ""
         return (
             f"{self.subject}: not audited: it failed in all {len(self.left_out)} cases on several ranks in which its "
-            f"collectives were watched, first {self.left_out[0]}. See equivtest check, or say --audit off"
+            f"collectives were watched, first {self.left_out[0]}. See equivtest check, or use --audit off"
         )
 
     @property
     def problem(self) -> str:
-        """Why the claims that hold show nothing, and the way out; '' where they do, or where no case could be tried."""
+        """Why claims that hold show nothing, and the way out; '' if they show something or no case was tried."""
         if self.declined and not self.cases and not self.left_out:
             return (
                 f"{self.subject}: not audited: the program supports none of {len(self.declined)} cases on several "
-                f"ranks that were drawn: {self.declined[0]}: have cases drawn that it supports, such as by "
+                f"ranks that were drawn: {self.declined[0]}: draw cases that it supports, such as by "
                 "world_sizes=, x_shapes= or sizes="
             )
         if not self.cases or (not self.rows and self.without_collectives):
@@ -93,16 +93,16 @@ class Audit:
         held = f"{self.subject} held in {self.cases} case{'s' * (self.cases != 1)} on several ranks although"
         if not self.rows:
             return (
-                f"{held} it called no collective: nothing shows that it is parallel. See that the plan names parts "
-                "that the module has and that its library found the process group; where no collective is needed, "
+                f"{held} it called no collective: nothing shows that it is parallel. Check that the plan names parts "
+                "that the module has and that its library found the process group; if no collective is needed, "
                 "say why: without_collectives='...' of module_property or of Property"
             )
         if self.unseen != self.sites:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
-            f"{held} no rank heard of another ({sites}): when each rank took its own operand for that of every rank, "
-            "no claim failed. Where every rank has the same batch, divide it: module_property(..., "
+            f"{held} no rank heard of another ({sites}): when each rank took its own operand for every rank's, "
+            "no claim failed. If every rank has the same batch, divide it: module_property(..., "
             "batch='mean of parts') or 'sum of parts'"
         )
 

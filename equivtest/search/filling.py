@@ -1,8 +1,8 @@
-"""Adds cases to a search where its own say too little of a cell of the case space.
+"""Adds cases to a search if its own cases conclude too little in a cell of the case space.
 
-A cell is a dtype, a kind of shards and a claim.  Before anything runs, cases are drawn and those kept that
-help a cell which is short of draws; once all were judged, cells are told of which too many verdicts were
-inconclusive, and more are drawn for these, which may be others on another machine.
+A cell is a dtype, a kind of shards and a claim.  Before anything runs, further cases are drawn, and those kept that
+help a cell which lacks draws.  After the judgement, more are drawn for cells with too many
+inconclusive verdicts; these may be other cells on another machine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PATIENCE = 4
 """Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
 
 HOPELESS = 3 * MAX_INCONCLUSIVE
-"""The part of a cell's verdicts that is inconclusive by what its cases are, not by chance; of twice `per_cell`."""
+"""Fraction of inconclusive verdicts beyond which a cell's cases are the reason, not chance; of twice `per_cell`."""
 
 Cell = tuple[str, str, str]
 """(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
 
 IsJudged = Callable[[Case, str], bool]
-"""Whether a case will be judged on the claim of that name, not known to fail; else it fills no cell."""
+"""True if a case will be judged on the claim of that name, not known to fail; else it fills no cell."""
 
 
 def always(case: Case, claim: str) -> bool:
@@ -46,10 +46,10 @@ def always(case: Case, claim: str) -> bool:
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws cases beside `cases`; each has a claim judged in a cell that is short of draws.
+    """Draws cases beside `cases`; each has a claim judged in a cell that lacks draws.
 
     Args:
-        missing: How many draws each cell is short of.
+        missing: Number of draws that each cell lacks.
     """
     seen, helpless, batch = set(cases), 0, 0
     found: list[Case] = []
@@ -62,13 +62,13 @@ def fill(
             if case not in seen and missing.keys() & draws.keys():
                 helpless = 0
                 seen.add(case)
-                missing = missing - draws  # which keeps what is above zero alone
+                missing = missing - draws  # keeps only counts above zero
                 found.append(case)
     return found
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """How many draws each wanted cell lacks of the chunk's `per_cell`."""
+    """Counts the draws that each wanted cell lacks of the chunk's `per_cell`."""
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)
@@ -76,10 +76,10 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """How many draws each wanted cell lacks, were all that are added to conclude; never more than `per_cell` at once.
+    """Counts the draws that each wanted cell lacks if all added ones conclude; never more than `per_cell` at once.
 
-    A cell is to have `per_cell` conclusive verdicts, where it has any: some draws of which a claim speaks leave
-    it nothing to judge.  Its inconclusive ones are to be few, MAX_INCONCLUSIVE of all, unless they are so many
+    A cell needs `per_cell` conclusive verdicts, if it has any: a claim may find nothing to judge in a draw to which it
+    applies.  Its inconclusive verdicts must be few, MAX_INCONCLUSIVE of all, unless they are so many
     that it is no chance.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
@@ -100,27 +100,27 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 
 
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
-    """The case; recorded, repeated or measured where a claim is judged then in a cell that is short of draws.
+    """Marks the case as recorded, repeated or measured if a claim is then judged in a cell that lacks draws.
 
-    Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few are both.
+    Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few have both.
     """
     for claim in prop.claims:
         if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
             mark: dict[str, Any] = {claim.flag: True}
-            with contextlib.suppress(Misuse):  # collectives are documented of some cases alone
+            with contextlib.suppress(Misuse):  # only some cases have documented collectives
                 flagged = replace(case, **mark)
                 case = flagged if is_judged(flagged, claim.name) else case
     return case
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """The chunk's dtypes in which some cell is short of draws; all where one is that has none."""
+    """Returns the chunk's dtypes in which some cell lacks draws; all if a cell of any dtype does."""
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 
 
 def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
-    """Every cell in which the chunk may have cases, and a conformance run wants conclusions."""
+    """Returns every cell in which the chunk may have cases, and a conformance run needs conclusions."""
     kinds = wanted_kinds(
         chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
     )
@@ -135,7 +135,7 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
-    """How many draws of a case each claim is judged on, by its cell."""
+    """Counts the draws of a case on which each claim is judged, by its cell."""
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from equivtest.ranks.support import Finding
 
 KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
-"""What a probe found wrong -> the kind of verdict on a case of the collective alone."""
+"""Fault of a probe -> the kind of verdict on a case of the collective alone."""
 
 SHIPPED = Path(__file__).parents[1] / "known_failures.toml"
 """The file that comes with the package."""
@@ -45,10 +45,10 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
-    """Returns what `where` means by a name: a field or property of the case, or a predicate; None where it is neither.
+    """Returns the meaning of a name in `where`: a field or property of the case, or a predicate; None for no such name.
 
-    Predicates are the public functions of a module `known` beside the class of the case, or beside one that it inherits
-    from, the nearest first: what is asked for the sake of a known failure alone is no part of the case.
+    Predicates are the public functions of a module `known` beside the class of the case, or beside one of its bases,
+    the nearest first.  A question that only a known failure asks is no part of the case.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -71,7 +71,7 @@ def _predicates(package: str) -> dict[str, Callable[[Case], Any]]:
 
 @dataclass(frozen=True)
 class Condition:
-    """What is known of the case by a name, compared with a literal or with what is known of it by another name."""
+    """Compares a named quantity of the case with a literal or with another named quantity."""
 
     field: str
     op: str
@@ -79,7 +79,7 @@ class Condition:
     right_is_field: bool = False
 
     def holds(self, case: Case) -> bool:
-        """Whether `case` meets it; a case of which nothing is known by that name does not.
+        """True if `case` satisfies it; False for a case without a quantity of that name.
 
         Raises:
             TypeError: the two sides cannot be compared.
@@ -111,19 +111,19 @@ class KnownFailure:
 
     @property
     def id(self) -> str:
-        """How the entry is named in a report."""
+        """Name of the entry in a report."""
         return f"known_failures::{self.subject}::{self.number}"
 
     @cached_property
     def active(self) -> bool:
-        """Whether the installed releases are those that the entry is about."""
+        """True if the entry is about the installed releases."""
         return all(_is_installed(name, specifier) for name, specifier in self.versions)
 
     def covers(self, case: Case) -> bool:
-        """Whether all its conditions hold of `case`.
+        """True if all its conditions hold for `case`.
 
         Raises:
-            Misuse: a condition compares what cannot be compared.
+            Misuse: a condition compares two incomparable values.
         """
         try:
             return all(condition.holds(case) for condition in self.where)
@@ -151,7 +151,7 @@ class KnownFailures:
         return tuple(entry for entry in self.entries if entry.subject == subject)
 
     def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
-        """The first entry that says `claim` fails on `case` (as `kind`, where given), or None."""
+        """Returns the first entry by which `claim` fails on `case` (as `kind`, if given), or None."""
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
 
@@ -160,23 +160,23 @@ class KnownFailures:
         code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
         try:
             case = from_code(code)
-        except Misuse:  # a probe of what the subject does not call
+        except Misuse:  # a probe of a collective that the subject does not call
             return None
         return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
-        """The first entry for which `case` is not to be run at all, or None."""
+        """Returns the first entry for which `case` must not run at all, or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 
 def read_entries(*paths: Path) -> list[KnownFailure]:
-    """Every entry of some files, of whatever releases; raises as `KnownFailures.load`."""
+    """Reads every entry of some files, for any release; raises like `KnownFailures.load`."""
     numbers: Counter[str] = Counter()
     return [entry for path in paths for entry in _read(path, numbers)]
 
 
 def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
-    """Every entry of a file; `numbers` counts those of each subject."""
+    """Reads every entry of a file; `numbers` counts those of each subject."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -274,7 +274,7 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 @cache
 def _installed_version(name: str) -> str:
-    """'' where it is not installed; asked once, since the package's whole description is read for it each time."""
+    """Returns the version, '' if it is not installed; cached, since each call reads the package's whole metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -282,7 +282,7 @@ def _installed_version(name: str) -> str:
 
 
 def _known_claims() -> tuple[str, ...]:
-    """Every claim's name; they take torch, so that they are not imported for a file without entries."""
+    """Returns every claim's name; claims import torch, so a file without entries does not need them."""
     from equivtest.verdicts.claims import CLAIMS
 
     return tuple(CLAIMS)

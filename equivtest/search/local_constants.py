@@ -1,7 +1,7 @@
 """Draws without the constants of imported modules, so that cases do not depend on what else is imported.
 
-Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all but the standard library's
-and those in site-packages) into what it draws, indices of tables with more than a hundred entries included.  It has
+Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all except the standard library's
+and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  It has
 no setting against it.  Source: HypothesisProvider._maybe_draw_constant, Hypothesis 6.131.1 to 6.170.
 """
 
@@ -19,12 +19,12 @@ SINCE = (6, 131, 1)
 """The first release of Hypothesis that draws such constants."""
 HOME = "hypothesis.internal.conjecture.providers"
 FINDER, CACHE = "_get_local_constants", "CONSTANTS_CACHE"
-"""What gives the constants of all imported modules; what remembers which of them a draw may give."""
+"""Name of the function that finds the constants of all imported modules, and of the cache for a draw's constants."""
 CACHE_SIZE = 1024  # as Hypothesis' own
 
 
 class _NoConstants:
-    """No constant of any type, asked for in either way: by a method since 6.131.9, before as a key."""
+    """Contains no constant of any type, for both ways of access: by a method since 6.131.9, before as a key."""
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
         return ()
@@ -34,7 +34,7 @@ class _NoConstants:
 
 @contextlib.contextmanager
 def no_local_constants() -> Iterator[None]:
-    """What Hypothesis draws within depends on no imported module; what anybody else draws stays as it is."""
+    """Makes Hypothesis' draws within independent of imported modules; draws of other code stay unchanged."""
     if hypothesis.__version_info__ < SINCE:
         yield
         return

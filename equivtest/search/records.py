@@ -1,4 +1,4 @@
-"""What is kept of every draw that was judged."""
+"""Records of all judged draws."""
 
 from __future__ import annotations
 

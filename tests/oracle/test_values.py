@@ -332,5 +332,5 @@ def test_values_of_refused_cases_do_not_fit_as_the_case_says(dtype, other):
 
 
 def test_a_case_class_without_values_is_a_misuse_that_says_how_to_register():
-    with pytest.raises(Misuse, match=r"no values are known for Case: decorate .*draw.register"):
+    with pytest.raises(Misuse, match=r"no values are registered for Case: decorate .*draw.register"):
         draw(object.__new__(Case), 0)

@@ -1,6 +1,6 @@
-"""The values that a case's seeds stand for: the same tensors on every rank and in the parent.
+"""The values for a case's seeds: the same tensors on every rank and in the parent.
 
-A package with a case class of its own registers how its values are drawn:
+A package with its own case class registers how its values are drawn:
 
     @draw.register
     def draw_mine(case: MyCase, index: int) -> dict[str, torch.Tensor]: ...
@@ -17,23 +17,23 @@ from equivtest.errors import Misuse
 
 @by_case("values")
 def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
-    """The global tensors that the harness gives for one draw of a case.
+    """Draws the global tensors that the harness passes for one draw of a case.
 
-    Depends on the draw's (mode, seed), on the name of each tensor and on the fields of the case
+    They depend on the draw's (mode, seed), on the name of each tensor and on the fields of the case
     that fix shapes, dtype and limits; never on torch's global generator.
 
     Args:
-        index: Which of case.values.
+        index: Index into case.values.
 
     Returns:
-        name -> global tensor, contiguous, on the CPU, of the case's dtype (a refused case says
-        where it differs), for every one of case.given_names().
+        name -> global tensor, contiguous, on the CPU, of the case's dtype (unless a refused case
+        says otherwise), for every one of case.given_names().
 
     Raises:
-        Misuse: nobody registered how to draw values of this class.
+        Misuse: no function is registered for this class.
         IndexError: the case has no such draw.
     """
     raise Misuse(
-        f"no values are known for {type(case).__name__}: decorate the function that draws them with "
+        f"no values are registered for {type(case).__name__}: decorate the function that draws them with "
         "equivtest.cases.values.draw.register, in the module that defines the class"
     )

@@ -14,13 +14,13 @@ import torch
 
 
 def hash_of(mode: str, seed: int, name: str) -> int:
-    """63 bits that depend on nothing but the arguments."""
+    """Returns 63 bits that depend only on the arguments."""
     digest = hashlib.blake2b(f"{mode}/{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(mode: str, seed: int, name: str) -> torch.Generator:
-    """A CPU generator of its own for one tensor of one draw."""
+    """Returns a separate CPU generator for one tensor of one draw."""
     return torch.Generator(device="cpu").manual_seed(hash_of(mode, seed, name))
 
 

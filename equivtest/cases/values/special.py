@@ -8,7 +8,7 @@ from equivtest.cases.values.integers import odd_integers
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers that are as wide as a floating-point number of so many bytes."""
+"""Integers with the width of a floating-point number of so many bytes."""
 
 NUM_PATTERNS = 2**16
 """Bit patterns of a dtype of 16 bits."""
@@ -44,13 +44,13 @@ NUM_SPECIAL = len(special_patterns("float32"))
 
 
 def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
-    """One special value at the first element and at a third of the others; `shape`, global.
+    """Draws one special value at the first element and at a third of the others; `shape`, global.
 
-    A third of the others is -0.0, the one value that is lost where zeros are added; the rest are odd
-    integers.  One value per draw, so that what fails because of it shrinks to that value alone.
+    A third of the others is -0.0, the one value that is lost when zeros are added; the rest are odd
+    integers.  There is one value per draw, so that a failure shrinks to that value alone.
 
     Args:
-        number: Which of `special_patterns`, again from 0 after the last.
+        number: Index into `special_patterns`, again from 0 after the last.
     """
     patterns = special_patterns(dtype_name)
     special, minus_zero = (_as_floats(torch.tensor(_signed(pattern, dtype_name)), dtype_name)
@@ -62,7 +62,7 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
 
 
 def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Every bit pattern from number `start` on, again from 0 after the last: `shape`, global."""
+    """Draws every bit pattern from number `start` on, again from 0 after the last: `shape`, global."""
     running = (torch.arange(torch.Size(shape).numel(), device="cpu") + start) % NUM_PATTERNS
     return _as_floats(running, dtype_name).view(shape)
 
@@ -74,6 +74,6 @@ def _signed(pattern: int, dtype_name: str) -> int:
 
 
 def _as_floats(integers: torch.Tensor, dtype_name: str) -> torch.Tensor:
-    """int64 cut to the dtype's width, and taken for numbers of it."""
+    """Cuts int64 to the dtype's width, and reinterprets it as numbers of the dtype."""
     dtype = DTYPES[dtype_name]
     return integers.to(INTEGERS[dtype.itemsize]).view(dtype)
