@@ -214,7 +214,7 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, PerceptronCase):
         features = [case.in_features, case.hidden_features, case.out_features]
         num_tokens = math.prod(case.batch) // case.num_averaged
-        return [case.world_size, num_tokens, *features, case.training.steps]
+        return [case.world_size, num_tokens, *features, case.steps]
     if isinstance(case, EmbeddingCase):
         return [case.world_size, math.prod(case.leading), case.num_embeddings, case.embedding_dim]
     if isinstance(case, NormCase):
@@ -226,7 +226,7 @@ def sizes(case: Case) -> list[int]:
     if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     if isinstance(case, ChainCase):
-        return [case.world_size, len(case.training.steps), *map(math.prod, case.operands)]
+        return [case.world_size, len(case.steps), *map(math.prod, case.operands)]
     if isinstance(case, OperatorCase):
         return [case.world_size, *map(math.prod, case.operands)]
     if isinstance(case, CollectivesCase):
