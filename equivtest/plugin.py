@@ -64,6 +64,20 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[py
     return collect_property(collector, name, obj)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Shows a mistake in a property as one line with its place, in place of a traceback through equivtest."""
+    report = yield
+    errors, excinfo = sys.modules.get("equivtest.errors"), getattr(getattr(report, "call", None), "excinfo", None)
+    if report.failed and errors is not None and excinfo is not None and isinstance(excinfo.value, errors.Misuse):
+        own = [entry for entry in excinfo.traceback if str(entry.path) == str(collector.path)]
+        place = f"{collector.nodeid}:{own[-1].lineno + 1}: " if own else ""
+        report.longrepr = f"{place}{type(excinfo.value).__name__}: {excinfo.value}"
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     if "equivtest.pytest_plugin.collection" in sys.modules:

@@ -22,7 +22,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 OUTCOME_OF: dict[str, Outcome] = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed": "skipped"}
 
 
-def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult) -> None:
+def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult, line: int | None = None) -> None:
     """Reports a claim of the property `name` in the terminal, in JUnit XML and in the exit status."""
     session.testscollected += 1
     longrepr: str | tuple[str, int, str] | None = result.text
@@ -36,7 +36,7 @@ def report_claim(session: pytest.Session, path: str, name: str, result: ClaimRes
         called = when == "call"
         report = pytest.TestReport(
             f"{path}::{name}::{result.claim}",
-            (path, None, f"{name}: {result.claim}"),
+            (path, line, f"{name}: {result.claim}"),
             {},
             OUTCOME_OF[result.outcome] if called else "passed",
             longrepr if called else None,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from equivtest.base.profiles import plan
 from equivtest.errors import Misuse
-from equivtest.pytest_plugin.items import AbsentItem, AuditItem, KnownFailureItem, MisuseItem, PropertyItem, SearchItem
+from equivtest.pytest_plugin.items import (
+    AbsentItem,
+    AuditItem,
+    EquivtestItem,
+    KnownFailureItem,
+    MisuseItem,
+    PropertyItem,
+    SearchItem,
+)
 from equivtest.pytest_plugin.options import settings_of
 from equivtest.pytest_plugin.settings import check_subjects
 from equivtest.report.handover import Listed
@@ -22,6 +33,28 @@ properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
 
 
 def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
+    """The items of a module-level property, each with its line."""
+    items = _items_of(collector, name, prop)
+    for item in items:
+        if isinstance(item, EquivtestItem):
+            item.line = _lines_of(collector.path).get(name)
+    return items
+
+
+@functools.lru_cache(maxsize=1)
+def _lines_of(path: Path) -> dict[str, int]:
+    """Name -> line, from 0, of each assignment at the top level of a file."""
+    statements = ast.parse(path.read_bytes()).body
+    found: dict[str, int] = {}
+    for each in statements:
+        targets = (
+            each.targets if isinstance(each, ast.Assign) else [each.target] if isinstance(each, ast.AnnAssign) else []
+        )
+        found |= {target.id: each.lineno - 1 for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
     """The items of a module-level property; none where --subjects leaves it out."""
     from equivtest.cases.picks import builder_of
 

@@ -39,6 +39,9 @@ class EquivtestItem(pytest.Item):
     ends_session = False
     """True if a Misuse concerns every item."""
 
+    line: int | None = None
+    """Where its property stands in the file, from 0 as pytest counts."""
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.handover = Handover()
@@ -48,8 +51,8 @@ class EquivtestItem(pytest.Item):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)
 
-    def reportinfo(self) -> tuple[Path, None, str]:
-        return self.path, None, self.name
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, self.line, self.name
 
     def hand_over(self, **fields: Any) -> None:
         """Adds to what the controller is told; what was there before is kept."""
@@ -122,6 +125,7 @@ class PropertyItem(EquivtestItem):
             shards=prop.shards,
             has_audit=settings_of(self.config).audits_property(prop),
             planned=tuple(item.label for item in items if item.property_id == self.property_id),
+            line=self.line,
         )
 
     def hand_over_findings(self, **found: Any) -> None:

@@ -132,7 +132,7 @@ class Controller:
                 continue
             self.reported.add(tally.listed.id)
             for result in tally.claims():
-                report_claim(session, tally.listed.path, tally.listed.name, result)
+                report_claim(session, tally.listed.path, tally.listed.name, result, tally.listed.line)
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
                 holes = tally.holes(settings.dtypes, settings.excused)
@@ -140,7 +140,7 @@ class Controller:
                 way_out += "--allow-unsupported names what a backend may refuse"
                 text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
                 result = ClaimResult("coverage", "failed" if holes else "passed", text)
-                report_claim(session, tally.listed.path, tally.listed.name, result)
+                report_claim(session, tally.listed.path, tally.listed.name, result, tally.listed.line)
 
     def finish(self, session: pytest.Session, state: str, concluded: int) -> None:
         """Reports what is left, writes the report, and sets the exit status where nothing was proven.

@@ -74,6 +74,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         conclusive_dtypes, conclusive_shards, shards: See `equivtest.property.Property`.
         has_audit: True if the run audits it.
         planned: Labels of its planned searches and audit.
+        line: Of the property in its file, from 0; None if it is unknown.
     """
 
     path: str
@@ -88,6 +89,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     shards: bool = True
     has_audit: bool = False
     planned: tuple[str, ...] = ()
+    line: int | None = None
 
     @property
     def id(self) -> str:

@@ -283,6 +283,30 @@ def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
     assert claims == [("equals_unsharded", 1), ("agrees_on_all_ranks", 0)]
 
 
+def test_junit_names_file_and_line_of_the_property(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_wrong")
+    source = (pytester.path / "test_fake.py").read_text().splitlines()
+
+    run_suite(pytester, "--junitxml=j.xml", "-o", "junit_family=xunit1")
+
+    cases = list(ElementTree.parse(pytester.path / "j.xml").iter("testcase"))
+    places = {(case.get("file"), source[int(case.get("line", "0"))].partition(" =")[0]) for case in cases}
+    assert places == {("test_fake.py", "a_wrong")}
+
+
+def test_mistake_in_a_file_is_one_line_with_its_place(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_mine="import equivtest as eq\n\ntest_block = eq.program(lambda: None, lambda: None, inputs=[(1, 3)])\n"
+    )
+
+    result = run_suite(pytester)
+
+    said = "test_mine.py:3: Misuse: build is a lambda, which has no name to send to the ranks: write `def build(...)`*"
+    result.stdout.fnmatch_lines([said])
+    assert "Traceback" not in result.stdout.str() and "name_of" not in result.stdout.str()
+    assert result.ret == 2
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_no_item_can_survive_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a_broken")
