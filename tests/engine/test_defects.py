@@ -22,6 +22,7 @@ from equivtest.cases.names import require_fit, resolve
 from equivtest.errors import Misuse
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.cross_entropy.case import CrossEntropyCase
+from equivtest.families.differentiable.case import DifferentiableCase
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.families.embedding.case import EmbeddingCase
 from equivtest.families.linear.case import LinearCase
@@ -231,6 +232,8 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, *map(math.prod, case.operands)]
     if isinstance(case, CollectivesCase):
         return [case.world_size, sum(case.numels), len(case.numels), len(case.collectives)]
+    if isinstance(case, DifferentiableCase):
+        return [case.world_size, case.numel, len(case.collectives)]
     if isinstance(case, LifecycleCase):
         num_operations, num_parameters = len(case.operations), len(case.parameters)
         return [case.world_size, num_operations, num_parameters, *(math.prod(shape) for shape in case.parameters)]

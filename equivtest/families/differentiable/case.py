@@ -1,0 +1,128 @@
+"""Collectives with a backward: what each rank has, what it gets, and what it gets back.
+
+Letters: w ranks, n elements of one part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from equivtest.base import limits
+from equivtest.cases.case import Case, require
+from equivtest.cases.case_tensor import CaseTensor
+from equivtest.cases.rules import Within
+from equivtest.layout import Layout, Shard
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective on w parts of each rank, or on its first part.
+
+    Attributes:
+        function: In torch.distributed.nn.functional if it begins with 'nn_', else a functional collective.
+        result: 'reduced': the sum of the first parts. 'parts': the sum of all parts, one for each rank. 'copied': the
+            root's first part. 'gathered': the first parts of all ranks. 'scattered': one part of the root for each
+            rank. 'exchanged': one part from each rank. 'uneven': `DifferentiableCase.split` elements of them.
+        is_rooted: Whether one rank is the root; each rank is the root once.
+        op: 'sum' or 'avg', of what reduces.
+    """
+
+    function: str
+    result: str
+    is_rooted: bool = False
+    op: str = "sum"
+
+    @property
+    def name(self) -> str:
+        """The name of its output."""
+        return self.function if self.op == "sum" else f"{self.function}_{self.op}"
+
+
+OF_WORLD = {
+    call.name: call
+    for call in (
+        Call("nn_broadcast", "copied", is_rooted=True),
+        Call("nn_gather", "gathered", is_rooted=True),
+        Call("nn_scatter", "scattered", is_rooted=True),
+        Call("nn_all_gather", "gathered"),
+        Call("nn_all_to_all", "exchanged"),
+    )
+}
+"""Calls that torch 2.13.0 gets wrong if a rank has another number in its group than in the world."""
+
+OF_AVERAGES = {
+    call.name: call
+    for call in (
+        Call("nn_reduce", "reduced", is_rooted=True, op="avg"),
+        Call("nn_reduce_scatter", "parts", op="avg"),
+    )
+}
+"""Calls whose backward torch 2.13.0 gets wrong."""
+
+EVERYWHERE = {
+    call.name: call
+    for call in (
+        Call("nn_reduce", "reduced", is_rooted=True),
+        Call("nn_all_reduce", "reduced"),
+        Call("nn_all_reduce", "reduced", op="avg"),
+        Call("nn_reduce_scatter", "parts"),
+        Call("nn_all_to_all_single", "exchanged"),
+        Call("nn_all_to_all_single_uneven", "uneven"),
+        Call("all_gather_single_autograd", "gathered"),
+        Call("reduce_scatter_single_autograd", "parts"),
+        Call("all_to_all_single_autograd", "uneven"),
+        Call("all_reduce", "reduced"),
+        Call("all_gather_single", "gathered"),
+        Call("all_gather_single_dim1", "gathered"),
+        Call("reduce_scatter_single", "parts"),
+        Call("reduce_scatter_single_dim1", "parts"),
+        Call("all_to_all_single", "exchanged"),
+        Call("all_to_all_single_uneven", "uneven"),
+        Call("all_reduce_coalesced", "reduced"),
+        Call("all_gather_single_coalesced", "gathered"),
+        Call("reduce_scatter_single_coalesced", "parts"),
+    )
+}
+
+CALLS = {**EVERYWHERE, **OF_WORLD, **OF_AVERAGES}
+"""Every collective by the name of its output."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DifferentiableCase(Case):
+    """Some collectives, forward and backward, one after the other.
+
+    Attributes:
+        collectives: Names in CALLS.
+        numel: n.
+    """
+
+    collectives: tuple[str, ...] = ("nn_all_reduce",)
+    numel: Annotated[int, Within(0, limits.MAX_NUMEL)] = 1
+
+    def check_fields(self) -> None:
+        unknown = [name for name in self.collectives if name not in CALLS]
+        require(not unknown, f"collectives must be some of {', '.join(CALLS)}, got {', '.join(map(repr, unknown))}")
+        num = len(self.collectives)
+        require(num == len(set(self.collectives)) > 0, f"collectives must be different ones, got {self.collectives}")
+        averages = [call.name for call in self.calls if call.op == "avg"]
+        is_exact = self.world_size & (self.world_size - 1) == 0
+        require(is_exact or not averages, f"{', '.join(averages)} rounds unless world_size is a power of two")
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The collectives in words."""
+        return tuple(CALLS[name] for name in self.collectives)
+
+    def split(self, source: int, target: int) -> int:
+        """Elements that one rank sends to another in an uneven exchange: n, none, or half of them."""
+        return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
+
+    def describe_tensors(self) -> dict[str, CaseTensor]:
+        """A row for each rank, with w parts of n elements for each root; each root has other operands."""
+        ranks, own = self.world_size, Layout((Shard(0),))
+        shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}
+        tensors = {name: CaseTensor((ranks, ranks, ranks, self.numel), own) for name in ("x", "cotangent")}
+        tensors |= {name: CaseTensor(shape, own, "output") for name, shape in shapes.items()}
+        return tensors | {f"grad.{name}": CaseTensor(shape, own, "gradient") for name, shape in shapes.items()}

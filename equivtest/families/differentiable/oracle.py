@@ -1,0 +1,76 @@
+"""The outputs and gradients of differentiable collectives, from the operands of all ranks.
+
+A collective is a linear map from the operands of all ranks to the outputs of all ranks.  With the ranks' cotangents c
+of its outputs, the gradient is the adjoint: the sum over ranks of <f(x), c> is the sum of <x, f*(c)>.  On integers both
+are exact.
+
+Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivtest.cases.values import draw
+from equivtest.families.differentiable.case import Call, DifferentiableCase
+from equivtest.oracle import expect
+from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.operands import reduce_exactly
+
+
+@expect.register
+def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
+    """Outputs, and gradients of the operands.
+
+    Every element is a sum of elements of different ranks in the same place of the same tensor, or one of them, over w
+    for an average.
+
+    Raises:
+        InexactData: a sum of the drawn values rounds.
+    """
+    given, tensors, layouts = draw(case, index), {}, case.layouts()
+    bits_used = {
+        name: reduce_exactly(name, tensor, "sum", (case.world_size,)).bits_used for name, tensor in given.items()
+    }
+    for call in case.calls:
+        roots = range(case.world_size if call.is_rooted else 1)
+        x, cotangent = (given[name].double()[:, : len(roots)] for name in ("x", "cotangent"))
+        x = x.requires_grad_()
+        output = torch.stack([forward_of(case, call, x[:, root], root) for root in roots], dim=1)
+        (gradient,) = torch.autograd.grad(output, x, cotangent)
+        for name, value in ((call.name, output.detach()), (f"grad.{call.name}", gradient)):
+            tensors[name] = ExpectedTensor(
+                value=value,
+                allowed=None,
+                layout=layouts[name],
+                dtype=case.dtype,
+                derivation="equal: a sum of integers over the ranks, exact in any order",
+                bits=value.to(given["x"].dtype),
+                is_sum=True,
+            )
+    return Expected(tensors, bits_used)
+
+
+def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
+    """The outputs of all ranks, (w, w, n), from their operands (w, w, n); zeros if a rank has none."""
+    ranks, first = case.world_size, x[:, :1]
+    every, transposed = torch.ones(ranks, 1, 1, dtype=x.dtype), x.transpose(0, 1)
+    is_root = (torch.arange(ranks) == root).to(x.dtype)[:, None, None]
+    match call.result:
+        case "reduced":
+            output = first.sum(0) * (is_root if call.is_rooted else every)
+        case "parts":
+            output = x.sum(0)[:, None]
+        case "copied":
+            output = first[root] * every
+        case "gathered":
+            output = first[:, 0] * (is_root if call.is_rooted else every)
+        case "scattered":
+            output = x[root][:, None]
+        case "exchanged":
+            output = transposed
+        case _:
+            splits = torch.tensor([[case.split(source, target) for source in range(ranks)] for target in range(ranks)])
+            output = transposed * (torch.arange(case.numel) < splits[..., None])
+    padding = output.new_zeros(ranks, ranks - output.shape[1], case.numel)
+    return torch.cat([output, padding], dim=1) / (ranks if call.op == "avg" else 1)

@@ -1,0 +1,172 @@
+"""torch's differentiable collectives, each forward and backward.
+
+Roots are ranks of the world, as torch.distributed has them.
+
+Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.nn import functional as untyped
+from torch.nn.functional import pad
+
+from equivtest.base.refusal import is_older
+from equivtest.cases.subject import Answers, Given, under_contract
+from equivtest.errors import Unsupported
+from equivtest.families.differentiable.case import Call, DifferentiableCase
+
+nn: Any = untyped
+
+
+@dataclass(frozen=True)
+class Room:
+    """The group of a call, and this rank's number in it.
+
+    Attributes:
+        root: The root, as a rank of the group.
+    """
+
+    case: DifferentiableCase
+    group: Any
+    rank: int
+    root: int = 0
+
+    @property
+    def source(self) -> int:
+        """The root as a rank of the world."""
+        return dist.get_global_rank(self.group, self.root)
+
+    @property
+    def splits(self) -> tuple[list[int], list[int]]:
+        """Elements that this rank gets from each rank, and sends to each, in an uneven exchange."""
+        case, ranks = self.case, range(self.case.world_size)
+        return [case.split(source, self.rank) for source in ranks], [case.split(self.rank, each) for each in ranks]
+
+
+Begin = Callable[[Room, Call, torch.Tensor], torch.Tensor]
+"""Calls a collective on this rank's parts (w, n); returns n elements, w * n, or as many as `splits` says."""
+
+
+def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
+    """Every collective of the case, by torch."""
+    return run_differentiable(case, mesh, given, begin)
+
+
+def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given, begin: Begin) -> Answers:
+    """Calls each collective with each root, and feeds this rank's cotangents to its outputs.
+
+    Raises:
+        Unsupported: functional collectives have a backward since torch 2.13.
+    """
+    group = mesh.get_group()
+    answers: dict[str, torch.Tensor | None] = {}
+    for call in case.calls:
+        if is_older(torch.__version__) and not call.function.startswith("nn_"):
+            raise Unsupported(f"{call.function} has no backward in torch {torch.__version__}")
+        outputs, gradients = [], []
+        for root in range(case.world_size if call.is_rooted else 1):
+            room = Room(case, group, dist.get_rank(group), root)
+            x = given["x"][0, root].detach().clone().requires_grad_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # most of nn.functional is deprecated
+                output = _in_parts(room, call, begin(room, call, x))
+            output.backward(given["cotangent"][0, root])  # type: ignore[no-untyped-call]
+            assert x.grad is not None
+            outputs.append(output.detach() if _is_documented(room, call) else torch.zeros_like(output))
+            gradients.append(x.grad)
+        answers |= {call.name: torch.stack(outputs)[None], f"grad.{call.name}": torch.stack(gradients)[None]}
+    return under_contract(case, answers)
+
+
+def _is_documented(room: Room, call: Call) -> bool:
+    """Whether the documentation says what this rank gets: a sum at a root, or what it gathers, is the root's alone."""
+    return not call.is_rooted or call.result in ("copied", "scattered") or room.rank == room.root
+
+
+def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
+    """The output of one call as (w, n), with zeros behind it; the product with 1 waits for a functional collective."""
+    ranks, numel = room.case.world_size, room.case.numel
+    sizes = room.splits[0] if call.result == "uneven" else [numel] * max(1, output.numel() // max(1, numel))
+    rows = [pad(row, (0, numel - len(row))) for row in torch.split(output.reshape(-1) * 1, sizes)]
+    return pad(torch.stack(rows), (0, 0, 0, ranks - len(rows)))
+
+
+def begin(room: Room, call: Call, x: torch.Tensor) -> torch.Tensor:
+    """The collective itself."""
+    return FUNCTIONS[call.function](room, call, x)
+
+
+def op_of(call: Call) -> dist.ReduceOp.RedOpType:
+    return dist.ReduceOp.AVG if call.op == "avg" else dist.ReduceOp.SUM
+
+
+def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
+    """The elements that this rank sends in an uneven exchange."""
+    return torch.cat([part[:numel] for part, numel in zip(x, room.splits[1], strict=True)])
+
+
+def halves(x: torch.Tensor) -> list[torch.Tensor]:
+    """The first and the other elements of each part, for a coalesced call."""
+    return [half.reshape(-1) for half in x.tensor_split(2, dim=-1)]
+
+
+def gather_halves(room: Room, x: torch.Tensor) -> torch.Tensor:
+    gathered = functional.all_gather_single_coalesced(halves(x[0]), room.group)
+    return torch.cat([half.reshape(len(x), half.numel() // len(x)) for half in gathered], dim=1)
+
+
+FUNCTIONS: dict[str, Begin] = {
+    "nn_broadcast": lambda room, call, x: nn.broadcast(x[0], room.source, room.group),
+    "nn_gather": lambda room, call, x: torch.cat(nn.gather(x[0], room.source, room.group)),
+    "nn_scatter": lambda room, call, x: nn.scatter(list(x), room.source, room.group),
+    "nn_all_gather": lambda room, call, x: torch.cat(nn.all_gather(x[0], room.group)),
+    "nn_all_to_all": lambda room, call, x: torch.cat(
+        nn.all_to_all([torch.empty_like(part) for part in x.detach()], list(x), room.group)
+    ),
+    "nn_all_to_all_single": lambda room, call, x: nn.all_to_all_single(
+        x.new_empty(x.numel()), x.reshape(-1), group=room.group
+    ),
+    "nn_all_to_all_single_uneven": lambda room, call, x: nn.all_to_all_single(
+        x.new_empty(sum(room.splits[0])), cut(room, x), *room.splits, room.group
+    ),
+    "nn_reduce": lambda room, call, x: nn.reduce(x[0], room.source, op_of(call), room.group),
+    "nn_all_reduce": lambda room, call, x: nn.all_reduce(x[0], op_of(call), room.group),
+    "nn_reduce_scatter": lambda room, call, x: nn.reduce_scatter(
+        x.new_empty(x.shape[1]), list(x), op_of(call), room.group
+    ),
+    "all_reduce": lambda room, call, x: functional.all_reduce(x[0], "sum", room.group),
+    "all_gather_single": lambda room, call, x: functional.all_gather_single(x[0], 0, room.group),
+    "all_gather_single_dim1": lambda room, call, x: functional.all_gather_single(x[0][:, None], 1, room.group).t(),
+    "all_gather_single_autograd": lambda room, call, x: functional.all_gather_single_autograd(x[0], 0, room.group),
+    "reduce_scatter_single": lambda room, call, x: functional.reduce_scatter_single(
+        x.reshape(-1), "sum", 0, room.group
+    ),
+    "reduce_scatter_single_dim1": lambda room, call, x: functional.reduce_scatter_single(x.t(), "sum", 1, room.group),
+    "reduce_scatter_single_autograd": lambda room, call, x: functional.reduce_scatter_single_autograd(
+        x.reshape(-1), "sum", 0, room.group
+    ),
+    "all_to_all_single": lambda room, call, x: functional.all_to_all_single(x.reshape(-1), None, None, room.group),
+    "all_to_all_single_uneven": lambda room, call, x: functional.all_to_all_single(
+        cut(room, x), *room.splits, room.group
+    ),
+    "all_to_all_single_autograd": lambda room, call, x: functional.all_to_all_single_autograd(
+        cut(room, x), *room.splits, room.group
+    ),
+    "all_reduce_coalesced": lambda room, call, x: torch.cat(
+        functional.all_reduce_coalesced(halves(x[0]), "sum", room.group)
+    ),
+    "all_gather_single_coalesced": lambda room, call, x: gather_halves(room, x),
+    "reduce_scatter_single_coalesced": lambda room, call, x: torch.cat(
+        functional.reduce_scatter_single_coalesced(halves(x), "sum", [0, 0], room.group)
+    ),
+}
+"""How each function of the cases is called."""
