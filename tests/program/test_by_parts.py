@@ -38,6 +38,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 from tests.programs import parts as parts_programs
 
 HERE = "tests.programs.parts:"
+DEEP = "tests.programs.deep_steps:"
 DECODER = "equivtest.programs.examples.decoder_plan:"
 
 
@@ -287,6 +288,35 @@ def test_factor_that_the_program_takes_out_is_reported(pool: Pool, parallelize: 
     assert factors == dict.fromkeys(
         (f"grad.boundary.{part}" for part in ("a", "a:input", "b", "b:input", "first")), factor
     )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("build", "parallelize", "dtype", "seed"),
+    [
+        ("deep", "loss_times_2", "float16", 2),
+        ("deep", "loss_times_3", "bfloat16", 3),
+        ("attending", "loss_times_256", "bfloat16", 0),
+        ("attending", "loss_times_3", "float16", 2),
+        ("deep", "loss_divided_by_256", "float16", 0),
+    ],
+    ids=["gradients that underflow", "factor of rounded norms", "wide bound", "wide bound, rounded", "factor below 1"],
+)
+def test_factor_of_a_deep_model_in_16_bits_is_reported(
+    pool: Pool, build: str, parallelize: str, dtype: str, seed: int
+) -> None:
+    inputs = (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq")))
+    fields: dict[str, Any] = {"inputs": inputs, "sizes": (("batch", 4), ("seq", 3))} if build == "deep" else {}
+    case = ModuleCase(
+        world_size=1, build=f"{DEEP}{build}", parallelize=f"{DEEP}{parallelize}", dtype=dtype, by_parts=True,
+        values=(("real", seed),), **{"x_shape": (2, 3, 8)} | fields,
+    )  # fmt: skip
+    verdicts = check("module", case, pool)
+
+    factors = {each for verdict in verdicts for each in verdict.judgement.factors.values()}
+    assert {verdict.kind for verdict in verdicts} <= {"holds", "inconclusive"}
+    number = float(parallelize.rpartition("_")[2])
+    assert factors == {1 / number if "divided" in parallelize else number}
 
 
 @pytest.mark.ranks

@@ -108,6 +108,59 @@ def norm_wrong_in_one_layer(module: Any, mesh: DeviceMesh) -> nn.Module:
     return replicated(module, mesh)
 
 
+class Attending(nn.Module):
+    """The mean square of two blocks of attention and a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        for norm, attention, layer in zip(self.norms, self.blocks, self.layers, strict=True):
+            h = norm(x)
+            x = x + attention(h, h, h, need_weights=False)[0]
+            x = x + functional.gelu(layer(x))
+        return {"loss": self.head(x).square().mean()}
+
+
+def attending() -> nn.Module:
+    return Attending()
+
+
+def _with_factor(module: nn.Module, factor: float) -> nn.Module:
+    """Scales the loss in the backward, and divides the gradients of parameters and inputs."""
+    module.register_forward_pre_hook(lambda _, args: tuple(_times(each, 1 / factor) for each in args))
+    module.register_forward_hook(lambda _, __, given: {name: _times(each * 1, factor) for name, each in given.items()})
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: gradient / factor)
+    return module
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: gradient * factor)
+    return tensor
+
+
+def loss_times_2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _with_factor(module, 2.0)
+
+
+def loss_times_3(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _with_factor(module, 3.0)
+
+
+def loss_times_256(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _with_factor(module, 256.0)
+
+
+def loss_divided_by_256(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _with_factor(module, 2.0**-8)
+
+
 class Whole(TokenMean):
     """Each rank has all rows, so that nothing is reduced."""
 

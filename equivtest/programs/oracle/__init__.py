@@ -18,10 +18,10 @@ from equivtest.oracle.operations import Found
 from equivtest.programs.boundaries import Capture, is_boundary
 from equivtest.programs.case import REAL_MODE, ModuleCase
 from equivtest.programs.oracle.exact import EXACT, exactly, prove_exact
-from equivtest.programs.oracle.factors import GRADIENT, rounds_factors, without_factors
+from equivtest.programs.oracle.factors import GRADIENT, without_factors
 from equivtest.programs.oracle.forced import Forced, boundaries
 from equivtest.programs.oracle.held import HeldAt, held_by_one, held_of_parts
-from equivtest.programs.oracle.steps import expect_steps, scaled
+from equivtest.programs.oracle.steps import expect_steps, scaled, taken_out
 from equivtest.programs.oracle.unsharded import Tensors, reduced, run_module, split
 from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
@@ -156,11 +156,11 @@ def _within_bounds(
     ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
         found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
-    rounds = rounds_factors(ran.runs)
-    found = {
-        name: scaled(ran.counted, tensor) if case.training.step or (rounds and name.startswith(GRADIENT)) else tensor
-        for name, tensor in found.items()
-    }
+    if case.training.step:
+        found = {name: scaled(ran.counted, tensor) for name, tensor in found.items()}
+    else:
+        gradients = [name for name in found if name.startswith(GRADIENT)]
+        found |= {name: taken_out(ran.counted, found[name], ran.runs) for name in gradients}
     return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs
 
 

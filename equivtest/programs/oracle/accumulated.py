@@ -13,9 +13,9 @@ from equivtest.oracle.held import Held, put_together
 from equivtest.programs.captured import CapturedCase
 from equivtest.programs.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.programs.oracle import answered
-from equivtest.programs.oracle.factors import Ran, rounds_factors, without_factors
+from equivtest.programs.oracle.factors import Ran, without_factors
 from equivtest.programs.oracle.held import held_of_parts
-from equivtest.programs.oracle.steps import added_up, scaled
+from equivtest.programs.oracle.steps import added_up, taken_out
 from equivtest.programs.oracle.unsharded import Tensors, reduced
 from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
 
@@ -63,8 +63,8 @@ def _accumulated(micro_batches: Sequence[MicroBatch], takes_factors: bool) -> Ra
             name: reduced(case, torch.cat([each.stacks[name] for each in ran if name in each.stacks]))
             for name in dict.fromkeys(name for each in ran for name in each.stacks)
         }
-    if rounds_factors([run for each in ran for run in each.runs]):
-        sums = {name: scaled(counted, total) for name, total in sums.items()}
+    runs = [run for each in ran for run in each.runs]
+    sums = {name: taken_out(counted, total, runs) for name, total in sums.items()}
     totals = {name: within_bounds(counted, added_up(counted, total, len(ran))) for name, total in sums.items()}
     found: dict[str, ExpectedTensor] = {}
     for number, (each, own) in enumerate(zip(micro_batches, ran, strict=True), 1):
@@ -72,4 +72,4 @@ def _accumulated(micro_batches: Sequence[MicroBatch], takes_factors: bool) -> Ra
         right = answered(each.case, each.given, rows | totals, own.runs).tensors
         names = [name for name in right if number == 1 or not each.case.is_of_all(name)]
         found |= {at_micro_batch(number, name): right[name] for name in names}
-    return Expected(found, {}), [run for own in ran for run in own.runs]
+    return Expected(found, {}), runs

@@ -11,7 +11,7 @@ several ranks, and a factor so near to 1 that a bound cannot see it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,11 +38,28 @@ Derived here.  Of a mean over n a rank that has m of the terms may divide its su
 multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
 """
 
+NEAR = 16
+"""Roundings that a ratio of norms may be off by: it decides which factor is tried first, never what is accepted."""
+
 Ran = tuple[Expected, Sequence["Forced"]]
 """The answers of the reference, and its runs."""
 
 HeldOf = Callable[[str, tuple[int, ...]], torch.Tensor | None]
 """(name of an answer, its global shape) -> what the ranks held, put together; None if it is not whole."""
+
+
+class Rounded(NamedTuple):
+    """What scaling rounds.
+
+    Attributes:
+        error: How far each value may be off besides, if a product rounds.
+        lost: How far any product may be off that underflows, by a power of two too.
+        share: One rounding, as a share of the value.
+    """
+
+    error: torch.Tensor
+    lost: float
+    share: float
 
 
 class Multiple(NamedTuple):
@@ -58,35 +75,43 @@ class Multiple(NamedTuple):
     whole: Whole
 
 
-def multiple_of(held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: torch.Tensor) -> Multiple | None:
+def multiple_of(
+    held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: Rounded, known: Sequence[float] = ()
+) -> Multiple | None:
     """The multiple of the right values that the ranks held; None if no factor fits.
 
-    A simple factor is tried first: in 16 bits the ratio of norms is off by a rounding.
+    A factor from nearer the loss is tried first, and alone if the bound is too wide to find one.
 
     Args:
         rounded: How far the values may be off besides if a program rounds as it scales them.
+        known: Factors at the boundaries before.
     """
-    if says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS):
-        return None
-    ratio = float(whole.value.double().norm() / right.value.norm())
-    if not 0 < ratio < math.inf:
-        return None
-    for factor in dict.fromkeys((_simple(ratio), ratio)):
-        allowed = right.allowed if is_exact(factor) else right.allowed + rounded
-        multiple = Bounded(right.value * factor, allowed * factor, right.derivation)
+    factors = [*known]
+    if not says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS):
+        ratio = float(whole.value.double().norm() / right.value.norm())
+        factors += [*_near(ratio, rounded.share), ratio] if 0 < ratio < math.inf else []
+    for factor in dict.fromkeys(factors):
+        allowed = right.allowed if is_exact(factor) else right.allowed + rounded.error
+        multiple = Bounded(right.value * factor, allowed * factor + rounded.lost, right.derivation)
         found = held(name, multiple)
         if factor != 1 and found is not None and is_agreed(found, multiple):
             return Multiple(factor, multiple, found)
     return None
 
 
-def _simple(ratio: float) -> float:
-    share, exponent = math.frexp(ratio)
-    return float(Fraction(share).limit_denominator(LARGEST_DENOMINATOR) * Fraction(2) ** exponent)
+def _near(ratio: float, share: float) -> Iterator[float]:
+    """Yields simple factors near a ratio of norms: the simplest within NEAR roundings of it, then the nearest."""
+    fraction, exponent = math.frexp(ratio)
+    for denominator in range(1, LARGEST_DENOMINATOR + 1):
+        simple = round(fraction * denominator) / denominator
+        if abs(simple - fraction) <= NEAR * share * fraction:
+            yield simple * 2.0**exponent
+            break
+    yield float(Fraction(fraction).limit_denominator(LARGEST_DENOMINATOR) * Fraction(2) ** exponent)
 
 
 def is_exact(factor: float) -> bool:
-    """True for a power of two, by which scaling rounds nothing."""
+    """True for a power of two, by which scaling rounds nothing but what underflows."""
     return math.frexp(factor)[0] == 0.5
 
 

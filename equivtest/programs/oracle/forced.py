@@ -24,7 +24,7 @@ from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.rounding import Bounded
 from equivtest.programs.boundaries import BOUNDARY, Boundaries, Choice
 from equivtest.programs.case import ModuleCase
-from equivtest.programs.oracle.factors import GRADIENT, SCALED, Multiple, divided, multiple_of
+from equivtest.programs.oracle.factors import GRADIENT, SCALED, Multiple, Rounded, divided, multiple_of
 from equivtest.programs.oracle.held import HeldAt, Whole, is_agreed
 
 if TYPE_CHECKING:
@@ -164,7 +164,10 @@ class Forced(Boundaries):
     def _multiple(self, name: str, whole: Whole, right: Bounded, parts: Parts) -> Multiple | None:
         if not self._takes_factors or not name.startswith(GRADIENT) or is_agreed(whole, right):
             return None
-        return multiple_of(self._held, name, whole, right, self._counted.roundings.own(parts, SCALED))
+        roundings = self._counted.roundings
+        record = roundings.record(parts.value.dtype)
+        rounded = Rounded(roundings.own(parts, SCALED), SCALED * record.eta, record.u_o)
+        return multiple_of(self._held, name, whole, right, rounded, [*dict.fromkeys(self.factors.values())][::-1])
 
     def _derivation(self) -> str:
         if self._counted.undecided:

@@ -22,13 +22,14 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor, resoluti
 from equivtest.oracle.held import Held, put_together
 from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.programs.case import ModuleCase
-from equivtest.programs.oracle.factors import SCALED
+from equivtest.programs.oracle.factors import SCALED, rounds_factors
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
 from equivtest.programs.steps import TOTAL_NORM, base_of, called_optimizer, updated
 from equivtest.tensors import DTYPES
 
 if TYPE_CHECKING:
     from equivtest.oracle.running import RunningError
+    from equivtest.programs.oracle.forced import Forced
 
 Tensors = Mapping[str, torch.Tensor]
 Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
@@ -78,6 +79,21 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
         return tensor
     parts = Parts.of(tensor)
     return parts._replace(error=parts.error + counted.roundings.own(parts, num)).wrapped()
+
+
+def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
+    """The gradient of a program that takes the factors of these runs out; called outside of the mode.
+
+    Scaling by a power of two rounds only what underflows.  A factor below 1 is taken out by a division, which makes
+    what underflowed larger.
+    """
+    factors = [factor for run in runs for factor in run.factors.values()]
+    if not isinstance(tensor, Ranged) or not factors:
+        return tensor
+    tensor = scaled(counted, tensor) if rounds_factors(runs) else tensor
+    parts = Parts.of(tensor)
+    lost = SCALED * counted.roundings.record(parts.value.dtype).eta / min(1.0, *factors)
+    return parts._replace(error=parts.error + lost * (parts.magnitude != 0)).wrapped()
 
 
 def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
