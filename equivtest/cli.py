@@ -324,6 +324,22 @@ def fingerprint(
     return int(any(each.problems for each in found))
 
 
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("."),
+    *,
+    kind: Annotated[
+        str, typer.Option(help="What the test file is for: tensor-parallel, data-parallel, step or backend.")
+    ] = "tensor-parallel",
+) -> int:
+    """Write a test file with a program to replace by yours, and jobs for GitHub Actions and GitLab that run it."""
+    from equivtest.templates import write_files
+
+    for path in write_files(folder, kind):
+        typer.echo(path)
+    return 0
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""

@@ -28,6 +28,7 @@ FLOORS = (
     ("programs.checking",),
     ("programs.program",),
     ("module", "pytest_plugin"),
+    ("templates",),
     ("__init__", "cli", "options", "plugin"),
 )
 """Modules and packages of equivtest, the lowest first: each imports itself and lower floors only."""

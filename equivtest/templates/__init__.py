@@ -1,0 +1,41 @@
+"""Files that `equivtest init` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equivtest.base.importing import suggestion
+from equivtest.errors import Misuse, reason_of
+
+FOLDER = Path(__file__).parent
+
+KINDS = ("tensor-parallel", "data-parallel", "step", "backend")
+"""What a test file is for; the file of a kind is `test_KIND.py` here."""
+
+JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/equivtest.yml"}
+"""Jobs of CI services, and where they go."""
+
+
+def write_files(folder: Path, kind: str) -> list[Path]:
+    """Writes a test file of this kind and the jobs that run it.
+
+    Raises:
+        Misuse: There is no such kind, a file exists, or it cannot be written; then nothing is written over.
+    """
+    if kind not in KINDS:
+        raise Misuse(f"--kind: there is no {kind!r}: {suggestion(kind, KINDS)}")
+    test = f"test_{kind.replace('-', '_')}.py"
+    texts = {folder / test: (FOLDER / test).read_text("utf-8")}
+    texts |= {
+        folder / path: (FOLDER / name).read_text("utf-8").replace("TEST_FILE", test) for name, path in JOBS.items()
+    }
+    existing = next((path for path in texts if path.exists()), None)
+    if existing is not None:
+        raise Misuse(f"{existing} exists: move it, or start in another folder; nothing was written")
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            raise Misuse(f"{path} cannot be written: {reason_of(error)}") from error
+    return list(texts)

@@ -1,0 +1,59 @@
+"""What `equivtest init` writes: each test file is green, and each job runs a command that there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from equivtest.base.functions import load_file
+from equivtest.cli import app
+from equivtest.errors import Misuse
+from equivtest.programs import checking
+from equivtest.ranks.pool import Pool
+from equivtest.templates import JOBS, KINDS, write_files
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", KINDS)
+def test_written_test_file_is_green(kind: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(checking._pools, pool.backend, pool)
+    file, *_ = write_files(tmp_path, kind)
+    module = load_file(str(file))
+
+    result = vars(module)[file.stem].check(world_sizes=(2,), dtypes=("float32",), audit=False, raises=True)
+
+    assert result.ok
+
+
+@pytest.mark.parametrize("path", JOBS.values())
+def test_written_job_runs_the_test_file(path: str, tmp_path: Path) -> None:
+    write_files(tmp_path, "step")
+    group: Any = typer.main.get_command(app)
+
+    (command,) = re.findall(r"- (?:run: )?equivtest (run .*)", (tmp_path / path).read_text("utf-8"))
+
+    name, *arguments = shlex.split(command)
+    parsed = group.commands[name].make_context(name, arguments)
+    assert parsed.params["paths"] == [Path("test_step.py")]
+    assert parsed.params["report"] == "report"
+
+
+def test_file_that_exists_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "test_step.py").write_text("mine")
+
+    with pytest.raises(Misuse, match=r"test_step\.py exists: move it, or start in another folder; nothing was written"):
+        write_files(tmp_path, "step")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["test_step.py"]
+    assert (tmp_path / "test_step.py").read_text() == "mine"
+
+
+def test_unknown_kind_is_answered_with_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"--kind: there is no 'tensor_parallel': did you mean 'tensor-parallel'\?"):
+        write_files(tmp_path, "tensor_parallel")
