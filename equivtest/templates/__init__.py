@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from equivtest.base.importing import suggestion
-from equivtest.errors import Misuse, reason_of
+from equivtest.errors import Misuse, reason_of, shorten
 
 FOLDER = Path(__file__).parent
 
@@ -29,13 +30,17 @@ def write_files(folder: Path, kind: str) -> list[Path]:
     texts |= {
         folder / path: (FOLDER / name).read_text("utf-8").replace("TEST_FILE", test) for name, path in JOBS.items()
     }
-    existing = next((path for path in texts if path.exists()), None)
+    existing = next((path for path in texts if os.path.exists(path)), None)
     if existing is not None:
-        raise Misuse(f"{existing} exists: move it, or start in another folder; nothing was written")
+        raise Misuse(f"{shorten(str(existing))} exists: move it, or start in another folder; nothing was written")
     for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-        except OSError as error:
-            raise Misuse(f"{path} cannot be written: {reason_of(error)}") from error
+            _write(path, text)
+        except (OSError, ValueError) as error:
+            raise Misuse(f"{shorten(str(path))} cannot be written: {reason_of(error)}") from error
     return list(texts)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")

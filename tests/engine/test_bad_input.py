@@ -15,7 +15,7 @@ import typer
 
 import equivtest.programs.run.module
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest import cli, errors
+from equivtest import cli, errors, templates
 from equivtest.cases.case import to_data
 from equivtest.errors import Misuse
 from equivtest.families.linear.case import LinearCase
@@ -27,6 +27,7 @@ from equivtest.ranks.pool import Pool
 
 CASE = LinearCase(world_size=1, style="rowwise")
 GOOD: dict[str, list[str]] = {
+    "init": ["written", "--kind=step"],
     "run": [],
     "audit": [],
     "replay": ["good.json"],
@@ -119,6 +120,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Pool, "run", accept)
     monkeypatch.setattr(RunHub, "_execute", accept)
     monkeypatch.setattr(measuring, "measure", accept)
+    monkeypatch.setattr(templates, "_write", accept)
     monkeypatch.setenv(VARIABLE, "s" * 40)
     monkeypatch.chdir(tmp_path)
     return tmp_path
