@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -21,38 +21,7 @@ from equivtest.layout import Flat, Replicate
 from equivtest.oracle import expect
 from equivtest.oracle.exact import InexactData, Sum, find_integers, significand_bits, sum_products, sum_terms
 from equivtest.tensors import DTYPES, same_bits
-
-SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 31, 32, 33)
-SETTINGS = settings(max_examples=60, derandomize=True, database=None, deadline=None)
-
-
-def linear_case(**fields: object) -> LinearCase:
-    fields = {
-        "world_size": 3,
-        "style": "rowwise",
-        "leading": (5,),
-        "in_features": 33,
-        "out_features": 31,
-        "bias": True,
-        "x_is_dtensor": True,
-        **fields,
-    }
-    flags = ("x", "weight", "bias") if fields["bias"] else ("x", "weight")
-    return LinearCase(**{"requires_grad": flags, **fields})
-
-
-@st.composite
-def linear_cases(draw_from):
-    sizes = st.sampled_from(SIZES)
-    return linear_case(
-        world_size=draw_from(st.integers(1, 8)),
-        leading=tuple(draw_from(st.lists(st.sampled_from((1, 2, 3, 8)), max_size=3))),
-        in_features=draw_from(sizes),
-        out_features=draw_from(sizes),
-        bias=draw_from(st.booleans()),
-        dtype=draw_from(st.sampled_from(tuple(DTYPES))),
-        values=((draw_from(st.sampled_from(LINEAR_MODES)), draw_from(st.integers(0, 2**40))),),
-    )
+from tests.oracle.linear_cases import SETTINGS, linear_case, linear_cases
 
 
 def differing(actual: torch.Tensor, case: LinearCase, name: str) -> int:
