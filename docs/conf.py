@@ -53,6 +53,13 @@ pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
 
+FOCUSABLE_BLOCKS = """
+addEventListener("DOMContentLoaded", () => {
+  for (const block of document.querySelectorAll("pre")) if (block.scrollWidth > block.clientWidth) block.tabIndex = 0;
+});
+"""
+"""Lets the keyboard scroll blocks that are wider than the page."""
+
 COMMANDS = "<!-- the site lists the commands here -->"
 
 
@@ -105,5 +112,6 @@ def setup(app: Sphinx) -> None:
         if page == "docs/reference/cli":
             source[0] = source[0].replace(COMMANDS, commands())
 
+    app.add_js_file(None, body=FOCUSABLE_BLOCKS)
     app.connect("autodoc-process-docstring", check)
     app.connect("source-read", fill)
