@@ -103,9 +103,21 @@ def _flags_of(case: OperatorCase) -> dict[str, bool]:
     return {f"output.{number}": case.has_gradient(result) for number, result in enumerate(case.results)}
 
 
-@functools.lru_cache(maxsize=64)
 def judged_how(case: OperatorCase, index: int) -> Founds:
     """What each answer must be, and why; an allowance without end where nothing is known of it."""
+    return _judged_how(_undivided(case), index)
+
+
+def _undivided(case: OperatorCase) -> OperatorCase:
+    """Returns the same call on whole operands: where elements live does not change what is right."""
+    placements = tuple(
+        tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
+    )
+    return replace(case, placements=placements, cotangents=(), strided=(), repeats=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _judged_how(case: OperatorCase, index: int) -> Founds:
     given = draw(case, index)
     plain = _plainly(case, given)
     found, reasons = _best(case, given, index)
@@ -178,7 +190,7 @@ def _followed(way: Callable[[], Founds]) -> Founds | str:
         TypeError,
         AssertionError,
         AttributeError,
-        KeyError,
+        LookupError,
         ArithmeticError,
     ) as error:
         return f"cannot be followed operation by operation: {type(error).__name__}: {error}"[:300]
