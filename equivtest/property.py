@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,22 @@ class Space:
 
 
 @dataclass(frozen=True)
+class Enumeration:
+    """Cases from a table of the family, in place of random ones or a covering array.
+
+    Attributes:
+        cases: Gives the cases of one of the parts, of a space of one world size.  A depth of 1 is what a gate runs, 2
+            what a conformance run has.
+        parts: How many searches share them.
+        world_sizes: On which there are any.
+    """
+
+    cases: Callable[[Space, int, int], Sequence[Case]]
+    parts: int
+    world_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Property:
     """What is claimed of a subject.
 
@@ -57,6 +73,7 @@ class Property:
         aspects: Names each of `Case.aspects` that some case of a space has; None: even and uneven shards.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
+        enumeration: Cases that a gate and a conformance run have besides.
         limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out.
 
     Raises:
@@ -80,6 +97,7 @@ class Property:
     aspects: Callable[[Space], Collection[str]] | None = None
     world_sizes: tuple[int, ...] = ()
     resolve: Callable[[Property, Pool, Space], Property] | None = None
+    enumeration: Enumeration | None = None
     limit_s: float = limits.CASE_S
 
     def __post_init__(self) -> None:

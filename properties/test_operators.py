@@ -7,6 +7,7 @@ takes of a partial operand, then at a dim that is divided, then at the gradient'
 from __future__ import annotations
 
 from equivtest.families.operators.strategy import operator_cases
+from equivtest.families.operators.strategy_calls import ENUMERATION
 from equivtest.property import Property
 from equivtest.verdicts.claims import (
     agrees_on_all_ranks,
@@ -29,5 +30,6 @@ dtensor_operators = Property(
         repeats_itself,
     ),
     weight=4,
+    enumeration=ENUMERATION,
     incomplete="many cases find failures of torch that the known ones do not cover yet",
 )

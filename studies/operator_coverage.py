@@ -1,15 +1,13 @@
 """How each operator of DTensors is judged: a sweep that can be ended, gone on with, and shared, and its table.
 
-    python -m studies.operator_coverage FILE [--cases 20] [--seed 0] [--shard 1/2] [OPERATOR ...]
+    python -m studies.operator_coverage FILE [--strength 1] [--cases 0] [--seed 0] [--shard 1/2] [OPERATOR ...]
     python -m studies.operator_coverage FILE [FILE ...] --table
 
 The first adds one line of JSON per operator to FILE, but for those that it has already; a failure that is not known is
-told as soon as it is met.  The second prints what the files say together: of every operator of torch's list for which
-DTensor has a strategy how many draws were found equal (`=`) or within a bound (`~`), of how many nothing was concluded
-(`?`), how many were refused on every rank alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the
-gradient.
-
-Source: torch.distributed.tensor._ops.strategy_validation.get_registered_op_names (2.13.0).
+told as soon as it is met.  The second prints what the files say together, of every operator: of how many draws it was
+found equal (`=`) or within a bound (`~`), of how many nothing was concluded (`?`), how many were refused on every rank
+alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the gradient; and why the others of torch's list
+are left out.
 """
 
 from __future__ import annotations
@@ -30,9 +28,11 @@ from packaging.version import Version
 from equivtest.base import limits
 from equivtest.errors import Misuse
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
+from equivtest.families.operators.case_samples import LEFT_OUT
+from equivtest.families.operators.case_table import OPERATORS, results_of
 from equivtest.families.operators.oracle import text_of
 from equivtest.families.operators.strategy import operator_cases
+from equivtest.families.operators.strategy_calls import calls_of_operator, forms_of
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -51,14 +51,6 @@ LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "n
 """Kind of a verdict on a whole run -> what the operator does."""
 KNOWN = KnownFailures.load(SHIPPED)
 SUBJECT = "dtensor_operators"
-
-ROWS_OF = {
-    "nn.functional.relu": "relu",
-    "zero_": "zero in place",
-    "view_as_real": "view_as_complex",
-    "max_pool2d_with_indices_backward": "nn.functional.max_pool2d",
-}
-"""Operators of torch's list that are judged under another name, or in the call of another one."""
 
 Signs = Iterator[tuple[str, str, str]]
 
@@ -124,14 +116,19 @@ def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[st
     return "holds", ""
 
 
-def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
+def cases_of(name: str, strength: int, num_cases: int, seed: int) -> list[OperatorCase]:
+    """Returns the enumerated calls of an operator on two ranks, and drawn ones on all numbers of ranks."""
+    space = Space(limits.WORLD_SIZES, limits.DTYPES)
+    further = drawn(operator_cases(space, operators=(name,)), num_cases, number=seed) if num_cases else []
+    return [*calls_of_operator(name, 2, "float32", strength), *further]
+
+
+def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
     """What a line of the file says of an operator."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
     outcomes: dict[str, tuple[str, str]] = {}
-    space = Space(limits.WORLD_SIZES, limits.DTYPES)
-    for case in drawn(operator_cases(space, operators=(name,)), num_cases, number=seed):
-        replies = pool.run(SUBJECT, case)
+    for case, replies in pool.run_all(SUBJECT, cases_of(name, strength, num_cases, seed)):
         verdicts = judge_replies(SUBJECT, case, replies, (*CLAIMS.values(), agrees_on_all_ranks))
         verdicts_of.update(verdict.kind for verdict in verdicts)
         signs = list(signs_of(case, replies, verdicts))
@@ -160,14 +157,14 @@ def judged(name: str, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
     }
 
 
-def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
+def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed: int) -> None:
     """Judges what the file does not have from this seed; tells what the installed torch does not take."""
     done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
             if (name, seed) not in done:
                 try:
-                    line = judged(name, num_cases, seed, pool)
+                    line = judged(name, strength, num_cases, seed, pool)
                 except Misuse as error:
                     print(f"  {error}", file=sys.stderr, flush=True)
                     continue
@@ -176,16 +173,16 @@ def sweep(file: Path, names: Iterable[str], num_cases: int, seed: int) -> None:
 
 
 def has_gradient(name: str) -> bool:
-    shapes: tuple[tuple[int, ...], ...] = ((2,), (2, 2), (2, 2, 2), ())
-    signature = next(found for shape in shapes for found in signatures_of(name, shape))
-    dtypes = ("float64",) * len(signature.shapes)
-    return any(result.operands for result in results_of(name, signature.shapes, signature.arguments, dtypes))
+    """Whether the unsharded operator has one in some form."""
+    return any(
+        result.operands
+        for form in forms_of(name)
+        for result in results_of(name, form.shapes, form.arguments, ("float32",) * len(form.shapes), form.holds)
+    )
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """A row per operator of torch's list, and how many are judged."""
-    from torch.distributed.tensor._ops.strategy_validation import get_registered_op_names
-
+    """Yields a row per operator, those that are left out among them, and how many are judged."""
     counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for line in lines:
@@ -194,29 +191,26 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
             counts[line["operator"]][direction, sign] += num
         for key, texts in line["reasons"].items():
             reasons[line["operator"], key.split(" ")[0]].update(texts)
-    registered = get_registered_op_names()
-    rows = {name: ROWS_OF.get(name, name) for name in registered}
-    rows |= {name: name for name in OPERATORS if name not in rows.values()}
     yield "| operator | forward | gradient |"
     yield "| --- | --- | --- |"
-    judged, left, refused = (defaultdict[str, list[str]](list) for _ in range(3))
-    for name, row in rows.items():
+    kept: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in OPERATORS:
         cells = [name]
         for direction in DIRECTIONS:
-            signs = {sign: counts[row][direction, sign] for sign in "=~?RKX"}
-            if direction == "gradient" and not (row in OPERATORS and has_gradient(row)):
+            signs = {sign: counts[name][direction, sign] for sign in "=~?RKX"}
+            if direction == "gradient" and not has_gradient(name):
                 cells.append("none")
                 continue
             cells.append(" ".join(f"{sign}{num}" for sign, num in signs.items() if num))
-            [(reason, _)] = reasons[row, direction].most_common(1) or [("no draw", 0)]
-            kept = judged if any(signs[sign] for sign in "=~K") else refused if signs["R"] else left
-            if name in registered:
-                kept[direction].append(f"`{name}`: {reason}")
+            [(reason, _)] = reasons[name, direction].most_common(1) or [("no call", 0)]
+            kept[direction, fate_of(signs)].append(f"`{name}`: {reason}")
         yield f"| {' | '.join(cells)} |"
+    yield from (f"| {name} | left out: {reason} | |" for name, reason in LEFT_OUT.items())
     for direction in DIRECTIONS:
-        num, of = len(judged[direction]), len(judged[direction]) + len(left[direction])
-        yield f"{direction}: {num} of {of} are judged ({100 * num / of:.1f} %); not judged, and refused by DTensor:"
-        yield from (f"- {text}" for text in [*left[direction], *refused[direction]])
+        num = {fate: len(kept[direction, fate]) for fate in FATES}
+        yield f"{direction}: {', '.join(f'{num[fate]} {fate}' for fate in FATES)}; {len(LEFT_OUT)} left out"
+        for fate in FATES[1:]:
+            yield from (f"- {fate}: {text}" for text in kept[direction, fate])
     num_verdicts, num_failures = (
         sum(num for line in lines for num in line["verdicts"].values()),
         sum(len(line["failures"]) for line in lines),
@@ -224,10 +218,19 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{num_verdicts} verdicts, {num_failures} fail"
 
 
+FATES = ("judged", "refused by torch", "undecided")
+
+
+def fate_of(signs: dict[str, int]) -> str:
+    """Returns what became of an operator in one direction, of which so many draws have each sign."""
+    return FATES[0] if any(signs[sign] for sign in "=~KX") else FATES[1] if signs["R"] else FATES[2]
+
+
 def main(texts: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="+", metavar="FILE or OPERATOR")
-    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--strength", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard", default="1/1")
     parser.add_argument("--table", action="store_true")
@@ -239,7 +242,7 @@ def main(texts: list[str]) -> None:
     torch.set_num_threads(1)
     number, num = map(int, given.shard.split("/"))
     names = given.names[1:] or list(OPERATORS)[number - 1 :: num]
-    sweep(Path(given.names[0]), names, given.cases, given.seed)
+    sweep(Path(given.names[0]), names, given.strength, given.cases, given.seed)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Which wrong rules of DTensor are found, in what smallest case, and how soon, beside torch's own validation.
 
-    python -m studies.operator_defects [--beside] [NAME ...]
+    python -m studies.operator_defects [--beside | --gate] [NAME ...]
 
 `time` is that of the search until a claim rejects the defect, `smallest` what that is shrunk to.  With --beside torch's
 `strategy_validation` is asked about the same operator with the same rule planted: it is red where it finds more wrong
-rules than without.
+rules than without.  With --gate only the cases of a gate are run: those that it draws, and those that it enumerates.
 
 Source: torch.distributed.tensor._ops.strategy_validation.compare_operator (2.13.0), on samples of torch's own list.
 """
@@ -17,7 +17,7 @@ import io
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,11 +26,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from equivtest.base import limits
+from equivtest.base.profiles import PROFILES
+from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.strategy import operator_cases
+from equivtest.families.operators.strategy_calls import calls_of_operator
 from equivtest.property import Property, Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search.chunks import Chunk
+from equivtest.search.chunks import Chunk, draw_cases
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.search import search
 from equivtest.verdicts.judging import judge
@@ -66,6 +70,40 @@ def found(name: str, pool: Pool) -> tuple[str, float, int]:
             if verdict.failed and not known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind):
                 return f"{verdict.claim} {verdict.kind}", time.monotonic() - begun_s, number
     return "GREEN", time.monotonic() - begun_s, MAX_CASES
+
+
+def gate_cases(name: str) -> tuple[list[OperatorCase], list[OperatorCase]]:
+    """Returns the random cases that a gate has of the defect's operator, and the enumerated ones."""
+    prop, operator = shipped()["dtensor_operators"], WRONG[name].operator
+    chunks = [Chunk(size, limits.DTYPES, 0, prop.weight * PROFILES["gate"].several) for size in (2, 3, 4)]
+    random = [case for chunk in chunks for case in draw_cases(prop, chunk, chunk.num_cases)]
+    assert all(isinstance(case, OperatorCase) for case in random)
+    of_operator = [case for case in random if case.operator == operator]  # type: ignore[attr-defined]
+    return of_operator, list(calls_of_operator(operator, 2, "float32", 1))  # type: ignore[return-value]
+
+
+def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
+    """Returns the claim and kind that reject the defect in one of the cases, or ''."""
+    subject, known = f"tests.programs.rules:{name}", known_of(name)
+    for case in cases:
+        for verdict in judge(subject, case, pool, shipped()["dtensor_operators"].claims):
+            if verdict.failed and not known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind):
+                return f"{verdict.claim} {verdict.kind}"
+    return ""
+
+
+def gate_rows(names: list[str]) -> Iterator[str]:
+    """Yields what a gate makes of each defect, with nothing said about where it is.
+
+    Cases of other operators answer as without the defect, or reject it too: they are not run.
+    """
+    yield "| defect | operator | random cases | reject it | enumerated calls | reject it |"
+    yield "|" + " --- |" * 6
+    with Pool() as pool:
+        for name in names:
+            random, calls = gate_cases(name)
+            cells = (name, WRONG[name].operator, len(random), killed(name, random, pool) or "GREEN", len(calls))
+            yield f"| {' | '.join(map(str, cells))} | {killed(name, calls, pool) or 'GREEN'} |"
 
 
 def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
@@ -125,14 +163,16 @@ def main(texts: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--gate", action="store_true")
     given = parser.parse_args(texts)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     lines = []
-    for line in rows(given.names or list(WRONG), beside=given.beside):
+    names = given.names or list(WRONG)
+    for line in gate_rows(names) if given.gate else rows(names, beside=given.beside):
         print(line, flush=True)
         lines.append(line)
-    num_red = sum("| GREEN |" not in line for line in lines[2:])
+    num_red = sum(not line.endswith("| GREEN |") and "| GREEN | 200 |" not in line for line in lines[2:])
     print(f"{num_red} of {len(lines) - 2} are red")
 
 

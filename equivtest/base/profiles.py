@@ -82,6 +82,8 @@ class Part:
     Attributes:
         per_cell: Its share of the draws that a profile wants in every cell.
         strength, mixes_worlds: Of the profile; strength 0 for random cases.
+        depth: Of the property's enumeration (`equivtest.property.Enumeration`) whose cases the search has; 0: it has
+            others.
     """
 
     world_size: int
@@ -90,6 +92,7 @@ class Part:
     per_cell: int = 0
     strength: int = 0
     mixes_worlds: bool = True
+    depth: int = 0
 
     @property
     def cost(self) -> int:
@@ -99,7 +102,7 @@ class Part:
     @property
     def label(self) -> str:
         """Text in brackets in the item's name."""
-        return f"w{self.world_size}-{self.index}"
+        return f"w{self.world_size}-{'calls-' * bool(self.depth)}{self.index}"
 
 
 def plan(
@@ -123,6 +126,17 @@ def plan(
         per_cell = -(-profile.per_cell // num_parts)
         parts += [Part(world_size, index, size, per_cell) for index, size in enumerate(sizes)]
     return tuple(parts)
+
+
+def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
+    """Returns the searches of a property's enumeration: none in a first look and in a soak."""
+    depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
+    parts = range(num_parts if depth else 0)
+    return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)
+
+
+CALLS_PER_PART = 300
+"""About how many cases a part of an enumeration has; only its cost depends on it."""
 
 
 def wanted_kinds(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from equivtest.base.profiles import plan
+from equivtest.base.profiles import Part, Profile, plan, plan_enumeration
 from equivtest.errors import Misuse
 from equivtest.pytest_plugin.items import (
     AbsentItem,
@@ -82,6 +83,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
         for part in (
             *plan(settings.profile, world_sizes, prop.weight, has_tables=builder_of(prop.cases) is not None),
             *plan(settings.profile, settings.pinned_sizes(prop)),
+            *_enumerated(settings.profile, prop, world_sizes),
         )
     ]
     if settings.audits_property(prop):
@@ -96,6 +98,14 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
                 KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
             )
     return items
+
+
+def _enumerated(profile: Profile, prop: Property, world_sizes: Collection[int]) -> tuple[Part, ...]:
+    """Returns the searches of the property's enumeration."""
+    if prop.enumeration is None:
+        return ()
+    sizes = [size for size in prop.enumeration.world_sizes if size in world_sizes]
+    return plan_enumeration(profile, sizes, prop.enumeration.parts)
 
 
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:

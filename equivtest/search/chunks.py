@@ -50,6 +50,7 @@ class Chunk:
         world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
         strength: Of the covering array that the cases are taken from; 0: they are random.
         mixes_worlds: True if that array is of all world sizes; the chunk has its rows of one.
+        depth: Of the property's enumeration, if the chunk is a part of that.
     """
 
     world_size: int
@@ -61,6 +62,7 @@ class Chunk:
     world_sizes: tuple[int, ...] = limits.WORLD_SIZES
     strength: int = 0
     mixes_worlds: bool = True
+    depth: int = 0
 
     @property
     def smaller_world_sizes(self) -> list[int]:
@@ -88,6 +90,7 @@ def chunk_of(part: Part, dtypes: tuple[str, ...], seed: str, world_sizes: tuple[
         world_sizes,
         part.strength,
         part.mixes_worlds,
+        part.depth,
     )
 
 
@@ -103,6 +106,9 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 
     Examples and aspects are of chunk 0 alone.
     """
+    if chunk.depth:
+        assert prop.enumeration is not None
+        return list(prop.enumeration.cases(chunk.space, chunk.depth, chunk.index))
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
     cases = [case for case in examples if case.is_within(chunk.dtypes)]
     array = covering_array_of(prop, chunk)

@@ -14,7 +14,7 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_table import OPERATORS, run, signatures_of
+from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
 from equivtest.families.operators.known import gathers_in_front_of, keeps_placements, leaves_nothing_to_reduce
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
@@ -232,7 +232,7 @@ def index_rows(case: OperatorCase) -> int:
     return case.operands[1][case.dim]
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_every_operator_has_a_signature(name: str) -> None:
     assert any(signatures_of(name, shape) for shape in ((2,), (2, 2), (2, 2, 2), ()))
 
@@ -288,7 +288,7 @@ def test_an_error_of_the_running_error_itself_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RunningError, "__init__", lacks_an_operator)
 
     with pytest.raises(AttributeError, match="no such operator"):
-        judged_how.__wrapped__(OperatorCase(world_size=1, operator="exp", values=(("real", 0),)), 0)
+        judged_how(OperatorCase(world_size=1, operator="exp", values=(("real", 4711),)), 0)
 
 
 def test_an_operator_that_the_installed_torch_does_not_take_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from equivtest.families.operators.case import OperatorCase
 from equivtest.verdicts.verdict import Judgement, Verdict
-from studies.operator_coverage import outcome_of
+from studies.operator_coverage import fate_of, outcome_of
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,10 @@ def test_what_becomes_of_a_case_is_what_is_worst(
     ]
 
     assert outcome_of(verdicts, signs)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("signs", "fate"), [("R~", "judged"), ("?R", "refused by torch"), ("?", "undecided"), ("K", "judged")]
+)
+def test_an_operator_is_judged_if_something_is_concluded_of_one_draw(signs: str, fate: str) -> None:
+    assert fate_of({sign: int(sign in signs) for sign in "=~?RKX"}) == fate

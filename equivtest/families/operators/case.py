@@ -12,8 +12,8 @@ from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.operands import partial_axes, stacked
 from equivtest.cases.rules import Dims, OneOf
 from equivtest.families.operators.case_forms import Argument
-from equivtest.families.operators.case_operator import BOOLS, FLOATS, INDEX, WHOLE, Operator
-from equivtest.families.operators.case_table import OPERATORS, Result, results_of, run
+from equivtest.families.operators.case_operator import BOOLS, CONTENTS, FLOATS, INDEX, WHOLE, Operator, is_content
+from equivtest.families.operators.case_table import OPERATORS, Result, domain_of, kind_of, results_of, run
 from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"
@@ -42,6 +42,8 @@ class OperatorCase(Case):
         placements: Of each operand one per mesh axis: 'replicate', 'shard(DIM)' or, of numbers, 'partial(OP)'; every
             rank's operand of a partial one is its own.
         other_dtypes: Of each operand its dtype, '' for the case's own; empty: all have that.
+        holds: Of each operand what it holds: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
+            empty: what the operator's entry in the table says.
         cotangents: Of each result the placements of its cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
         requires_grad: Numbers of the operands whose gradient is asked for.
         strided: Numbers of the operands that are handed out with their last two dims swapped in memory.
@@ -55,6 +57,7 @@ class OperatorCase(Case):
     arguments: tuple[tuple[str, Argument], ...] = ()
     placements: tuple[Placements, ...] = (("replicate",),)
     other_dtypes: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
     cotangents: tuple[Placements, ...] = ()
     requires_grad: Shape = ()
     strided: Shape = ()
@@ -75,6 +78,10 @@ class OperatorCase(Case):
         require(
             self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
             f"real values must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}",
+        )
+        require(
+            not self.holds or (len(self.holds) == len(self.operands) and all(map(is_content, self.holds))),
+            f"holds must name for each operand one of {', '.join(CONTENTS)} or 'below NUMBER', got {self.holds}",
         )
         require(not self.records, "which collectives an operator calls is not documented: set records=False")
         self._check_dtypes()
@@ -124,7 +131,8 @@ class OperatorCase(Case):
     def results(self) -> tuple[Result, ...]:
         """What the unsharded operator gives."""
         dtypes = self.other_dtypes or ("",) * len(self.operands)
-        return results_of(self.operator, self.operands, self.arguments, tuple(name or self.dtype for name in dtypes))
+        named = tuple(name or self.dtype for name in dtypes)
+        return results_of(self.operator, self.operands, self.arguments, named, self.holds)
 
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """The results, of whole operands."""
@@ -152,8 +160,12 @@ class OperatorCase(Case):
         return dict(self.arguments).get("dim")
 
     def kind_of(self, number: int) -> str:
-        """Returns the kind that the table gives the operand of that number."""
-        return self.definition.kind_of(number)
+        """Returns the kind of the operand of that number."""
+        return kind_of(self.definition, self.holds, number)
+
+    def domain_of(self, number: int) -> str:
+        """Returns the domain of the values of the operand of that number."""
+        return domain_of(self.definition, self.holds, number)
 
     def dtype_of(self, number: int) -> str:
         """Returns the name of the dtype that the operand of that number has."""

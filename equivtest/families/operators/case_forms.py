@@ -22,10 +22,12 @@ class Signature:
     Attributes:
         shapes: Global, of each operand.
         arguments: By name, of all that is no tensor.
+        holds: What each operand holds, if the operator's entry does not say it: see `OperatorCase.holds`.
     """
 
     shapes: tuple[Shape, ...]
     arguments: Arguments = ()
+    holds: tuple[str, ...] = ()
 
 
 Signatures = tuple[Signature, ...]

@@ -21,6 +21,21 @@ front; diagonal ones of powers of two, none twice by magnitude."""
 FLOATS, INDEX, BOOLS, WHOLE = KINDS = ("floats", "index", "bools", "whole")
 """Numbers of the case's dtype; int64 that count along a dim of the first operand; bools; int64 from 0 to 7."""
 
+BELOW = "below"
+"""The first word of 'below 5': int64 from 0 to 4."""
+
+CONTENTS = (
+    ANY, POSITIVE, UNIT, POWERS, DISTINCT, ABOVE, FRACTION, BITS, SIGNS, *MATRICES, BOOLS, WHOLE,
+)  # fmt: skip
+"""Contents of an operand that a form may name, besides 'below NUMBER'."""
+
+
+def is_content(text: str) -> bool:
+    """Whether a form may say so."""
+    word, _, number = text.partition(" ")
+    return text in CONTENTS or (word == BELOW and number.isdecimal() and int(number) > 0)
+
+
 Call = Callable[..., Any]
 ALONE = each()
 
@@ -43,6 +58,7 @@ class Operator:
         cotangent_parts: Into how many equal parts, a power of two, a cotangent is divided at most.
         rounds: Whether what comes out is rounded, so that 16 bits are too few to conclude anything.
         num_dims: Of the shapes that it takes.
+        has_samples: Whether its forms are samples of torch's own list, which say themselves what operands hold.
     """
 
     name: str
@@ -56,6 +72,7 @@ class Operator:
     cotangent_parts: int = 2
     rounds: bool = False
     num_dims: tuple[int, ...] = (0, 1, 2, 3)
+    has_samples: bool = False
 
     def kind_of(self, number: int) -> str:
         """Returns the kind that the operand of that number has."""

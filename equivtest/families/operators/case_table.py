@@ -23,13 +23,14 @@ from equivtest.families.operators import (
     case_pointwise,
     case_products,
     case_reductions,
+    case_samples,
     case_special,
     case_views,
 )
 from equivtest.families.operators.case_forms import Arguments, Signature, Signatures
-from equivtest.families.operators.case_operator import BOOLS, INDEX, MATRICES, WHOLE, Operator
+from equivtest.families.operators.case_operator import BELOW, BOOLS, FLOATS, INDEX, MATRICES, WHOLE, Operator
 
-OPERATORS: dict[str, Operator] = {
+HAND_WRITTEN: dict[str, Operator] = {
     operator.name: operator
     for rows in (
         case_pointwise,
@@ -44,7 +45,10 @@ OPERATORS: dict[str, Operator] = {
     )
     for operator in rows.ROWS
 }
-"""By name."""
+"""By name, each with forms that fit any shape."""
+
+OPERATORS = {**HAND_WRITTEN, **{operator.name: operator for operator in case_samples.ROWS}}
+"""By name, those with forms of torch's own list among them."""
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:
@@ -66,7 +70,8 @@ def signatures_of(name: str, shape: Shape) -> Signatures:
 
 def _is_taken(name: str, signature: Signature) -> bool:
     try:
-        results_of(name, signature.shapes, signature.arguments, ("float64",) * len(signature.shapes))
+        dtypes = ("float64",) * len(signature.shapes)
+        results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return False
     return True
@@ -87,18 +92,27 @@ class Result:
 
 @functools.lru_cache(maxsize=2**14)
 def results_of(
-    name: str, shapes: tuple[Shape, ...], arguments: Arguments, dtypes: tuple[str, ...]
+    name: str, shapes: tuple[Shape, ...], arguments: Arguments, dtypes: tuple[str, ...], holds: tuple[str, ...] = ()
 ) -> tuple[Result, ...]:
     """The results of a call on operands of such dtypes, as the unsharded operator gives them.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: torch's own, where the operator does not take them.
     """
+    operator = OPERATORS[name]
     operands = tuple(
-        _plain_operand(OPERATORS[name], number, shape, dtype)
+        plain_operand(kind_of(operator, holds, number), domain_of(operator, holds, number), shape, dtype)
         for number, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     )
-    return described(run(name, operands, arguments), operands)
+    for numbers in (range(len(operands)), (0,)):  # torch refuses some calls if it has no derivative by every operand
+        leaves = tuple(
+            each.requires_grad_(number in numbers and each.is_floating_point()) for number, each in enumerate(operands)
+        )
+        try:
+            return described(run(name, leaves, arguments), leaves)
+        except RuntimeError:
+            continue
+    return described(run(name, tuple(each.requires_grad_(False) for each in operands), arguments), operands)  # noqa: FBT003
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
@@ -109,15 +123,28 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
     )
 
 
-def _plain_operand(operator: Operator, number: int, shape: Shape, dtype: str) -> torch.Tensor:
-    kind = operator.kind_of(number)
+def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
+    """Returns the kind of the operand of that number: the operator's entry says it, or the words of the form."""
+    if not holds:
+        return operator.kind_of(number)
+    word = holds[number].partition(" ")[0]
+    return {BOOLS: BOOLS, WHOLE: WHOLE, BELOW: WHOLE}.get(word, FLOATS)
+
+
+def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
+    """Returns the domain of the operand of that number, likewise."""
+    return holds[number] if holds else operator.domain_of(number)
+
+
+def plain_operand(kind: str, domain: str, shape: Shape, dtype: str) -> torch.Tensor:
+    """Returns an operand of one number, or unit matrices."""
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")
     if kind in (INDEX, WHOLE):
         return torch.zeros(shape, dtype=torch.int64, device="cpu")
-    if operator.domain_of(number) in MATRICES:
-        return torch.eye(shape[-1], dtype=getattr(torch, dtype), device="cpu").expand(shape).clone().requires_grad_()
-    return torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()
+    if domain in MATRICES:
+        return torch.eye(shape[-1], dtype=getattr(torch, dtype), device="cpu").expand(shape).clone()
+    return torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu")
 
 
 def _operands_of(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:

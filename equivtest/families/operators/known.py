@@ -187,3 +187,33 @@ def keeps_placements(case: OperatorCase) -> bool:
     gone = [each for each in dims if shape[each] == 1]
     layout = case.operand_layout(0)
     return bool(gone) and not any(isinstance(each, Shard) and each.dim >= min(gone) for each in layout.placements)
+
+
+def call(case: OperatorCase) -> str:
+    """Returns the text by which a form of torch's own list is called; '' of all others."""
+    text = dict(case.arguments).get("call", "")
+    assert isinstance(text, str)
+    return text
+
+
+def has_shard(case: OperatorCase) -> bool:
+    """Whether some operand is divided."""
+    return any(text.startswith("shard") for placements in case.placements for text in placements)
+
+
+def is_whole(case: OperatorCase) -> bool:
+    """Whether every rank has every operand."""
+    return all(set(placements) == {"replicate"} for placements in case.placements)
+
+
+def takes_mean(case: OperatorCase) -> bool:
+    """Whether a loss is reduced to its mean, which is also what it does if no reduction is named."""
+    return "reduction=" not in call(case) or "reduction='mean'" in call(case)
+
+
+def convolves_as_held(case: OperatorCase) -> bool:
+    """Whether a convolution has other operands than whole ones and a batch with a row for each rank."""
+    first, *others = case.placements
+    rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
+    is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)
+    return not is_right or any(set(texts) != {"replicate"} for texts in others)

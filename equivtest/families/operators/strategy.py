@@ -18,7 +18,7 @@ from equivtest.errors import Misuse
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
-from equivtest.families.operators.case_table import OPERATORS, results_of, signatures_of
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, results_of, signatures_of
 from equivtest.property import Space
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
 
-def operator_cases(space: Space, *, operators: Sequence[str] = tuple(OPERATORS)) -> SearchStrategy[OperatorCase]:
+def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
     """Cases of these operators, on sizes around multiples of the world size.
 
     Those that only round are drawn in float32 and float64 alone, if the space has them.

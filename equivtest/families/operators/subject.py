@@ -34,12 +34,14 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (ValueError, "does not support things like hybrid sharding strategies"),
     (RuntimeError, "not supported yet"),
     (RuntimeError, "got mixed torch.Tensor and DTensor"),
+    (RuntimeError, "not supported with DTensor"),
+    (RuntimeError, "for tensor parallel convolution"),
     (AssertionError, "Redistribution from one partial type"),
 )
 """(class, words) of what DTensor says of an operator, or of placements, that it does not take.
 
 Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
-_ops/_view_ops.py, redistribute_local_tensor in _redistribute.py (2.13.0).
+_ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
 """
 
 

@@ -72,11 +72,12 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     if kind == BOOLS:
         return torch.randint(2, shape, generator=source, device="cpu").bool()
     if kind == WHOLE:
-        return torch.randint(8, shape, generator=source, device="cpu")
+        limit = case.domain_of(number).partition(" ")[2] if case.holds else ""
+        return torch.randint(int(limit or 8), shape, generator=source, device="cpu")
     if kind == INDEX:
         return torch.randint(max(case.index_limit(), 1), shape, generator=source, device="cpu")
     dtype, fewest = case.dtype_of(number), min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
-    domain = case.definition.domain_of(number)
+    domain = case.domain_of(number)
     is_exact = mode == EXACT_MODE
     value = _draw_exact(case, shape, (fewest, domain), source) if is_exact else _draw_real(shape, domain, source)
     parts = _parts_of(value, *case.reduction(number), mode, source)
@@ -116,6 +117,10 @@ def _draw_matrix(shape: Shape, domain: str, source: torch.Generator) -> torch.Te
 
 
 def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tensor:
+    if domain in MATRICES:
+        return _draw_matrix(shape, domain, source)
+    if domain == BITS:
+        return torch.randint(2, shape, generator=source, device="cpu")
     value = without_subnormals(nearly_normal(shape, source))  # of a magnitude of at most 3
     if domain in (POSITIVE, ABOVE):
         return value.abs() + (0.25 if domain == POSITIVE else 1.25)

@@ -1,0 +1,121 @@
+"""Operators and forms from torch's own list, as `python -m studies.operator_forms` writes them into `forms.jsonl`.
+
+A form is called as its text says: in "x0, 2, dim=x1" the names stand for the operands, all else is a literal.
+
+Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equivtest.families.operators.case_forms import Form, Signature
+from equivtest.families.operators.case_operator import Operator
+
+FILE = Path(__file__).with_name("forms.jsonl")
+
+IN_PLACE, OUT = "in place", "out"
+WAYS = ("", IN_PLACE, OUT)
+"""The function; the method that writes to its first operand, here a copy; the function that is given its result."""
+
+_CONSTANTS = {"inf": math.inf, "nan": math.nan}
+
+
+def name_of(operator: str, way: str) -> str:
+    """Returns the name that an operator called that way has in the table."""
+    return f"{operator} {way}".strip()
+
+
+def function_of(operator: str) -> Callable[..., Any] | None:
+    """Returns what torch has by that name: a function, or a method of tensors."""
+    found: Any = torch
+    for part in operator.removeprefix("torch.").split("."):
+        found = getattr(found, part, None)
+    method = getattr(torch.Tensor, operator, None)
+    return found if callable(found) else method if callable(method) else None
+
+
+def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the results of an operator of the table, called by the text."""
+    way = way_of(name)
+    operator = name.removesuffix(f" {way}") if way else name
+    positional, named = _arguments(call, tuple(operands))
+    if way == IN_PLACE:
+        x, *others = positional
+        copied = x.mul(1)
+        getattr(copied, f"{operator.rpartition('.')[2]}_")(*others, **named)
+        return (copied,)
+    function = function_of(operator)
+    assert function is not None
+    if way == OUT:
+        with torch.no_grad():
+            shaped = function(*positional, **named)
+            out = torch.zeros_like(shaped) if isinstance(shaped, torch.Tensor) else tuple(map(torch.zeros_like, shaped))
+            function(*positional, **named, out=out)
+        return out if isinstance(out, tuple) else (out,)
+    found = function(*positional, **named)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def way_of(name: str) -> str:
+    """Returns the way in which a name of the table calls its operator."""
+    return next((way for way in WAYS[1:] if name.endswith(f" {way}")), "")
+
+
+def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the positional arguments and those by name."""
+    tree = _parsed(call)
+    positional = [_value(each, operands) for each in tree.args]
+    return positional, {str(each.arg): _value(each.value, operands) for each in tree.keywords}
+
+
+@functools.lru_cache(maxsize=2**12)
+def _parsed(call: str) -> ast.Call:
+    tree = ast.parse(f"call({call})", mode="eval").body
+    assert isinstance(tree, ast.Call)
+    return tree
+
+
+def _value(node: ast.expr, operands: tuple[Any, ...]) -> Any:
+    if isinstance(node, ast.List):
+        return [_value(each, operands) for each in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(each, operands) for each in node.elts)
+    if isinstance(node, ast.UnaryOp):
+        return -_value(node.operand, operands)
+    if isinstance(node, ast.Attribute):
+        return getattr(torch, node.attr)
+    if isinstance(node, ast.Name):
+        return _CONSTANTS[node.id] if node.id in _CONSTANTS else operands[int(node.id.removeprefix("x"))]
+    return ast.literal_eval(node)
+
+
+def _row(name: str, forms: Sequence[list[Any]]) -> Operator:
+    signatures = tuple(
+        Signature(tuple(map(tuple, shapes)), (("call", call),), tuple(holds)) for call, shapes, holds in forms
+    )
+    form: Form = lambda shape: signatures  # noqa: E731
+    return Operator(name, lambda *operands, call: run_form(name, call, operands), form, rounds=True, has_samples=True)
+
+
+def _read() -> tuple[tuple[Operator, ...], dict[str, str]]:
+    forms, left_out = defaultdict[str, list[list[Any]]](list), {}
+    for line in map(json.loads, FILE.read_text("utf-8").splitlines() if FILE.exists() else ()):
+        if len(line) == 2:
+            left_out[line[0]] = line[1]
+        else:
+            forms[name_of(line[0], line[1])].append(line[2:])
+    return tuple(_row(name, each) for name, each in forms.items()), left_out
+
+
+ROWS, LEFT_OUT = _read()
+"""The operators; and others of torch's list, each with the reason why the enumeration leaves it out."""

@@ -1,0 +1,189 @@
+"""The calls that are enumerated: every form of every operator, under combinations of placements of its operands.
+
+A call has axes: the form, the placement of each operand and of the cotangents, and the kind of values.  Three more are
+whether all operands are placed alike, which operand alone is a sum of shares, and whether the named dim is divided.
+A table of strength 1 has each value of each axis, one of strength 2 each pair of values of two axes, of every operator.
+Calls of one operator follow each other: they run in the same process with other arguments, shapes and placements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+
+from equivtest.cases.case import Shape
+from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
+from equivtest.families.operators.case_forms import Signature, Signatures
+from equivtest.families.operators.case_operator import FLOATS, Operator
+from equivtest.families.operators.case_samples import IN_PLACE, OUT, way_of
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, kind_of, results_of
+from equivtest.property import Enumeration, Space
+
+SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
+"""Shapes of the operators whose forms fit any shape: two ranks share dims of 3 and 5 unevenly."""
+REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
+"""At depth 1 an operand after the first has no averages, and none has smallest elements."""
+WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
+"""Operators that are called on whole operands alone: DTensor tries every combination of placements of seven tensors for
+their gradient, which takes longer than a minute (finding 69)."""
+
+MAX_FORMS = 6
+"""Forms of an operator at most."""
+MAX_ROWS = 200
+"""Combinations of an operator's form that are looked at."""
+
+MAX_CALLS = {IN_PLACE: 3, OUT: 2}
+"""Calls of an operator in these ways, in a gate; its function has all."""
+
+
+ENUMERATED = tuple(HAND_WRITTEN)
+"""Operators whose known failures are complete."""
+PARTS = 8
+"""Searches that share the operators."""
+
+
+def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
+    """Returns one part of the enumerated calls of a space, in the first dtype that real numbers have.
+
+    Operators that follow each other in the table lie in different parts; the calls of one operator stay together.
+    """
+    dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
+    names = ENUMERATED[part::PARTS] if dtype else ()
+    return [
+        case
+        for world_size in space.world_sizes
+        for name in names
+        for case in calls_of_operator(name, world_size, dtype, depth)
+    ]
+
+
+@lru_cache(maxsize=2**11)
+def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
+    """Returns the enumerated calls of one operator."""
+    rows = [row for signature in forms_of(name) for row in itertools.islice(_rows(name, signature, strength), MAX_ROWS)]
+    num = MAX_CALLS.get(way_of(name), len(rows)) * strength if OPERATORS[name].has_samples else len(rows)
+    return tuple(_case(name, world_size, dtype, row) for row in covering(rows, strength)[:num])
+
+
+@cache
+def forms_of(name: str) -> Signatures:
+    """Returns the forms of an operator: all from torch's list, or the few from its table that show most."""
+    operator = OPERATORS[name]
+    shapes = SHAPES[:1] if operator.has_samples else [each for each in SHAPES if len(each) in operator.num_dims]
+    left = list(dict.fromkeys(signature for shape in shapes for signature in operator.form(shape)))
+    seen, kept = set[object](), list[Signature]()
+    while left and len(kept) < MAX_FORMS:
+        best = max(left, key=lambda signature: len(_features(signature) - seen))
+        left.remove(best)
+        if _is_taken(name, best):
+            seen |= _features(best)
+            kept.append(best)
+    return tuple(kept)
+
+
+def _features(signature: Signature) -> frozenset[object]:
+    """Returns each argument by name and value, the numbers of dims, and which operands have equal shapes."""
+    shapes = signature.shapes
+    return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
+
+
+def _is_taken(name: str, signature: Signature) -> bool:
+    """Whether the unsharded operator takes the form in 32 bits."""
+    try:
+        dtypes = ("float32",) * len(signature.shapes)
+        results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return False
+    return True
+
+
+Row = tuple[Signature, tuple[str, ...], str, str]
+"""A form, the placement of each operand, the placement of the cotangents, and the kind of values."""
+
+
+def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
+    """Yields the combinations of a form; those in which all is whole come last."""
+    numbers = range(len(signature.shapes))
+    if name in WHOLE_ALONE:
+        yield signature, ("replicate",) * len(numbers), "replicate", REAL_MODE
+        return
+    tables = [_placements(name, signature, number, strength) for number in numbers]
+    combinations = sorted(itertools.product(*tables), key=lambda texts: set(texts) == {"replicate"})
+    modes = _modes(OPERATORS[name])
+    for number, texts in enumerate(combinations):
+        yield signature, texts, ("replicate", "shard(0)", "shard(-1)")[number % 3], modes[number % len(modes)]
+
+
+def _modes(operator: Operator) -> tuple[str, ...]:
+    """Returns the kinds of values in turn: real ones show what rounds, whole ones are judged by equality."""
+    return (EXACT_MODE,) if operator.is_exact else (REAL_MODE,) if operator.rounds else (EXACT_MODE, REAL_MODE)
+
+
+def _placements(name: str, signature: Signature, number: int, strength: int) -> tuple[str, ...]:
+    kind = kind_of(OPERATORS[name], signature.holds, number)
+    shards = tuple(f"shard({dim})" for dim, size in enumerate(signature.shapes[number]) if size > 1)
+    reductions = REDUCTIONS if strength > 1 else REDUCTIONS[:3] if number == 0 else REDUCTIONS[:3:2]
+    return (*shards, *(reductions if kind == FLOATS else ()), "replicate")
+
+
+def covering(rows: Sequence[Row], strength: int) -> list[Row]:
+    """Returns few rows with each value of each axis, or each pair of values: each row adds most to those before."""
+    seen: set[tuple[object, ...]] = set()
+    kept, left = [], [(row, frozenset(itertools.combinations(_values(row), strength))) for row in rows]
+    while left:
+        best = max(left, key=lambda each: len(each[1] - seen))
+        if best[1] <= seen:
+            break
+        seen |= best[1]
+        kept.append(best[0])
+        left = [each for each in left if not each[1] <= seen]
+    return kept
+
+
+def _values(row: Row) -> list[tuple[object, ...]]:
+    signature, texts, cotangent, mode = row
+    values: list[tuple[object, ...]] = [
+        ("form", signature),
+        *enumerate(texts),
+        ("cotangent", cotangent),
+        ("mode", mode),
+    ]
+    dim = dict(signature.arguments).get("dim")
+    if isinstance(dim, int) and signature.shapes[0] and texts[0] == f"shard({dim % len(signature.shapes[0])})":
+        values.append(("dim is divided", dim < 0, texts[1:2]))
+    if len(texts) > 1 and len(set(texts)) == 1:
+        values.append(("alike", texts[0]))
+    partial = [number for number, text in enumerate(texts) if text == REDUCTIONS[0]]
+    if len(partial) == 1 and texts.count("replicate") == len(texts) - 1:
+        values.append(("alone", partial[0]))
+    return values
+
+
+def _case(name: str, world_size: int, dtype: str, row: Row) -> OperatorCase:
+    signature, texts, cotangent, mode = row
+    operator = OPERATORS[name]
+    numbers = range(len(signature.shapes))
+    dtypes = (dtype,) * len(signature.shapes)
+    results = results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
+    return OperatorCase(
+        world_size=world_size,
+        dtype=dtype,
+        operator=name,
+        operands=signature.shapes,
+        arguments=signature.arguments,
+        holds=signature.holds,
+        placements=tuple((text,) for text in texts),
+        cotangents=tuple(_cotangent(cotangent, result.shape) for result in results) if cotangent != "replicate" else (),
+        requires_grad=tuple(number for number in numbers if kind_of(operator, signature.holds, number) == FLOATS),
+        values=((mode, 1),),
+    )
+
+
+def _cotangent(text: str, shape: Shape) -> Placements:
+    dim = 0 if text == "shard(0)" else len(shape) - 1
+    return (f"shard({dim})" if shape and shape[dim] > 1 else "replicate",)
+
+
+ENUMERATION = Enumeration(calls_of, PARTS, (2,))
+"""The calls of `dtensor_operators` on two ranks."""

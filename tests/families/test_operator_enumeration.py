@@ -1,0 +1,164 @@
+"""The enumerated calls of operators: which there are, and what a call looks like."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from equivtest.base.profiles import PROFILES, plan_enumeration
+from equivtest.cases.case import from_code
+from equivtest.cases.values import draw
+from equivtest.errors import Misuse
+from equivtest.families.operators import strategy_calls
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, run_form
+from equivtest.families.operators.case_table import OPERATORS
+from equivtest.families.operators.oracle import judged_how
+from equivtest.families.operators.strategy_calls import (
+    ENUMERATED,
+    PARTS,
+    calls_of,
+    calls_of_operator,
+    covering,
+    forms_of,
+)
+from equivtest.property import Space
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.chunks import Chunk, chunk_cases
+from studies.operator_defects import killed
+
+LOSSES = ("nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "nn.functional.huber_loss")
+
+
+def calls(name: str, depth: int = 1) -> tuple[OperatorCase, ...]:
+    return calls_of_operator(name, 2, "float32", depth)
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "add", "lerp", "nn.functional.cosine_similarity"])
+def test_calls_of_an_operator_have_each_form_and_each_placement(name: str) -> None:
+    found = calls(name, 2)
+    placements = {case.placements[0][0] for case in found}
+
+    assert {case.arguments for case in found} == {form.arguments for form in forms_of(name)}
+    assert {"shard(0)", "partial(sum)", "partial(max)"} <= placements
+
+
+def test_calls_of_depth_two_have_each_pair_of_placements() -> None:
+    pairs = {(case.placements[0], case.placements[1]) for case in calls("nn.functional.mse_loss", 2)}
+    texts = ("replicate", "shard(0)", "shard(1)", "partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
+
+    assert {((a,), (b,)) for a in texts for b in texts} <= pairs
+
+
+def test_some_rank_has_fewer_rows_and_some_ranks_have_equally_many() -> None:
+    kinds = defaultdict(set)
+    for name in LOSSES:
+        for case in calls(name, 2):
+            kinds[name].add(case.shard_kind)
+
+    assert all({"even", "uneven"} <= kinds[name] for name in LOSSES)
+
+
+def test_parts_share_all_operators() -> None:
+    space = Space((2,), ("float32", "bfloat16"))
+    names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
+
+    assert set(ENUMERATED) == names
+
+
+def test_a_space_without_a_dtype_of_real_numbers_has_no_calls() -> None:
+    assert calls_of(Space((2,), ("bfloat16",)), 1, 0) == []
+
+
+def test_a_part_of_an_enumeration_has_its_calls_alone() -> None:
+    prop = shipped()["dtensor_operators"]
+    chunk = Chunk(2, ("float32",), 3, 300, depth=1)
+
+    assert chunk_cases(prop, chunk) == calls_of(chunk.space, 1, 3)
+
+
+def test_all_operands_are_sums_of_shares_in_some_call_and_each_one_alone_in_another() -> None:
+    found = {tuple(text for (text,) in case.placements) for case in calls("mul")}
+    share, whole = "partial(sum)", "replicate"
+
+    assert {(share, share), (share, whole), (whole, share)} <= found
+
+
+def test_a_row_is_kept_while_it_adds_a_pair() -> None:
+    form = forms_of("add")[0]
+    rows = [(form, (a, b), "replicate", "real") for a in ("shard(0)", "shard(1)") for b in ("shard(0)", "shard(1)")]
+
+    assert covering(rows, 1) == [rows[0], rows[3]]
+    assert set(covering(rows, 2)) == set(rows)
+
+
+def test_a_call_reads_back_from_its_text() -> None:
+    for case in calls("nn.functional.cross_entropy"):
+        assert from_code(repr(case)) == case
+
+
+def test_a_text_names_operands_constants_and_dtypes() -> None:
+    import torch
+
+    x = torch.tensor([1.0, -2.0])
+
+    assert run_form("clamp", "x0, min=-inf, max=0.5", [x])[0].tolist() == [0.5, -2.0]
+    assert run_form("sum", "x0, dtype=torch.float64", [x])[0].dtype == torch.float64
+    assert run_form("add in place", "x0, x0, alpha=2", [x])[0].tolist() == [3.0, -6.0]
+    assert run_form("add out", "x0, x0", [x])[0].tolist() == [2.0, -4.0]
+    assert x.tolist() == [1.0, -2.0]
+
+
+def test_an_unknown_content_raises_misuse() -> None:
+    with pytest.raises(Misuse, match=r"holds must name for each operand one of any, .* got \('small',\)"):
+        OperatorCase(world_size=1, operator="neg", holds=("small",))
+
+
+def test_whole_numbers_stay_below_the_limit_of_the_form() -> None:
+    case = OperatorCase(world_size=1, operator="eq", operands=((50,),) * 2, placements=(("replicate",),) * 2,
+                        arguments=(), holds=("any", "below 3"))  # fmt: skip
+
+    assert set(draw(case, 0)["operand.1"].tolist()) == {0, 1, 2}
+
+
+def test_where_elements_live_does_not_change_what_is_right() -> None:
+    whole, divided = (
+        OperatorCase(world_size=2, operands=((4,),), placements=((text,),), requires_grad=(0,))
+        for text in ("replicate", "shard(0)")
+    )
+
+    assert judged_how(whole, 0) is judged_how(divided, 0)
+
+
+def test_every_operator_of_torchs_list_is_judged_or_left_out_for_a_reason() -> None:
+    pytest.importorskip("expecttest", reason="torch's list imports it")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    known = {row.name for row in ROWS} | set(OPERATORS) | set(LEFT_OUT)
+
+    assert {info.name for info in op_db} <= known
+    assert not set(LEFT_OUT) & set(OPERATORS)
+
+
+def test_an_enumeration_is_the_same_in_every_process() -> None:
+    first = calls_of(Space((2,), ("float32",)), 1, 5)
+    strategy_calls.calls_of_operator.cache_clear()
+    strategy_calls.forms_of.cache_clear()
+
+    assert calls_of(Space((2,), ("float32",)), 1, 5) == first
+
+
+@pytest.mark.parametrize(("profile", "depth"), [("smoke", 0), ("gate", 1), ("conformance", 2), ("soak", 0)])
+def test_a_profile_has_an_enumeration_to_its_depth(profile: str, depth: int) -> None:
+    parts = plan_enumeration(PROFILES[profile], (2,), 3)
+
+    assert [part.label for part in parts] == ["w2-calls-0", "w2-calls-1", "w2-calls-2"][: 3 * bool(depth)]
+    assert {part.depth for part in parts} == ({depth} if depth else set())
+
+
+@pytest.mark.ranks
+def test_a_gate_rejects_a_sum_of_two_sums_taken_for_their_product(pool: Pool) -> None:
+    """Random cases of a gate do not."""
+    assert killed("product_of_shares", calls("mul"), pool) == "equals_unsharded value"
