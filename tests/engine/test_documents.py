@@ -151,6 +151,11 @@ def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
     assert [line.split()[:2] for line in first if line.startswith("    ")] == [["make", "gate"], ["make", "test"]]
 
 
+@pytest.mark.parametrize(("path", "most"), [(README, 600), (ROOT / "ARCHITECTURE.md", 1500)])
+def test_pages_that_everybody_reads_stay_short(path: Path, most: int) -> None:
+    assert len(path.read_text("utf-8").split()) <= most
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_block_says_what_it_is(path: Path) -> None:
     fences = re.findall(r"^```(.*)$", path.read_text("utf-8"), flags=re.M)
