@@ -117,6 +117,14 @@ def run(
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
     keyword: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Run what pytest's -k selects.")] = None,
     verbose: Annotated[bool, typer.Option("-v", help="One line per search and claim.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", help="Less output.")] = False,
+    collect_only: Annotated[bool, typer.Option("--co", help="List what would run, and run nothing.")] = False,
+    max_failures: Annotated[
+        int, typer.Option("--maxfail", metavar="NUMBER", min=0, help="Stop after so many failures; 0: never.")
+    ] = 0,
+    durations: Annotated[
+        int | None, typer.Option(metavar="NUMBER", min=0, help="Print the slowest searches; 0: all.")
+    ] = None,
 ) -> int:
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
@@ -126,7 +134,9 @@ def run(
         "allow_unsupported": allow_unsupported, "report": report,
         "max_time": max_time, "audit": audit,
     }  # fmt: skip
-    return run_properties(raw, paths or [], workers, keyword, ["-x"] * stop_first + ["-v"] * verbose)
+    flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
+    flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)
+    return run_properties(raw, paths or [], workers, keyword, flags)
 
 
 @app.command("audit")

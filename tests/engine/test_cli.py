@@ -186,6 +186,20 @@ def test_options_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.Mo
     assert (pytester.path / "out" / "junit.xml").exists()
 
 
+def test_options_of_pytest_reach_pytest(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_suite(pytester, "a_wrong", "b_wrong")
+    common = ("run", "-n0", "--audit=off", "--world-sizes=3", str(pytester.path))
+
+    call(monkeypatch, *common, "--co", "-q")
+    assert "search" not in "".join(log_of(pytester))
+
+    call(monkeypatch, *common, "--maxfail", "1", "--durations", "0", "-q")
+    assert [line for line in log_of(pytester) if "search" in line] == ["search a_wrong w3 gate"]
+    assert "slowest durations" in capfd.readouterr().out
+
+
 @pytest.mark.ranks
 def test_shipped_properties_run_from_an_empty_folder_and_leave_it_empty(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "equivtest.cli", "run", "--profile=smoke", "--world-sizes=1,2", "--dtypes=float32",
