@@ -36,10 +36,10 @@ class Enumeration:
     """Cases from a table of the family, in place of random ones or a covering array.
 
     Attributes:
-        cases: Gives the cases of one of the parts, of a space of one world size.  A depth of 1 is what a gate runs, 2
-            what a conformance run has.
-        parts: How many searches share them.
-        world_sizes: On which there are any.
+        cases: Makes the cases of one of the parts, for a space with one world size.  The depth is 1 for a gate, 2
+            for a conformance run.
+        parts: Number of searches that the cases are divided among.
+        world_sizes: World sizes with at least one case.
     """
 
     cases: Callable[[Space, int, int], Sequence[Case]]
@@ -49,35 +49,35 @@ class Enumeration:
 
 @dataclass(frozen=True)
 class Property:
-    """What is claimed of a subject.
+    """A statement about a subject, with its cases and claims.
 
     Attributes:
         subject: Registered name, or 'package.module:function'.
         statement: The claim in one sentence.
-        source: Where the contract stands, with the release it was read in.
+        source: Where the contract is documented, with the release that was read.
         cases: Makes the strategy for one part of the case space.
         claims: Judged together from one run of each case.
-        examples: Cases that are always run, first: bugs somebody once had.
+        examples: Cases that always run, first: bugs from the past.
         weight: Share of the cases of a run, relative to the other properties.
-        conclusive_dtypes: In which a conformance run has to reach conclusions, where not in all.
-        conclusive_shards: Kinds of shards of which it has to, where not of all: none are to be had
-            where every case of a kind is a known failure.
-        shards: Whether its tensors are sharded at all; if not, every case counts as even.
-        without_collectives: Why its subject calls no collective on several ranks, where that is right: without such a
-            reason a run in which none is called shows nothing (`equivtest.search.audit`).
-        incomplete: Why a run of many cases leaves it out unless --subjects names it: such cases find failures that the
-            known ones do not cover yet.
+        conclusive_dtypes: Dtypes in which a conformance run must reach conclusions, if not all.
+        conclusive_shards: Kinds of shards for which it must, if not all: conclusions are impossible
+            if every case of a kind is a known failure.
+        shards: Whether the subject's tensors are sharded; if not, every case counts as even.
+        without_collectives: Reason why its subject correctly calls no collective on several ranks: without such a
+            reason a run without collectives shows nothing (`equivtest.search.audit`).
+        incomplete: Reason why a run of many cases omits it unless --subjects names it: such cases find failures that
+            are not known failures yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
-        leaves_out: Names the dtypes of a space in which none of its cases can be judged, each with the reason or '';
-            None: each has some that can.
-        aspects: Names each of `Case.aspects` that some case of a space has; None: even and uneven shards.
+        leaves_out: Names the dtypes of a space without any case that can be judged, each with the reason or '';
+            None: each has some.
+        aspects: Names the `Case.aspects` that occur in the cases of a space; None: even and uneven shards.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
-        resolve: Makes the property that is meant, where the ranks must be asked for it: see `resolved`.
-        enumeration: Cases that a gate and a conformance run have besides.
-        limit_s: Seconds that one visit of one case may take on all ranks, before it has timed out.
+        resolve: Makes the actual property, if only the ranks know it: see `resolved`.
+        enumeration: Additional cases for a gate and for a conformance run.
+        limit_s: Seconds that one visit of one case may take on all ranks; after that it has timed out.
 
     Raises:
-        Misuse: limit_s is no number above 0, or more than half of the backend's own time-out.
+        Misuse: limit_s is no number above 0, or more than half of the backend's time-out.
     """
 
     subject: str
@@ -105,11 +105,11 @@ class Property:
 
     @property
     def refuses_only(self) -> bool:
-        """Whether it is about cases outside the contract."""
+        """True if all cases are outside the contract."""
         return [claim.name for claim in self.claims] == ["refuses"]
 
     def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
-        """Those of them that its subject runs on."""
+        """The world sizes that its subject runs on."""
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> Mapping[str, str]:
@@ -126,12 +126,12 @@ class Property:
         return [kind for kind in ("even", "uneven") if not kinds or kind in kinds]
 
     def is_empty(self, space: Space) -> bool:
-        """Whether none of its cases can be judged in any dtype of the space."""
+        """True if none of its cases can be judged in any dtype of the space."""
         return len(self.left_out(space)) == len(space.dtypes)
 
     @property
     def absent(self) -> str:
-        """Why the subject cannot run here, and the way out; '' where it can."""
+        """Reason why the subject cannot run here, and the way out; '' if it can."""
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
@@ -152,9 +152,9 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """The property that is meant; for most the property itself, of others the ranks of a world of `space` are asked.
+    """The actual property; most are it, others ask the ranks of a world of `space`.
 
     Raises:
-        Misuse: they do not agree, or cannot be asked.
+        Misuse: the ranks do not agree, or cannot answer.
     """
     return prop if prop.resolve is None else prop.resolve(prop, pool, space)

@@ -125,7 +125,7 @@ test_what_is_no_case_is_refused_by_name = refuses(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "ddp"}, "shards are fsdp2's, got style 'ddp'"),
+        ({"style": "ddp"}, "misfits of sharding require style fsdp2, got 'ddp'"),
         ({"by_columns": ("in_proj.weight",)}, "leave by_columns out"),
         ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even: nothing is refused"),
         ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),

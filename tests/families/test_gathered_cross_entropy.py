@@ -44,8 +44,11 @@ test_what_is_no_such_loss_is_named = refuses(
 
 test_what_is_no_misfit_is_named = refuses(
     functools.partial(RefusedGatheredCrossEntropyCase, world_size=2),
-    ({"misfit": "plain_target"}, "of misfit plain_target target_is_dtensor is False and weight_is_dtensor False"),
-    ({"misfit": "plain_target", "target_is_dtensor": False}, "a plain target of one position is taken for a num"),
+    ({"misfit": "plain_target"}, "misfit plain_target requires target_is_dtensor=False and weight_is_dtensor=False"),
+    (
+        {"misfit": "plain_target", "target_is_dtensor": False},
+        "a plain target of one position would be accepted as a number",
+    ),
     ({"misfit": "plain_weight"}, "misfit plain_weight needs the weights of two classes or more"),
     (
         {"misfit": "batch_mean", "reduction": "mean"},

@@ -41,13 +41,13 @@ def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
 
 test_what_is_no_case_is_refused_by_name = refuses(
     mixed_case,
-    ({"style": "ddp"}, "mixed precision is fsdp2's, got style 'ddp'"),
-    ({"dtype": "bfloat16"}, "are float32, got 'bfloat16'"),
+    ({"style": "ddp"}, "mixed precision requires style fsdp2, got 'ddp'"),
+    ({"dtype": "bfloat16"}, "must be float32, got 'bfloat16'"),
     ({"output_dtype": "float16"}, "output_dtype must be float32 or param_dtype, bfloat16, got 'float16'"),
-    ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False hands float32 to a layer of bfloat16"),
+    ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False passes float32 to a layer of bfloat16"),
     (
         {"tied": "transposed", "out_features": 3, "requires_grad": ("in_proj.weight",)},
-        "which dtype adds both uses",
+        "no dtype for the sum of both uses",
     ),
 )
 

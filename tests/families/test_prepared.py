@@ -28,7 +28,7 @@ def case_of(**fields: Any) -> PreparedCase:
 test_what_is_no_prepared_module_is_named = refuses(
     case_of,
     ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
-    ({"road": "local"}, "road and cotangent are those of a module: leave them"),
+    ({"road": "local"}, "road and cotangent follow from the module: omit them"),
     ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
     ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),
     ({"style": "output", "as_kwarg": True}, "as_kwarg is for what prepares inputs"),

@@ -1,9 +1,9 @@
-"""Collectives of torch.distributed, each called by itself on operands of its own.
+"""Collectives of torch.distributed, each called separately on different operands.
 
-Letters: w ranks, n elements of one size, L of all sizes together.
+Letters: w ranks, n elements of one size, L elements of all sizes together.
 
-Every rank has w * n elements of each kind of operand, one size after the other.  A collective that takes
-one tensor of a rank takes the first n of them; one that takes a part for every rank takes all.
+Every rank has w * n elements of each kind of operand, one size after the other.  A collective with
+one tensor per rank takes the first n of them; one with a part for every rank takes all.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ OPERANDS = {
     "bor": "joined",
     "bxor": "joined",
 }
-"""The kind of operand of a reduction; under '' the kind for what is only copied."""
+"""Kind of operand of each reduction; the key '' has the kind for copies."""
 
 COUNTED = {"sum": "counted", "max": "joined", "min": "joined"}
 """The kind of operand of a reduction of int64."""
 
 FACTOR = 0.5
-"""By which a rank multiplies its operand before the sum that is called 'premul': PREMUL_SUM."""
+"""Factor of a rank's operand in the sum named 'premul': PREMUL_SUM."""
 
 BITWISE = ("band", "bor", "bxor")
-"""Reductions of integers, as which the same numbers are handed over."""
+"""Reductions of the operands as integers with the same bits."""
 
 RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
-"""What the ranks hold in the end.
+"""Kinds of results.
 
 reduced: (n,), the same on every rank.
-parts: of a reduction of all w * n elements, (n,) on each rank.
+parts: reduction of all w * n elements, (n,) on each rank.
 gathered: (w, n), one row from each rank, or by each root; the same on every rank.
 exchanged: (w, n), this rank's part from each rank, or by each root.
-uneven: the same with parts of `split` elements, one after the other, zeros up to w * n behind them.
+uneven: exchanged parts of `split` elements, one after the other, followed by zeros up to w * n.
 """
 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective as it is called.
+    """A call of a collective.
 
     Attributes:
-        function: Of torch.distributed; of its functional collectives where it begins with 'functional_', and
-            of several sizes in one coalesced call where it begins with 'coalesced_'; on int64 where it begins with
-            'int64_'.
-        op: The reduction, a key of OPERANDS; '' where values are copied.
+        function: A function of torch.distributed; with the prefix 'functional_' one of its functional collectives,
+            with 'coalesced_' one coalesced call for several sizes, with
+            'int64_' a call on int64.
+        op: The reduction, a key of OPERANDS; '' for copies.
         result: One of RESULTS.
     """
 
@@ -69,17 +69,17 @@ class Call:
 
     @property
     def name(self) -> str:
-        """What the answer is called: the function, and the reduction behind it."""
+        """Name of the answer: the function, followed by the reduction."""
         return f"{self.function}_{self.op}" if self.op else self.function
 
     @property
     def is_coalesced(self) -> bool:
-        """Whether one call takes all sizes."""
+        """True if one call takes all sizes."""
         return self.function.startswith("coalesced_")
 
     @property
     def lays_out_itself(self) -> bool:
-        """Whether its function puts the operand where the room has it: what it takes is made of the operand."""
+        """True if the function makes its arguments from the operand, and lays them out in the room's memory."""
         return self.is_coalesced or self.function.startswith("int64_")
 
     @property
@@ -160,7 +160,7 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("coalesced_reduce_scatter_tensor", "parts", "sum"),
     ),
 }  # fmt: skip
-"""Collectives of one kind, which run in one case; where a backend refuses one, the others run once more without it."""
+"""Collectives of one kind, which run in one case; if a backend refuses one, the others run once more without it."""
 
 CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call in calls}
 """Every collective by the name of its answer."""
@@ -177,24 +177,24 @@ MEMORIES = ("new", "kept", "freed")
 class CollectivesCase(Case):
     """Some collectives, each on every size.
 
-    Those with a root are called once for each rank as the root.
+    Collectives with a root are called once for each rank as the root.
 
     Attributes:
-        collectives: Names in CALLS, in the order in which they are called.
-        numels: The sizes n, each another one.
+        collectives: Names in CALLS, in the order of the calls.
+        numels: The sizes n, all different.
         waits: 'at_once': the calls are synchronous.
-            'async': each is waited for before the next begins.
-            'together': all are begun, then waited for in the same order.
-            'backwards': all are begun, then waited for from the last to the first.
-        times: How often each is called in a row, on each size and from each root.
-        stride: Elements of memory from one element of an operand or a result to the next; 1 where they are contiguous.
-            A backend that refuses others in words gets contiguous ones.
+            'async': each call is waited for before the next begins.
+            'together': all begin, then each is waited for in the same order.
+            'backwards': all begin, then each is waited for from the last to the first.
+        times: Number of consecutive calls of each, on each size and from each root.
+        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous.
+            A backend whose error refuses other strides gets contiguous ones.
         offset: Elements of memory between the alignment of 16 bytes and the first element of an operand or a result.
-        order: How n elements lie in memory: 'rows', one after the other; 'transposed', as a matrix whose columns lie
+        order: Order of n elements in memory: 'rows', one after the other; 'transposed', as a matrix whose columns lie
             one after the other; 'channels_last', as (channels, height, width) in torch.channels_last. The last two are
             dense, but not contiguous, and the same on all ranks. Uneven splits, which cut rows, always have 'rows'.
         memory: 'new': operands and results lie in memory that no call had before.
-            'kept': each call is made twice, on other elements first, with the same operands and results in memory;
+            'kept': each call is made twice, first on other elements, with the same operands and results in memory;
             the result of the second call counts.
             'freed': the same, and the tensors of the second call are others, at the addresses of those of the first.
     """
@@ -248,11 +248,11 @@ class CollectivesCase(Case):
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Elements that one rank sends to another where splits are uneven: n, none, or half of them."""
+        """Elements that one rank sends to another with uneven splits: n, none, or half of them."""
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Where ranks hold different things, one row per rank."""
+        """Describes the tensors; a tensor that differs between ranks has one row per rank."""
         ranks, numel, own = self.world_size, sum(self.numels), Layout((Shard(0),))
         results = {
             "reduced": CaseTensor((numel,), replicated(), "state"),

@@ -1,4 +1,4 @@
-"""Cases of collectives called by themselves."""
+"""Cases of separate calls of collectives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = (None,) * 38 + (0, 1)
 """Which of the large sizes, modulo their number; one case in twenty has one."""
 NUM_BUNDLES = 5
 DRAWN = tuple(bundle for name, bundle in BUNDLES.items() if name != "premultiplied")
-"""Of PREMUL_SUM, which torch documents for NCCL alone, the cases are those that are always run."""
+"""PREMUL_SUM, which torch documents for NCCL alone, has only the cases that always run."""
 
 MOST_IN_A_BUNDLE = max(map(len, DRAWN))
 OFFSETS = (0, 0, 0, 1, 3, 4)
@@ -27,7 +27,7 @@ LAYOUTS = (("rows", 1),) * 8 + (("transposed", 1), ("channels_last", 1), ("rows"
 MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
 TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
-"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+"""An odd number of draws: draw 0 comes again in another call, which shows an alternation between calls."""
 
 
 @st.composite
@@ -54,9 +54,9 @@ def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
-    """Those of some bundles; each bundle and each of its collectives is taken or left by a draw of its own.
+    """The collectives of some bundles; separate draws include or omit each bundle and each of its collectives.
 
-    Shrinking can then leave any of them but the one that fails.
+    Shrinking can then omit any of them except the one that fails.
     """
     names: list[str] = []
     for number in range(NUM_BUNDLES):
@@ -67,7 +67,7 @@ def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
 
 
 def _pick_numels(draw: DrawFn, world_size: int) -> tuple[int, ...]:
-    """Each size is one of the table or none, by a draw of its own; one element where all are none."""
+    """Separate draws include or omit each size of the table; if all are omitted, one element."""
     numels = [pick(draw, f"size {index}", (None, *NUMELS)) for index in range(NUM_NUMELS)]
     fitting = [numel for numel in LARGE_NUMELS if world_size**2 * numel <= MOST_DRAWN]
     large = pick(draw, "large size", LARGE)

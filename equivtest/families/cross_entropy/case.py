@@ -26,15 +26,15 @@ class CrossEntropyCase(ActivationCase):
     """output = sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
-        positions: Dims of the target, none to four of them; the logits x are (C,) or (N, C, ...).
-        num_classes: C, the dim of x that the ranks share.
+        positions: Dims of the target, none to four; the logits x are (C,) or (N, C, ...).
+        num_classes: C, the dim of x that is divided among the ranks.
         reduction: 'none', 'sum' or 'mean', which divides by the weights of the targets that count.
-        ignore_index: The target that counts for nothing, a class or any other number.
-        ignored: Which positions get it for certain: 'none', 'some' (every second one) or 'all'.
+        ignore_index: The target that does not count, a class or any other number.
+        ignored: Positions that certainly have it: 'none', 'some' (every second one) or 'all'.
         weighted: Whether each class has a weight.
-        target_is_dtensor, weight_is_dtensor: Hand these over as DTensors.
+        target_is_dtensor, weight_is_dtensor: Pass these as DTensors.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real", "peaked")
@@ -84,7 +84,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def target(self) -> CaseTensor:
-        """That of the target."""
+        """The description of the target."""
         return CaseTensor(self.positions, replicated())
 
     @property
@@ -107,10 +107,10 @@ MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
-    """A cross entropy that every rank must refuse alike.
+    """A cross entropy that every rank must refuse in the same way.
 
     Attributes:
-        misfit: 'label_smoothing': which is not supported; 'probabilities': the target has the
+        misfit: 'label_smoothing': is not supported; 'probabilities': the target has the
             logits' shape and dtype; 'replicated': no rank's logits are a part of the classes;
             'weight': it has one class too many; 'above', 'below': one target is C or -1.
     """

@@ -15,27 +15,27 @@ from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placem
 
 DROPOUT_STYLES = ("dtensor", "sequence_parallel")
 SEEDINGS = ("by_shard", "same")
-MAX_DROPOUT_NUMEL = 2**16  # beyond it the chances of an event would hang on the last bits of 1 - p
-CHANCE_BITS = 56  # what is claimed of chance may fail once in 10**12 draws, over up to 2,000 pairs of ranks
+MAX_DROPOUT_NUMEL = 2**16  # with more, chances of an event would depend on the last bits of 1 - p
+CHANCE_BITS = 56  # claims about chance may fail once in 10**12 draws, over up to 2,000 pairs of ranks
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DropoutCase(ActivationCase):
-    """output = x / (1 - p) but for elements that are dropped, each with probability p; the gradient likewise.
+    """output = x / (1 - p) except for dropped elements, each with probability p; the gradient likewise.
 
     Attributes:
         style: 'dtensor': nn.Dropout of a DTensor.  'sequence_parallel': under SequenceParallel.
-        shape: Of x, one to four dims.
-        layout: Of x and the output: 'shard(DIM)', the sequence, or of style 'dtensor' 'replicate'.
-        p: Probability with which an element is dropped, 0 to 1.
+        shape: Shape of x, one to four dims.
+        layout: Layout of x and the output: 'shard(DIM)', the sequence, or for style 'dtensor' 'replicate'.
+        p: Probability that an element is dropped, 0 to 1.
         training: Whether the module is in training mode; if not, the output is x.
-        seeding: How torch's generator is seeded before: 'same' on every rank, as torch documents
-            for DTensors, or 'by_shard', ranks that hold the same part alike.
-        x_is_dtensor: Hand x over as a DTensor; of style 'dtensor', and where shards are uneven,
-            since torch takes the global shape of a plain tensor to be local size times ranks.
-        use_local_output: Of SequenceParallel: answer a plain tensor instead of a DTensor.
+        seeding: Seeds of torch's generator before the call: 'same' on every rank, as torch documents
+            for DTensors, or 'by_shard', equal on ranks with the same part.
+        x_is_dtensor: Pass x as a DTensor; required for style 'dtensor', and for uneven shards,
+            since torch computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of SequenceParallel: answer a plain tensor instead of a DTensor.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real", "special")
@@ -80,32 +80,32 @@ class DropoutCase(ActivationCase):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds a part of x."""
+        """True if each rank has a part of x."""
         return isinstance(self.placement, Shard)
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is dropped for certain."""
+        """True if certainly nothing is dropped."""
         return not self.training or self.p == 0
 
     @property
     def drops_some(self) -> bool:
-        """Whether chance decides what is dropped."""
+        """True if chance decides which elements are dropped."""
         return self.training and 0 < self.p < 1
 
     @property
     def draws_at_random(self) -> bool:
-        """Whether chance decides, and of so much that two parts drop the same with a probability of 2**-56 at most."""
+        """True if chance decides, and two parts drop the same elements with a probability of at most 2**-56."""
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
     def fixes_bits(self, draw: int) -> bool:
-        """What is left of an element is multiplied by 1 / (1 - p): judged by value."""
+        """True if nothing is dropped: else kept elements are multiplied by 1 / (1 - p), and judged by value."""
         return self.is_identity
 
     @property
     def num_parts(self) -> int:
-        """How many different parts of x there are on the ranks, the empty ones left out."""
+        """Number of different parts of x on the ranks, without empty ones."""
         return len(self.parts)
 
     @property

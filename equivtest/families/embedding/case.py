@@ -46,17 +46,17 @@ class EmbeddingCase(Case):
 
     Attributes:
         style: 'colwise' shards the weight (V, D) on D; 'rowwise' on V.
-        leading: Dims of the ids, none to three of them; the output is (*leading, D).
+        leading: Dims of the ids, none to three; the output is (*leading, D).
         input_layout: Placement of the ids, 'replicate' or 'shard(DIM)'.
         output_layout: Placement of the output, the same; DIM may be len(leading), for D.
         ids_dtype: 'int64' or 'int32'.
-        ids_is_dtensor: Hand the ids over as a DTensor; needed where their shards are uneven, since
-            torch takes the global shape of a plain tensor to be local size times ranks.
-        use_local_output: As of torch's styles: answer a plain tensor instead of a DTensor.
+        ids_is_dtensor: Pass the ids as a DTensor; required for uneven shards, since
+            torch computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
         padding_idx: The id whose row gets no gradient; -1: none.
-        scale_grad_by_freq: Divide each row's gradient by how often its id occurs.
+        scale_grad_by_freq: Divide each row's gradient by the number of times that its id occurs.
         requires_grad: ('weight',) or ().
-        ids_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        ids_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (*EXACT_MODES, REAL_MODE)
@@ -119,13 +119,13 @@ class EmbeddingCase(Case):
 
     @property
     def input_is_uneven(self) -> bool:
-        """Whether ranks hold different numbers of ids."""
+        """True if ranks have different numbers of ids."""
         return self.worst_shard_kind(("ids",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
         """The first and last id of each rank's part of the vocabulary, ascending, and `padding_idx`.
 
-        Of the parts of a rowwise embedding; a colwise one, which divides no vocabulary, gets the same.
+        Parts are those of a rowwise embedding; a colwise one, which does not divide the vocabulary, gets the same.
         """
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
         ids = {edge for start, stop in parts if start < stop for edge in (start, stop - 1)}
@@ -137,11 +137,11 @@ MISFITS = ("above", "below", "dtype", "max_norm")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedEmbeddingCase(Refused, EmbeddingCase):
-    """An embedding that every rank must refuse alike.
+    """An embedding that every rank must refuse in the same way.
 
     Attributes:
         misfit: 'above': one id is V; 'below': one id is -1; 'dtype': the ids are float32;
-            'max_norm': rows are to be renormalized in place, which no style of torch can.
+            'max_norm': rows are to be renormalized in place, which torch's styles do not support.
     """
 
     MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",),)

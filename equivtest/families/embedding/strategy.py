@@ -1,4 +1,4 @@
-"""Cases of one embedding, within the contract and outside of it."""
+"""Cases of one embedding, within the contract and outside it."""
 
 from __future__ import annotations
 

@@ -30,15 +30,15 @@ class LinearCase(ActivationCase):
     Attributes:
         style: 'colwise' shards weight (N, K) and bias (N,) on N; 'rowwise' shards the weight on
             K and replicates the bias.
-        leading: Leading dims of the activation, none to three of them; x is (*leading, K).
-        bias: Whether the layer has one; it is never zero.
+        leading: Leading dims of the activation, none to three; x is (*leading, K).
+        bias: Whether the layer has a bias; it is never zero.
         input_layout, output_layout: Placement of x and of the output, 'replicate' or
             'shard(DIM)' with DIM in 0..len(leading).
-        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
-            takes the global shape of a plain tensor to be local size times ranks.
-        use_local_output: As of torch's styles: answer a plain tensor instead of a DTensor.
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
+            computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight', 'bias' need a gradient, in this order.
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES
@@ -101,11 +101,11 @@ class LinearCase(ActivationCase):
 
     @property
     def input_is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of x."""
+        """True if ranks have different amounts of x."""
         return self.worst_shard_kind(("x",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
-        """'weight' and, where the layer has one, 'bias'."""
+        """'weight' and, if the layer has one, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
 
 
@@ -114,11 +114,11 @@ REFUSALS = ("in_features", "dtype")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedLinearCase(Refused, LinearCase):
-    """A linear layer given an x that does not fit its weight: every rank must refuse alike.
+    """A linear layer whose x does not fit its weight: every rank must refuse in the same way.
 
     Attributes:
         misfit: 'in_features': x has one feature more than the weight; 'dtype': x is float64
-            where the weight is not, or float32 where it is.
+            for a weight of another dtype, or float32 for a weight of float64.
     """
 
     misfit: Annotated[str, OneOf(REFUSALS)] = "in_features"

@@ -26,15 +26,15 @@ class NormCase(ActivationCase):
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.
         leading: Leading dims of the activation, one to three; x is (*leading, D).
-        sequence_dim: Which of them is divided among the ranks.
-        features: D; of one or two a norm leaves little but signs, and bounds conclude nothing.
-        parameters: Which of 'weight' and, of layer_norm with a weight, 'bias' there are.
+        sequence_dim: The leading dim that is divided among the ranks.
+        features: D; with one or two a norm preserves little except signs, and bounds conclude nothing.
+        parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
         eps: Added to the variance or the mean square.
-        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
-            takes the global shape of a plain tensor to be local size times ranks.
-        use_local_output: As of torch's style: answer a plain tensor instead of a DTensor.
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
+            computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's style: answer a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight' and 'bias' need a gradient, in this order.
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)

@@ -1,7 +1,7 @@
 """One DTensor that is redistributed, forward and backward, on a mesh of one axis or two.
 
-A tensor that is partial on some axes is handed over as its operands, stacked: (P, *shape), one
-operand per place on those axes, each rank's its own.
+The value of a tensor that is partial on some axes is the stack of its operands: (P, *shape), one
+operand per place on those axes, different on each rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivtest.layout import (
 )
 
 ROADS = ("dtensor", "local", "full_tensor", "distribute")
-"""How the tensor comes and goes; see `RedistributeCase.road`."""
+"""Ways to make the tensor and to return it; see `RedistributeCase.road`."""
 
 REAL_MODE = "real"
 MAX_AXES = 2
@@ -38,21 +38,21 @@ class RedistributeCase(ActivationCase):
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
-        flattened: Whether the two axes have been flattened into a third mesh beside them, by
-            DeviceMesh._flatten: torch then takes steps over both axes in one collective.
+        flattened: Whether DeviceMesh._flatten has also made one mesh of the two
+            axes: torch then takes steps over both axes in one collective.
         shape: Global shape of the tensor, up to four dims; sizes may be 0.
         source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'.  A target
-            is partial only where the source is so already.
-        cotangent: Placements of the cotangent; empty: as of the output, and where that is partial
-            and leaves as a plain tensor, replicated.
+            is partial only on axes with the same partial source.
+        cotangent: Placements of the cotangent; empty: those of the output, with replicated instead of
+            partial if it is returned as a plain tensor.
         road: 'dtensor': a DTensor is the leaf, and a DTensor is answered.
             'local': from_local, redistribute, to_local; the leaf is the local tensor.
             'full_tensor': from_local, full_tensor; the target is replicated.
-            'distribute': distribute_tensor of the whole tensor, which is the source's; then as 'dtensor'.
-        states_shape: Whether from_local is told the global shape, as uneven shards need.
-        async_op: Of redistribute.
+            'distribute': distribute_tensor of the whole tensor of the source rank; then as 'dtensor'.
+        states_shape: Whether from_local gets the global shape, as uneven shards need.
+        async_op: Argument of redistribute.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special", REAL_MODE)
@@ -94,14 +94,14 @@ class RedistributeCase(ActivationCase):
         require(not any(text.startswith("flat") for text in texts), f"{name}: a DTensor is never flat, got {texts}")
         if name == "target":
             changed = [a for a, text in enumerate(texts) if text.startswith("partial") and text != self.source[a]]
-            require(not changed, f"target may be partial only where the source is the same, got {texts}")
+            require(not changed, f"target may be partial only on axes with the same partial source, got {texts}")
 
     def _check_road(self) -> None:
         require(
             self.road != "full_tensor" or set(self.target) == {"replicate"},
             f"road full_tensor ends replicated, got target {self.target}",
         )
-        require(self.road != "full_tensor" or not self.async_op, "full_tensor waits by itself: set async_op=False")
+        require(self.road != "full_tensor" or not self.async_op, "full_tensor always waits: set async_op=False")
         require(
             self.road != "distribute" or not any(text.startswith("partial") for text in self.source),
             f"road distribute has no operands, got source {self.source}",
@@ -114,7 +114,7 @@ class RedistributeCase(ActivationCase):
             )
         require(
             self.states_shape or (self.road != "distribute" and self._source_is_even()),
-            f"from_local takes the shape from local ones where all are equal: set states_shape=True for {self.shape} "
+            f"from_local derives the global shape from equal local shapes: set states_shape=True for {self.shape} "
             f"under {self.source}",
         )
 
@@ -136,19 +136,19 @@ class RedistributeCase(ActivationCase):
 
     @property
     def leaves_as_plain_tensor(self) -> bool:
-        """Whether a local tensor is answered instead of a DTensor."""
+        """True if a local tensor is answered instead of a DTensor."""
         return self.road in ("local", "full_tensor")
 
     @property
     def cotangent_layout(self) -> Layout:
-        """Under which the cotangent is handed over."""
+        """Layout of the cotangent that the harness passes."""
         if self.cotangent or not self.leaves_as_plain_tensor:
             return _layout(self.cotangent or self.target)
         return without_partial(_layout(self.target))
 
     @property
     def gradient_layout(self) -> Layout:
-        """That of the source; where the source is partial, replicated, or as partial as the cotangent.
+        """Layout of the source, replicated on its partial axes, unless the cotangent of a DTensor is partial there too.
 
         Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py
         for local leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which
@@ -167,7 +167,7 @@ class RedistributeCase(ActivationCase):
         return _layout(self.source) if name == "x" else self.cotangent_layout
 
     def reduction(self, name: str) -> tuple[str, int]:
-        """(op, number of operands) that the value of 'x' or 'cotangent' is reduced from; ('', 1) where it is whole."""
+        """(op, number of operands) that the value of 'x' or 'cotangent' is reduced from; ('', 1) if not partial."""
         axes = partial_axes(self.operand_layout(name))
         if not axes:
             return "", 1

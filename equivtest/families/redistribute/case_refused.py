@@ -14,12 +14,12 @@ MISFITS = ("to_partial", "too_many", "too_few", "dim")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedRedistributeCase(Refused, RedistributeCase):
-    """A redistribution that every rank must refuse alike; the target is what would do.
+    """A redistribution that every rank must refuse in the same way; the case's target is a valid one.
 
     Attributes:
-        misfit: What is asked instead. 'to_partial': partial sums of a tensor that is not partial;
+        misfit: The request instead of it. 'to_partial': partial sums of a tensor that is not partial;
             'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first
-            axis is to divide a dim that the tensor does not have.
+            axis should divide a dim that the tensor does not have.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"

@@ -26,12 +26,12 @@ class ReductionCase(ActivationCase):
 
     Attributes:
         op: 'sum', 'mean', 'amax', 'norm' (the root of the sum of squares), 'softmax' or 'log_softmax'.
-        shape: Of x, one to four dims.
-        layout: Of x: 'replicate', 'shard(DIM)' or 'partial(sum)', of which each rank holds an operand.
-        dims: Those that are reduced, ascending; a softmax takes one.
-        keepdim: Whether they stay, of size 1; not of a softmax, which keeps them as they are.
+        shape: Shape of x, one to four dims.
+        layout: Layout of x: 'replicate', 'shard(DIM)' or 'partial(sum)', with an operand on each rank.
+        dims: The reduced dims, ascending; a softmax takes one.
+        keepdim: Whether they stay, with size 1; not for a softmax, which preserves them.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")
@@ -69,12 +69,12 @@ class ReductionCase(ActivationCase):
 
     @property
     def is_partial(self) -> bool:
-        """Whether each rank holds an operand of x."""
+        """True if each rank has an operand of x."""
         return isinstance(self.placement, Partial)
 
     @property
     def reduces_shards(self) -> bool:
-        """Whether the dim that the ranks share is reduced."""
+        """True if the dim that is divided among the ranks is reduced."""
         return isinstance(self.placement, Shard) and self.placement.dim in self.dims
 
     @property
@@ -84,14 +84,14 @@ class ReductionCase(ActivationCase):
 
     @property
     def output_shape(self) -> Shape:
-        """The shape of what the reduction leaves of x."""
+        """Shape of x after the reduction."""
         if self.op in SOFTMAXES:
             return self.shape
         kept = tuple(1 if dim in self.dims else size for dim, size in enumerate(self.shape))
         return kept if self.keepdim else tuple(size for dim, size in enumerate(self.shape) if dim not in self.dims)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Where x is partial, all its operands are stacked in rank order."""
+        """Describes the tensors; all operands of a partial x are stacked in rank order."""
         x = (self.world_size, *self.shape) if self.is_partial else self.shape
         given = Layout((Shard(0) if self.is_partial else self.placement,))
         gradient = CaseTensor(self.shape, replicated() if self.is_partial else given, "gradient")

@@ -20,11 +20,11 @@ class ScaleCase(ActivationCase):
     """y = x factor, x and y divided on one dim.
 
     Attributes:
-        shape: Of x and of y.
-        dim: Which dim of it is divided among the ranks.
+        shape: Shape of x and of y.
+        dim: The dim that is divided among the ranks.
         factor: One of FACTORS.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")

@@ -22,7 +22,7 @@ REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
 LAYERS = ("in_proj", "out_proj")
 SCALARS = ("total_norm", "storages")
-"""What is answered of all parameters together."""
+"""Names of the answers about all parameters together."""
 CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
 ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
@@ -31,17 +31,17 @@ ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PerceptronCase(TrainingCase):
-    """y = act(x W1^T + b1) W2^T + b2.  A subclass says what of it which rank holds.
+    """y = act(x W1^T + b1) W2^T + b2.  Subclasses define which rank has which part of it.
 
-    Each step k has an x and a cotangent of its own.  Names of step 1 are plain (`output`,
+    Each step k has a different x and a different cotangent.  Names of step 1 are plain (`output`,
     `grad.in_proj.weight`), those of later steps begin with their step (`step2.output`).
     `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` after
-    the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` hold the
-    optimizer's state after it.  Before it `step1.total_norm` is that of all gradients, 0-dim, and
-    `step1.clipped.in_proj.weight` what clipping leaves of a gradient.  `capture.in_proj.output` is
-    what a layer took or gave, `grad.in_proj.output` the gradient of that.  Of a tied weight,
-    `param.out_proj.weight` is what is found at its second place, and `storages` in how many storages
-    a rank holds it in the end, 0-dim: one.
+    the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` are the
+    optimizer's state after it.  `step1.total_norm` is the norm of all gradients before that update, 0-dim, and
+    `step1.clipped.in_proj.weight` a gradient after clipping.  `capture.in_proj.output` is an input or output of
+    a layer, `grad.in_proj.output` its gradient.  With a tied weight,
+    `param.out_proj.weight` is the parameter at its second place, and `storages` the number of storages
+    that hold it on a rank after training, 0-dim: one.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
@@ -49,12 +49,12 @@ class PerceptronCase(TrainingCase):
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
             'out_proj.bias' need a gradient, in this order.
         tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
-            'transposed': the same, but that out_proj uses its transpose, so that K = N; '': two parameters.
+            'transposed': out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters.
             A tied weight is called in_proj.weight.
-        checkpointed: What is not kept for the backward, but computed there again: a layer, 'hidden': in_proj and
-            the activation together, or 'wrapped': each layer by itself, in torch's wrapper of modules; ''.
-            What is captured of a layer is then, where it was computed twice, that of the second time.
-        x_contiguous, cotangent_contiguous: Memory format of what the harness hands over.
+        checkpointed: The part that the backward computes again instead of storing it: a layer, 'hidden': in_proj and
+            the activation together, or 'wrapped': each layer separately, in torch's wrapper of modules; ''.
+            Captures of a layer that is computed twice are those of the second time.
+        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -112,7 +112,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_averaged(self) -> int:
-        """Over how many ranks a parameter's gradient is averaged; 1 where it is a sum."""
+        """Number of ranks over which a parameter's gradient is averaged; 1 for a sum."""
         return 1
 
     @property
@@ -122,7 +122,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_sums(self) -> int:
-        """Into how many equal parts the batch falls whose sums must fit that dtype, each by itself."""
+        """Number of equal parts of the batch, each of which has sums that must fit that dtype."""
         return 1
 
     @property
@@ -136,11 +136,11 @@ class PerceptronCase(TrainingCase):
 
     @property
     def hidden_requires_grad(self) -> bool:
-        """Whether the hidden activation does: x or a parameter of in_proj needs a gradient."""
+        """True if the hidden activation needs a gradient, since x or a parameter of in_proj does."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
 
     def computes_hidden_again(self, step: int) -> bool:
-        """Whether the backward of that step computes the hidden activation, and with it in_proj, a second time."""
+        """True if the backward of that step computes the hidden activation, and with it in_proj, a second time."""
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
-        """Where the module has parameters: `parameter_names`, and the second place of a tied weight."""
+        """Names of the module's parameters: `parameter_names`, and the second place of a tied weight."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
@@ -157,7 +157,7 @@ class PerceptronCase(TrainingCase):
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
     def is_used_in_out_proj(self, name: str) -> bool:
-        """Whether a parameter takes part in the second layer."""
+        """True if the second layer uses the parameter."""
         return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
 
     def trained_names(self) -> tuple[str, ...]:
@@ -165,11 +165,11 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.requires_grad if name != "x")
 
     def stops_at_hidden(self, step: int) -> bool:
-        """Whether the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
+        """True if the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
-        """Those of `requires_grad` that get a gradient in that step."""
+        """Names in `requires_grad` that get a gradient in that step."""
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
@@ -178,13 +178,13 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """What is captured of the activations of one step, its gradients where it has some."""
+        """Names of the captured activations of one step, and of their gradients if they have some."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
 
     def num_updates(self, name: str, step: int) -> int:
-        """How often a trained parameter has been updated once that step is over."""
+        """Number of updates of a trained parameter up to the end of that step."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
@@ -214,11 +214,11 @@ class PerceptronCase(TrainingCase):
         return tensors
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
-        """How the ranks share what is answered under that name, or an activation that is given."""
+        """Layout of the answer with that name, or of an input activation."""
         raise NotImplementedError
 
     def _shapes(self) -> dict[str, Shape]:
-        """By what names are about."""
+        """Shapes by `base_of` names."""
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
             "out_proj": (self.out_features, self.hidden_features),
@@ -259,9 +259,9 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
 def base_of(name: str) -> str:
-    """What a name is about: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
+    """The tensor that a name belongs to: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
 
-    Gradients and captures that have a shape of their own keep their prefix.
+    Gradients and captures with a different shape keep their prefix.
     """
     parts = name.split(".")
     if parts[0].startswith("step"):

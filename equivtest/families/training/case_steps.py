@@ -61,12 +61,12 @@ class TrainingCase(Case):
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer updates the parameters."""
+        """True if an optimizer updates the parameters."""
         return self.optimizer != "none"
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped by their norm before each update."""
+        """True if gradients are clipped by their norm before each update."""
         return self.clip_norm > 0
 
     @property
@@ -75,7 +75,7 @@ class TrainingCase(Case):
         return self.mesh_shape
 
     def state_names(self) -> tuple[str, ...]:
-        """What an update leaves of each trained parameter: itself and the optimizer's state."""
+        """Tensors that each trained parameter has after an update: itself and the optimizer's state."""
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq")
         return ("param", "momentum") if self.momentum else ("param",)

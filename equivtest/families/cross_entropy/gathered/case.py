@@ -20,8 +20,8 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     Attributes:
         label_smoothing: s of (1 - s) times the loss plus s / C times the sum of all classes' losses, 0 to 1.
-        shares: What of the logits is divided among the ranks: 'classes', which are gathered, or the
-            first dim of the 'positions', of which a mean takes an equal number on each rank.
+        shares: The dim of the logits that is divided among the ranks: 'classes', which are gathered, or the
+            first dim of the 'positions', all equally many per rank for a mean.
     """
 
     target_is_dtensor: bool = True
@@ -44,7 +44,7 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     @property
     def has_mean_of_uneven(self) -> bool:
-        """Whether a mean is taken over positions that the ranks hold in unequal numbers."""
+        """True for a mean over positions that are divided unequally among the ranks."""
         return self.shares == "positions" and self.reduction == "mean" and self.num_rows % self.world_size != 0
 
     @property
@@ -63,12 +63,12 @@ GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mea
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
-    """One that every rank must refuse alike.
+    """A cross entropy of DTensors that every rank must refuse in the same way.
 
     Attributes:
         misfit: 'above', 'below': one target is C or -1; 'plain_target', 'plain_weight': these are no
-            DTensors, and have two elements or more, since DTensor takes one element for a number;
-            'batch_mean': a mean over positions of which some rank has more than another.
+            DTensors, and have two elements or more, since DTensor accepts one element as a number;
+            'batch_mean': a mean over positions that are divided unequally among the ranks.
     """
 
     misfit: Annotated[str, OneOf(GATHERED_MISFITS)] = "above"
@@ -77,9 +77,9 @@ class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
         target, weight = self.misfit != "plain_target", self.weighted and self.misfit != "plain_weight"
         require(
             (self.target_is_dtensor, self.weight_is_dtensor) == (target, weight),
-            f"of misfit {self.misfit} target_is_dtensor is {target} and weight_is_dtensor {weight}",
+            f"misfit {self.misfit} requires target_is_dtensor={target} and weight_is_dtensor={weight}",
         )
-        require(target or self.num_positions > 1, "a plain target of one position is taken for a number")
+        require(target or self.num_positions > 1, "a plain target of one position would be accepted as a number")
         require(
             self.misfit != "plain_weight" or (self.weighted and self.num_classes > 1),
             "misfit plain_weight needs the weights of two classes or more",

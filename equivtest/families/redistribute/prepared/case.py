@@ -16,18 +16,18 @@ STYLES = ("input", "output", "input_output")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PreparedCase(RedistributeCase):
-    """output = x, by way of a module that returns what it is given.
+    """output = x, through a module that returns its input.
 
-    On one mesh axis, and of one DTensor or plain tensor; the target is never partial.
+    With one mesh axis, and one DTensor or plain tensor; the target is never partial.
 
     Attributes:
-        style: What is prepared: 'input', 'output' or 'input_output'.
-        middle: Of 'input_output', the placement under which the module gets it.
-        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch takes
-            the global shape of a plain tensor to be local size times ranks.
-        use_local_input: Of 'input_output': the module gets a plain tensor, of even shards.
+        style: The prepared tensors: 'input', 'output' or 'input_output'.
+        middle: For 'input_output', the placement under which the module gets x.
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
+            computes the global shape of a plain tensor as local size times ranks.
+        use_local_input: For 'input_output': the module gets a plain tensor, with even shards.
         use_local_output: A plain tensor is answered.
-        as_kwarg: Hand x over by name.
+        as_kwarg: Pass x by name.
     """
 
     style: Annotated[str, OneOf(STYLES)] = "input"
@@ -40,7 +40,7 @@ class PreparedCase(RedistributeCase):
     def check_fields(self) -> None:
         super().check_fields()
         require(not self.mesh, f"modules are prepared on a mesh of one axis, got {self.mesh}")
-        require(self.road == "dtensor" and not self.cotangent, "road and cotangent are those of a module: leave them")
+        require(self.road == "dtensor" and not self.cotangent, "road and cotangent follow from the module: omit them")
         placements = [parse_placement(text) for text in (*self.target, self.middle)]
         require(
             not any(isinstance(placement, Partial) for placement in placements),
@@ -64,7 +64,7 @@ class PreparedCase(RedistributeCase):
         )
 
     def is_even(self, text: str) -> bool:
-        """Whether under this placement every rank has the global size over the ranks."""
+        """True if this placement gives every rank the global size divided by the number of ranks."""
         placement = parse_placement(text)
         return not isinstance(placement, Shard) or self.shape[placement.dim] % self.world_size == 0
 
@@ -79,5 +79,5 @@ class PreparedCase(RedistributeCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """That of the source; where that is partial, replicated."""
+        """Layout of the source; replicated if that is partial."""
         return without_partial(self.operand_layout("x"))

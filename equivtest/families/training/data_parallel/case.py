@@ -17,32 +17,32 @@ from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
 SHARDED_STYLES = ("fsdp2", "hsdp")
-"""Those that shard each parameter on one of its dims."""
+"""Styles that shard each parameter on one of its dims."""
 MAX_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DataParallelCase(PerceptronCase):
-    """A perceptron whose rows are divided among the ranks, each rank taking as many.
+    """A perceptron whose rows are divided equally among the ranks.
 
-    `leading` is what one rank is given in one micro-batch.  Globally x is (w M leading[0],
-    *leading[1:], K): rank after rank, and of each rank micro-batch after micro-batch.  What a rank
-    answers of its activations is that of all its micro-batches, in order.  The gradient of a
-    parameter is that of the whole batch divided by w; of x it is each rank's own.
+    `leading` is the shape of one micro-batch on one rank.  Globally x is (w M leading[0],
+    *leading[1:], K): rank after rank, and for each rank micro-batch after micro-batch.  A rank
+    answers the activations of all its micro-batches, in order.  The gradient of a
+    parameter is that of the whole batch divided by w; the gradient of x differs between ranks.
 
     Attributes:
-        style: One of STYLES: parameters and gradients replicated; sharded on a dim, mostly 0; or flattened,
+        style: One of STYLES: parameters and gradients replicated; sharded on a dim, usually 0; or flattened,
             padded and partitioned.
-        micro_batches: Forwards and backwards whose gradients are added up before each update.
-        syncs_every: Of fsdp2: whether gradients are reduced after every micro-batch, not the last alone.
-        reshards: Of fsdp2: whether a layer's parameters are released between forward and backward.
-        by_columns: Of fsdp2: the weights that are sharded on dim 1, in order; every rank must hold as many columns.
-        small_buckets: Of ddp: whether each gradient is reduced by itself.
-        views: Of ddp: whether gradients are views of the buckets.
-        padding: Of zero3: what padding holds, 'nan' or a 'large' finite number, as nobody writes it.
+        micro_batches: Number of forwards and backwards whose gradients are added up before each update.
+        syncs_every: fsdp2 only: whether gradients are reduced after every micro-batch, instead of the last alone.
+        reshards: fsdp2 only: whether a layer's parameters are released between forward and backward.
+        by_columns: fsdp2 only: the weights sharded on dim 1, in order; every rank must get equally many columns.
+        small_buckets: ddp only: whether each gradient is reduced separately.
+        views: ddp only: whether gradients are views of the buckets.
+        padding: zero3 only: fill value of padding, 'nan' or a 'large' finite number, since nothing writes padding.
         stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation:
-            in_proj takes part in the forward alone, and an update leaves it and its state as they are.
-        fetch: Of zero3: the collective that its fetches are documented to use; '' where nobody says.
+            in_proj takes part in the forward alone, and an update does not change it or its state.
+        fetch: zero3 only: the documented collective of its fetches; '' if none is documented.
     """
 
     style: Annotated[str, OneOf(STYLES)] = "ddp"
@@ -93,12 +93,12 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def num_shards(self) -> int:
-        """Into how many parts a parameter is divided where it is sharded."""
+        """Number of parts of a sharded parameter."""
         return self.world_size
 
     @property
     def has_documented_collectives(self) -> bool:
-        """Whether it is known what the ranks call."""
+        """True if the collectives that ranks call are known."""
         return self.style == "zero3" and bool(self.fetch)
 
     @property

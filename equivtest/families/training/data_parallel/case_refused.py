@@ -17,9 +17,9 @@ class RefusedShardingCase(Refused, DataParallelCase):
     """A perceptron whose in_proj.weight every rank must refuse to shard, all in the same way.
 
     Attributes:
-        misfit: How it is to be sharded: 'dim': on a dim that it does not have; 'placement': whole on
-            every rank; 'uneven': on dim 1, whose columns are not as many on each rank;
-            'not_contiguous': on dim 0, its columns one after the other in memory.
+        misfit: The requested sharding: 'dim': on a dim that it does not have; 'placement': whole on
+            every rank; 'uneven': on dim 1, with unequal numbers of columns per rank;
+            'not_contiguous': on dim 0, with its columns one after the other in memory.
 
     Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py, shard_placement_fn of fully_shard;
     FSDPParam._init_sharded_param in _fsdp_param.py (2.13.0).
@@ -29,7 +29,7 @@ class RefusedShardingCase(Refused, DataParallelCase):
     misfit: Annotated[str, OneOf(MISFITS)] = "dim"
 
     def check_fields(self) -> None:
-        require(self.style == "fsdp2", f"shards are fsdp2's, got style {self.style!r}")
+        require(self.style == "fsdp2", f"misfits of sharding require style fsdp2, got {self.style!r}")
         require(not self.by_columns, f"misfit says how shards lie: leave by_columns out, got {self.by_columns}")
         require(
             self.misfit != "uneven" or self.in_features % self.world_size != 0,

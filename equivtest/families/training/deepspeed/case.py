@@ -1,4 +1,4 @@
-"""A perceptron trained by DeepSpeed's engine, and how the engine is told to divide, fetch, keep and reduce."""
+"""A perceptron trained by DeepSpeed's engine, and the engine's options for dividing, fetching and reducing."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ STAGES = (1, 2, 3)
 OF_STAGE_3 = (
     "persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "sequential", "leaf", "sub_group_numel",
 )  # fmt: skip
-"""Options that say how parameters are fetched, kept and updated where these are divided."""
+"""Options for fetching, keeping and updating divided parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EngineCase(DataParallelCase):
-    """A data-parallel case of style zero3 with options of the engine, which may change no answer but where they say so.
+    """A data-parallel case of style zero3 with engine options, which change no answer unless documented.
 
     Sizes are in elements of whole parameters.  A layer's parameters are fetched before its forward and
-    before its backward, and released after each; the options say where that is not so.
+    before its backward, and released after each, except as documented at an option.
 
     Attributes:
-        stage: What is divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
-            latter two; 1: states, and of gradients what they need.  In stages 1 and 2 every rank holds
-            whole parameters; all of one kind form one flat tensor, of which a rank holds a part that
-            may begin and end within a parameter: it answers that with zeros around it, an operand
+        stage: The tensors divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
+            latter two; 1: states, and the parts of gradients that they need.  In stages 1 and 2 every rank has
+            whole parameters; all of one kind form one flat tensor.  A rank's part of it
+            may begin and end within a parameter: it answers that part with zeros around it, as an operand
             of a sum.
-        persistence_numel: Parameters of up to so many elements stay fetched until the update.
-        prefetch_numel: How much is fetched ahead, from the second forward on.
-        reuse_numel: Parameters that are used again within so many stay fetched, from the second forward on.
-        live_numel: How much may be fetched ahead of its use, from the second forward on.
-        reduce_bucket_numel: Gradients that are reduced together, at least 1.
+        persistence_numel: Parameters of up to this many elements stay fetched until the update.
+        prefetch_numel: Number of elements that are fetched ahead, from the second forward on.
+        reuse_numel: Parameters used again within this many elements stay fetched, from the second forward on.
+        live_numel: Number of elements that may be fetched ahead of their use, from the second forward on.
+        reduce_bucket_numel: Number of elements of gradients that are reduced together, at least 1.
         reduce_scatter: Whether gradients are reduced by reduce_scatter, not by all_reduce.
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
-        sub_group_numel: Parameters that are updated together; 1: each alone.
-        saved_after: The step after whose update everything is saved, and loaded by a fresh engine of other values
-            that goes on; 0: none.
-        predivide_factor: What gradients are divided by before they are reduced, and multiplied with again after.
+        sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
+        saved_after: The step after whose update everything is saved, then loaded by a new engine with other values,
+            which continues; 0: none.
+        predivide_factor: Gradients are divided by it before they are reduced, and multiplied by it after.
         prescales: Whether they are divided by the number of ranks before they are reduced, whatever that factor.
-        gradient_clipping: Norm of all gradients together beyond which they are scaled down to it
+        gradient_clipping: Limit for the norm of all gradients together; larger ones are scaled down to it
             before each update; 0: never.  Unlike the others this may change answers.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
@@ -114,5 +114,5 @@ class EngineCase(DataParallelCase):
 
     @property
     def predivides(self) -> bool:
-        """Whether the factor is used."""
+        """True if the factor is used."""
         return self.predivide_factor != 1 and not self.prescales

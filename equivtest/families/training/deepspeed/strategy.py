@@ -21,7 +21,7 @@ ENGINE_SIZES = {
     "reuse_numel": ("everything", "nothing", "nothing", "below", "at", "above"),
     "live_numel": ("everything", "everything", "everything", "nothing", "below", "at", "above"),
 }
-"""What the engine's sizes are drawn from: DeepSpeed's defaults first, but for persistence, which would keep all."""
+"""Values for the engine's sizes: DeepSpeed's defaults first, except for persistence, which would keep all."""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
 CLIPPINGS = (0.0, 0.0, 0.0, 2.0**-4, 1.0, 16.0, 2.0**12)
 """Norms that gradients are clipped to: never, far below the usual ones, around them, and above most."""
@@ -31,11 +31,11 @@ NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their 
 
 @st.composite
 def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a master copy of narrower parameters in that.
+    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a float32 master copy of narrower parameters.
 
-    A mesh is always the world, whose group the engine takes.  Three steps at least where anything is
-    trained: parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
-    Shrinks to one forward and backward without persistent parameters, all else as DeepSpeed has it.
+    The mesh is always the world, whose group the engine uses.  Trained cases have at least three steps:
+    parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
+    Shrinks to one forward and backward without persistent parameters, with DeepSpeed's defaults for all else.
     """
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))
@@ -67,14 +67,14 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 @st.composite
 def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """The same for stages 1 and 2, without what only stage 3 has."""
+    """The same for stages 1 and 2, without the options for stage 3 only."""
     case = draw(engine_cases(space))
     usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
     return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
-    """How gradients are scaled before they are reduced; only an all_reduce takes them scaled."""
+    """Draws how gradients are scaled before they are reduced; only an all_reduce takes them scaled."""
     kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
     factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
     return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}

@@ -1,4 +1,4 @@
-"""A perceptron under FSDP2 with mixed precision: it is stored, computed and reduced in dtypes of their own."""
+"""A perceptron under FSDP2 with mixed precision: separate dtypes for storage, computation and reduction."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NARROW = ("bfloat16", "float16")
 class MixedCase(DataParallelCase):
     """A data-parallel case of style fsdp2 whose parameters are float32 and are computed with in fewer bits.
 
-    What is sharded, clipped and updated is float32.  A layer takes and multiplies `param_dtype`; of its
-    output and the gradient of that the activation sees `output_dtype`; gradients of parameters are added
+    Sharded, clipped and updated tensors are float32.  A layer takes and multiplies `param_dtype`; the activation
+    gets its output and the gradient of its output in `output_dtype`; gradients of parameters are added
     up over micro-batches and reduced over ranks in `reduce_dtype`.
 
     Attributes:
         param_dtype: One of NARROW.
         reduce_dtype: 'float32' or one of NARROW; '': param_dtype.
         output_dtype: 'float32' or param_dtype; '': param_dtype.
-        casts_inputs: Whether inputs are cast to param_dtype; if not, x is of that dtype, and so are outputs.
+        casts_inputs: Whether inputs are cast to param_dtype; if not, x has that dtype, and outputs too.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
     """
@@ -40,16 +40,16 @@ class MixedCase(DataParallelCase):
 
     def check_fields(self) -> None:
         super().check_fields()
-        require(self.style == "fsdp2", f"mixed precision is fsdp2's, got style {self.style!r}")
-        require(self.dtype == "float32", f"parameters of mixed precision are float32, got {self.dtype!r}")
-        require(not self.tied, f"which dtype adds both uses of a tied weight is nobody's word: got {self.tied!r}")
+        require(self.style == "fsdp2", f"mixed precision requires style fsdp2, got {self.style!r}")
+        require(self.dtype == "float32", f"parameters of mixed precision must be float32, got {self.dtype!r}")
+        require(not self.tied, f"torch documents no dtype for the sum of both uses of a tied weight: got {self.tied!r}")
         require(
             self.output_dtype in ("", "float32", self.param_dtype),
             f"output_dtype must be float32 or param_dtype, {self.param_dtype}, got {self.output_dtype!r}",
         )
         require(
             self.casts_inputs or self.activation_dtype == self.param_dtype,
-            f"casts_inputs=False hands {self.output_dtype} to a layer of {self.param_dtype}: leave output_dtype out",
+            f"casts_inputs=False passes {self.output_dtype} to a layer of {self.param_dtype}: omit output_dtype",
         )
 
     @property
@@ -57,13 +57,13 @@ class MixedCase(DataParallelCase):
         return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """As ever; a run of neither of NARROW has the cases of both."""
+        """True if the base class's condition is met; a run without any dtype in NARROW has the cases of both."""
         others = () if set(NARROW) & set(dtypes) else NARROW
         return super().is_within((*dtypes, *others))
 
     @property
     def reduced_dtype(self) -> str:
-        """In which gradients are reduced."""
+        """Dtype in which gradients are reduced."""
         return self.reduce_dtype or self.param_dtype
 
     @property
@@ -72,7 +72,7 @@ class MixedCase(DataParallelCase):
 
     @property
     def activation_dtype(self) -> str:
-        """The dtype of what layers give."""
+        """Dtype of the layers' outputs."""
         return self.output_dtype or self.param_dtype
 
     @property

@@ -17,10 +17,10 @@ class MlpCase(PerceptronCase):
     """A perceptron with x and y sharded along the sequence, W1 and W2 on H.
 
     Attributes:
-        sequence_dim: Which of the leading dims is divided among the ranks.
-        x_is_dtensor: Hand x over as a DTensor; needed where its shards are uneven, since torch
-            takes the global shape of a plain tensor to be local size times ranks.
-        use_local_output: Of in_proj's style: whether the hidden activation is a plain tensor.
+        sequence_dim: The leading dim that is divided among the ranks.
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
+            computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of in_proj's style: whether the hidden activation is a plain tensor.
     """
 
     sequence_dim: int = 0
@@ -33,7 +33,7 @@ class MlpCase(PerceptronCase):
             0 <= self.sequence_dim < len(self.leading),
             f"sequence_dim must be one of the {len(self.leading)} leading dims, got {self.sequence_dim}",
         )
-        require(not self.tied, f"W1 and W2 are sharded on dims of their own: leave tied out, got {self.tied!r}")
+        require(not self.tied, f"W1 and W2 are sharded on different dims: omit tied, got {self.tied!r}")
         require(
             not self.checkpointed,
             f"only data parallelism computes again: leave checkpointed out, got {self.checkpointed!r}",
@@ -46,7 +46,7 @@ class MlpCase(PerceptronCase):
 
     @property
     def sequence_is_uneven(self) -> bool:
-        """Whether ranks hold different amounts of x and of the output."""
+        """True if ranks have different amounts of x and of the output."""
         return self.leading[self.sequence_dim] % self.world_size != 0
 
     def layout_of(self, name: str, shape: Shape) -> Layout:

@@ -23,13 +23,13 @@ class TwoAxisCase(DataParallelCase):
 
     Attributes:
         mesh: (d, t).
-        style: 'fsdp2_tp': the hidden features are divided among the t ranks of a row, and what each
-            of these holds of a parameter is divided on dim 0 among the d ranks of its column.  The d
-            rows of the mesh take rows of the batch, every rank of one the same.
-            'hsdp': parameters are divided, mostly on dim 0, among the t ranks of a row, and each row of the mesh
-            holds all of them; every rank takes rows of its own.
-        use_local_output: Of fsdp2_tp: whether the hidden activation is a plain tensor; torch takes
-            its global size to be local size times t then, so that t must divide H.
+        style: 'fsdp2_tp': the hidden features are divided among the t ranks of a row, and each rank's part
+            of a parameter is divided on dim 0 among the d ranks of its column.  The d
+            rows of the mesh take different rows of the batch, and all ranks of one row the same.
+            'hsdp': parameters are divided, usually on dim 0, among the t ranks of a row, and each row of the mesh
+            has all of them; every rank takes different rows.
+        use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then
+            computes its global size as local size times t, so that t must divide H.
     """
 
     mesh: Annotated[Shape, Dims(2, 2)] = (1, 1)
@@ -41,7 +41,7 @@ class TwoAxisCase(DataParallelCase):
         super().check_fields()
         require(
             self.style != "fsdp2_tp" or not self.tied,
-            f"the weights of fsdp2_tp are sharded on dims of their own: leave tied out, got {self.tied!r}",
+            f"the weights of fsdp2_tp are sharded on different dims: omit tied, got {self.tied!r}",
         )
         require(
             not self.use_local_output or self.hidden_features % self.num_hidden_parts == 0,
@@ -76,7 +76,7 @@ class TwoAxisCase(DataParallelCase):
         return Layout((Shard(0), Shard(self.num_dims - 1) if is_hidden else Replicate()))
 
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
-        """The second axis divides first, as it was there first; of one rank it divides nothing."""
+        """Divides by the second axis first, which existed first; an axis of one rank divides nothing."""
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))
         if base == "out_proj.bias":

@@ -21,13 +21,13 @@ class FetchCase(Case):
     """Some parameters, each partitioned over the ranks, all made whole by one fetch.
 
     Attributes:
-        parameters: Shape of each parameter; 0-dim and zero-numel ones count too.
-        padding: What padding holds: 'nan' or a 'large' finite number.  ZeRO leaves it
+        parameters: Shape of each parameter, including 0-dim and zero-numel ones.
+        padding: Fill value of padding: 'nan' or a 'large' finite number.  ZeRO leaves it
             uninitialised, so no answer may depend on it.
-        contiguous: Whether the harness hands parameters over contiguous in memory.
+        contiguous: Whether the harness passes parameters contiguous in memory.
         requires_grad: requires_grad of each parameter.
-        collective: What the fetch is documented to use, one of FETCH_COLLECTIVES; '' where nobody
-            says, which a recorded case must.
+        collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is
+            documented, in which case it must be recorded.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES
@@ -59,7 +59,7 @@ class FetchCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """How many parameters are fetched together."""
+        """Number of parameters that are fetched together."""
         return len(self.parameters)
 
     def padded_numel(self, shape: Shape) -> int:
@@ -80,7 +80,7 @@ class FetchCase(Case):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedFetchCase(Refused, FetchCase):
-    """A fetch outside the contract: every rank must refuse alike, before any collective.
+    """A fetch outside the contract: every rank must refuse in the same way, before any collective.
 
     Attributes:
         misfit: 'dtype': the last parameter has another dtype than the flat buffer;

@@ -9,17 +9,17 @@ Each operation is 'verb' or 'verb i j ...':
     wait     until nothing is in flight
     fail     a fetch for which no memory is left
     release  drops wholes
-    use      forward and backward: each rank multiplies the whole by an x of its own and hands back a
-             cotangent of its own; the average of the ranks' gradients is added to those before
-    step     SGD: partition -= LEARNING_RATE * gradient, of all that have a gradient, which is then forgotten
-    update   a new value for a whole, which its partitions take too
+    use      forward and backward: each rank multiplies the whole by a different x, with a different
+             cotangent; the average of the ranks' gradients is added to those before
+    step     SGD: partition -= LEARNING_RATE * gradient, for all that have a gradient, which is then deleted
+    update   a new value for a whole, which is copied to its partitions
     save     keeps a copy of a whole
-    load     gives the partitions the values that were kept
+    load     sets the partitions to the saved values
 
-An operation is refused, and then changes nothing, where a parameter that it names is not in the status
-that it needs: not available for fetch, launch, fail and load (and, with a gradient, for step), available
-for release, use, update and save.  So is a fetch that names one parameter twice or parameters of two
-dtypes, and a load of what was never saved.
+    An operation is refused, and then changes nothing, if one of its parameters does not have the status
+    that it needs: not available for fetch, launch, fail and load (and, with a gradient, for step), available
+    for release, use, update and save.  So is a fetch of one parameter twice or of parameters of two
+    dtypes, and a load without a save.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ MAX_OPERATIONS = 16
 LEARNING_RATE = 0.5
 
 STATUSES = ("not available", "in flight", "available")
-"""What `after{k}.status` counts through."""
+"""Values of `after{k}.status`, in the order of its numbers."""
 
 REFUSALS = ("none", "status", "dtype", "never saved", "out of memory")
-"""What `after{k}.refusal` counts through."""
+"""Values of `after{k}.refusal`, in the order of its numbers."""
 
 MEMORY = ("partitions", "wholes", "gradients", "saved", "others")
-"""What the elements of `memory.after{k}` are."""
+"""Names of the elements of `memory.after{k}`."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Operation:
 
 @functools.lru_cache(maxsize=2**10)
 def parse_operation(text: str) -> Operation:
-    """The operation that `text` stands for.
+    """The operation written as `text`.
 
     Raises:
-        Misuse: no such verb, names that are no numbers, or names where there must be none.
+        Misuse: unknown verb, names that are no numbers, or names for a verb without parameters.
     """
     verb, *names = text.split(" ")
     require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")
@@ -81,21 +81,21 @@ def parse_operation(text: str) -> Operation:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LifecycleCase(Case):
-    """Some parameters and what happens to them, one operation after another.
+    """Some parameters and a sequence of operations on them.
 
-    Given are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank;
-    `op{k}.new.i` of an update.  Answered is, after every operation, what it was refused for, each
-    parameter's status and whether it has a gradient, all partitions, the wholes that are available,
-    the gradients that are there, the outputs of a use, and where the case measures the memory.
+    Inputs are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank;
+    `op{k}.new.i` of an update.  Answers after every operation are the reason of a refusal, each
+    parameter's status and whether it has a gradient, all partitions, the available wholes,
+    the existing gradients, the outputs of a use, and the memory if the case measures it.
 
     Attributes:
-        parameters: Shape of each parameter; 0-dim and zero-numel ones count too.
+        parameters: Shape of each parameter, including 0-dim and zero-numel ones.
         requires_grad: requires_grad of each parameter.
-        operations: What happens, at most MAX_OPERATIONS.
+        operations: The operations in order, at most MAX_OPERATIONS.
         mixed_dtypes: Whether every second parameter has another dtype than `dtype`.
-        padding: What padding holds: 'nan' or a 'large' finite number.
-        collective: What a fetch is documented to use: 'all_gather' or 'all_reduce'.
-        measures: Whether the ranks say how much memory they hold.
+        padding: Fill value of padding: 'nan' or a 'large' finite number.
+        collective: The documented collective of a fetch: 'all_gather' or 'all_reduce'.
+        measures: Whether the ranks report the memory that they use.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index")
@@ -136,9 +136,9 @@ class LifecycleCase(Case):
 
     @property
     def leaves_gradients(self) -> bool:
-        """Whether a parameter that requires a gradient is used while it, and all used with it, are whole.
+        """True if a parameter that requires a gradient is used while it, and all used with it, are whole.
 
-        Up to then no parameter has a gradient, so that a fetch alone may be refused on the way.
+        Before that no parameter has a gradient, so that only a fetch may be refused.
         """
         away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
         for operation in self.sequence():
@@ -155,7 +155,7 @@ class LifecycleCase(Case):
         return False
 
     def _can_be_fetched(self, operation: Operation) -> bool:
-        """Whether it names each parameter once, and those of one dtype."""
+        """True if each parameter is named once, and all have one dtype."""
         named = operation.parameters
         return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
 
@@ -170,7 +170,7 @@ class LifecycleCase(Case):
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """All that is given, and all that may be answered; the oracle knows what is."""
+        """Describes all inputs, and all possible answers; the oracle knows the actual ones."""
         given = {
             f"param.{index}": CaseTensor(shape, replicated(), needs_grad=self.requires_grad[index])
             for index, shape in enumerate(self.parameters)
