@@ -75,6 +75,9 @@ data_parallel_block = module_property(
     examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
 )
 
+# A communication hook of torch for each dtype; each is the mean of the gradients.
+data_parallel_block_by_hook = module_property(BUILD, f"{DATA_PARALLEL}_by_hook", x_shapes=ROWS)
+
 fully_sharded_block = module_property(
     BUILD,
     FULLY_SHARDED,

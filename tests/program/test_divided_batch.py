@@ -68,6 +68,14 @@ def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path, pa
 
 
 @pytest.mark.ranks
+def test_compression_to_fewer_bits_than_gradients_have_is_red(pool: Pool) -> None:
+    """float16 is off by up to 2**-11 of a gradient, far beyond the bound of float32."""
+    verdicts = judge("module", case_of("curved", "ddp_compressed_to_float16", values=(("real", 0),)), pool)
+
+    assert ("gradients_equal_unsharded", "value") in {(verdict.claim, verdict.kind) for verdict in verdicts}
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(
     ("build", "parallelize"),

@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -98,6 +99,12 @@ def own_gradients(state, bucket):  # type: ignore[no-untyped-def]  # of annotati
 def ddp_with_a_hook_that_reduces_nothing(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = ddp(module, mesh)
     parallel.register_comm_hook(None, own_gradients)  # type: ignore[operator]
+    return parallel
+
+
+def ddp_compressed_to_float16(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    parallel = ddp(module, mesh)
+    parallel.register_comm_hook(mesh.get_group(), fp16_compress_hook)  # type: ignore[operator]
     return parallel
 
 

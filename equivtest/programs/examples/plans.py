@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -52,6 +55,30 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The whole block on every rank, for rows of its own; gradients averaged by DistributedDataParallel."""
     return DistributedDataParallel(block, process_group=mesh.get_group())
+
+
+def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The same with another communication hook for each dtype, each of which documents the mean of the gradients.
+
+    `allreduce_hook` changes nothing.  Compression loses nothing if gradients have its dtype.  PowerSGD and local SGD
+    begin after a thousand steps or more, and average globally before.
+
+    Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
+    post_localSGD_hook.py.
+    """
+    group, local_sgd = cast("Any", mesh.get_group()), cast("Any", post_localSGD_hook)
+    hooks: dict[torch.dtype, tuple[Any, Any]] = {
+        torch.float32: (group, default_hooks.allreduce_hook),
+        torch.float16: (group, default_hooks.fp16_compress_hook),
+        torch.bfloat16: (
+            local_sgd.PostLocalSGDState(group, group, start_localSGD_iter=1000),
+            local_sgd.post_localSGD_hook,
+        ),
+        torch.float64: (PowerSGDState(group), powerSGD_hook),
+    }
+    replicated = DistributedDataParallel(block, process_group=group)
+    replicated.register_comm_hook(*hooks[next(block.parameters()).dtype])
+    return replicated
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
