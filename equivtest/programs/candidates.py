@@ -1,4 +1,4 @@
-"""Which cases of a module of anybody's own can be judged: on integers, as a whole within a bound, or part by part."""
+"""Finds which cases of your module can be judged: on integers, as a whole within a bound, or part by part."""
 
 from __future__ import annotations
 
@@ -20,25 +20,41 @@ from equivtest.programs.reference import refusal_in
 
 BATCH_SIZES = (1, 2, 3, 4, 5, 7)
 OTHER_SIZES = (2, 3, 5)
-"""What a size is drawn from that nobody says more about: few, as each is run before anything is drawn."""
+"""Sizes to draw from if a property names none: few, since each one runs before anything is drawn."""
 
 Fields = tuple[tuple[str, Any], ...]
 
 
-class Door(NamedTuple):
+class Candidate(NamedTuple):
+    """Fields that the cases of one search differ in, besides their mesh and dtype.
+
+    Attributes:
+        mode: Exact integers or real values.
+        choice: The x_shape or the sizes.
+        largest: Largest magnitude of the integers.
+        by_parts: True if each part is judged alone.
+    """
+
+    mode: str
+    choice: Any
+    largest: int
+    by_parts: bool
+
+
+class CandidateSearch(NamedTuple):
     """A module as its property describes it.
 
     Attributes:
-        varied: The field of a case in which layouts differ, 'x_shape' or 'sizes'.
-        layouts: What it holds, the simplest first.
-        fields: What every case has alike.
-        by_parts: Whether each part is judged by itself; None: where nothing else says something.
+        varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
+        choices: Its values, the simplest first.
+        fields: Fields that all cases share.
+        by_parts: True if each part is judged alone; None: only if nothing else concludes.
     """
 
     build: str
     parallelize: str
     varied: str
-    layouts: tuple[Any, ...]
+    choices: tuple[Any, ...]
     fields: Fields
     by_parts: bool | None = None
 
@@ -48,23 +64,23 @@ class Door(NamedTuple):
         return tuple(dict(self.fields).get("axes", ()))
 
     @property
-    def unsharded(self) -> Door:
-        """The module alone, the same for every way to parallelize it."""
+    def unsharded(self) -> CandidateSearch:
+        """The search for the module alone, which every way to parallelize it shares."""
         return self._replace(parallelize="")
 
     @property
     def is_stepped(self) -> bool:
-        """Whether there is more than one forward and backward."""
+        """True if there is more than one forward and backward."""
         return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
 
     @property
     def tries_parts(self) -> bool:
-        """Whether cases are judged by parts, or may be."""
+        """True if cases are judged by parts, or may be."""
         return self.by_parts is not False
 
     @property
     def shortest(self) -> dict[str, int]:
-        """Fields of cases that are only tried: each step goes on from what was held, the optimizer from its state."""
+        """Fields of cases that are only tried: one step stands for all, since each starts from the ranks' values."""
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
@@ -100,39 +116,40 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
     return tuple(dict.fromkeys(tuple(found.items()) for found in (*one_by_one, *together))) or ((),)
 
 
-Layout = tuple[str, Any, int, bool]
-"""(mode, x_shape or sizes, largest magnitude, by_parts) of a case."""
-
-ByDtype = dict[str, list[Layout]]
+ByDtype = dict[str, list[Candidate]]
 
 
-def judged_layouts(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> dict[Shape, ByDtype]:
-    """By mesh: dtype -> of every case whose sums are exact; where there is none, of those whose bounds say something.
+def candidates_by_mesh(
+    search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
+) -> dict[Shape, ByDtype]:
+    """Returns by mesh and dtype the candidates with exact sums; if there are none, those with a bound that concludes.
 
-    A mesh on which there is none of these is left out.
+    Leaves out a mesh without candidates.
 
     Raises:
-        Misuse: there is none on any, or a shape does not fit the module.
+        Misuse: no mesh has a candidate, or a shape does not fit the module.
     """
-    fitting, reasons = tried(door.unsharded, batch, world_size, dtypes)
+    fitting, reasons = tried(search.unsharded, batch, world_size, dtypes)
     if not fitting:
         raise Misuse(reasons[0])
     return fitting
 
 
 @functools.lru_cache(maxsize=64)
-def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """What `judged_layouts` gives, empty where there is none, and why cases were left out.
+def tried(
+    search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
+) -> tuple[dict[Shape, ByDtype], list[str]]:
+    """Returns what `candidates_by_mesh` does, empty if there are none, and why cases were left out.
 
     Raises:
-        Misuse: on no mesh can a batch be divided.
+        Misuse: the batch cannot be divided on any mesh.
     """
     fitting: dict[Shape, ByDtype] = {}
     reasons: list[str] = []
     mistakes: list[Misuse] = []
-    for mesh in meshes_of(world_size, len(door.axes)):
+    for mesh in meshes_of(world_size, len(search.axes)):
         try:
-            found, why = _tried_on(mesh, door, batch, world_size, dtypes)
+            found, why = _tried_on(mesh, search, batch, world_size, dtypes)
         except PropertyMisuse:
             raise
         except Misuse as error:
@@ -146,122 +163,130 @@ def tried(door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]) -> t
 
 
 @functools.lru_cache(maxsize=64)
-def refusals(door: Door, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
+def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
     """Says why the unsharded module does not run in some dtypes, by their names; empty if it runs in none."""
-    make = functools.partial(door.make, world_size=1, batch=batch, mesh=(1,) * len(door.axes), **door.shortest)
-    for dtype, layout in itertools.product(dtypes, door.layouts):
+    make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
+    for dtype, choice in itertools.product(dtypes, search.choices):
         with contextlib.suppress(Misuse):
-            program = make(dtype=dtype, **{door.varied: layout}).program
+            program = make(dtype=dtype, **{search.varied: choice}).program
             return {each: why for each in dtypes if (why := refusal_in(program, each))}
     return {}
 
 
 def _tried_on(
-    mesh: Shape, door: Door, batch: str, world_size: int, dtypes: tuple[str, ...]
+    mesh: Shape, search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[ByDtype, list[str]]:
-    """The same of one mesh."""
-    varied, layouts = door.varied, door.layouts
-    dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(door, batch, dtypes))
-    make = functools.partial(door.make, world_size=world_size, batch=batch, mesh=mesh, **door.shortest)
+    """Returns the same for one mesh."""
+    varied, choices = search.varied, search.choices
+    dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(search, batch, dtypes))
+    make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)
     if batch != WHOLE and dtypes:
-        dtype = REAL_DTYPES[0] if door.is_stepped else dtypes[0]  # real values in 16 bits go by parts alone
-        layouts = _divisible(door, functools.partial(make, dtype=dtype))
+        dtype = REAL_DTYPES[0] if search.is_stepped else dtypes[0]  # real values in 16 bits go by parts alone
+        choices = _divisible(search, functools.partial(make, dtype=dtype))
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
-    if door.by_parts is not True and not door.is_stepped:
+    if search.by_parts is not True and not search.is_stepped:
         exact = [
-            make(dtype=dtype, largest=largest, **{varied: layout})
+            make(dtype=dtype, largest=largest, **{varied: choice})
             for dtype in dtypes
-            for layout, largest in itertools.product(layouts, LARGEST[dtype])
+            for choice, largest in itertools.product(choices, LARGEST[dtype])
         ]
-        fitting, reasons = _fitting(door, exact, prove_exact)
+        fitting, reasons = _fitting(search, exact, prove_exact)
         if fitting:
             return fitting, []
-    if door.by_parts is not True:
+    if search.by_parts is not True:
         too_wide: list[Misuse] = []
         for dtype in (dtype for dtype in REAL_DTYPES if dtype in dtypes):
-            real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: layout}) for layout in layouts]
-            found, more_reasons = _fitting(door, real, require_bounds, gives_up=door.by_parts is None)
+            real = [make(dtype=dtype, values=((REAL_MODE, 0),), **{varied: choice}) for choice in choices]
+            found, more_reasons = _fitting(search, real, require_bounds, gives_up=search.by_parts is None)
             fitting |= found
             too_wide += more_reasons
         reasons = too_wide or reasons
-    if door.tries_parts:
+    if search.tries_parts:
         others = [dtype for dtype in dtypes if dtype not in fitting]
-        found, more_reasons = _by_parts(door, make, others, layouts)
+        found, more_reasons = _by_parts(search, make, others, choices)
         fitting |= found
         reasons = more_reasons or reasons
     if not fitting and not reasons and dtypes:
-        reasons = [_too_narrow(door, make, dtypes, layouts)]
+        reasons = [_too_narrow(search, make, dtypes, choices)]
     return fitting, list(map(str if fitting else explained, reasons[:1]))
 
 
-def _too_narrow(door: Door, make: Callable[..., ModuleCase], dtypes: Sequence[str], layouts: Sequence[Any]) -> Misuse:
-    """Says that a step is not judged as a whole in these dtypes, and in which it is, by trying."""
-    fields = [(dtype, layout) for dtype in REAL_DTYPES for layout in layouts]
-    would = dict.fromkeys(dtype for dtype, layout in fields if would_do(make(dtype=dtype, **{door.varied: layout})))
+def _too_narrow(
+    search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
+) -> Misuse:
+    """Returns the refusal of a step in these dtypes, which names dtypes that would do, found by trying."""
+    fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
+    would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"take --dtypes {','.join(would)}, in which it would do" if would else "judge a smaller module"
-    nor = "" if would else ", and neither says something here"
+    nor = "" if would else ", and neither concludes anything here"
     return Misuse(
-        f"{door.build}: with by_parts=False a step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got "
+        f"{search.build}: with by_parts=False a step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got "
         f"{', '.join(dtypes)}{nor}: {way_out}; or leave by_parts out"
     )
 
 
 def _by_parts(
-    door: Door, make: Callable[..., ModuleCase], dtypes: Sequence[str], layouts: Sequence[Any]
+    search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """By dtype the layouts in which each part is judged by itself; why there are none.
+    """Returns by dtype the candidates that are judged part by part, and why there are no others.
 
-    One layout is tried, the simplest, in one process: of a part the bound hangs little on shapes, and on ranks.
+    Tries the simplest choice in one process: the bound of a part depends little on shapes and ranks.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
-    for dtype, layout in itertools.product(dtypes, layouts):
-        made = {door.varied: layout, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
+    for dtype, choice in itertools.product(dtypes, choices):
+        made = {search.varied: choice, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
         try:
-            make(**made)  # which may not divide
+            make(**made)  # raises Misuse if the rows cannot be divided
             if dtype not in fitting:
-                _require_bounds_of_parts(door.make(world_size=1, mesh=(1,) * len(door.axes), **made, **door.shortest))
+                _require_bounds_of_parts(
+                    search.make(world_size=1, mesh=(1,) * len(search.axes), **made, **search.shortest)
+                )
         except PropertyMisuse:
             raise
         except Misuse as error:
             reasons.append(error)
         else:
-            fitting.setdefault(dtype, []).append((REAL_MODE, layout, 1, True))
+            fitting.setdefault(dtype, []).append(Candidate(REAL_MODE, choice, 1, by_parts=True))
     return fitting, reasons
 
 
-def _divisible(door: Door, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """The layouts that give each rank rows.
+def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
+    """Returns the choices that give each rank rows.
 
     Raises:
-        Misuse: there is none.
+        Misuse: there are none.
     """
     fitting, reasons = [], []
-    for layout in door.layouts:
+    for choice in search.choices:
         try:
-            make(**{door.varied: layout})
+            make(**{search.varied: choice})
         except PropertyMisuse:
             raise
         except Misuse as error:
             reasons.append(str(error))
         else:
-            fitting.append(layout)
+            fitting.append(choice)
     if not fitting:
-        call_builder(door.build)  # which says more where that is what fails
-        what = "x of x_shapes" if door.varied == "x_shape" else "sizes of"
+        call_builder(search.build)  # its own error says more, if it fails
+        what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
         said = "; ".join(dict.fromkeys(reasons))
-        raise Misuse(f"no {what} {', '.join(map(str, door.layouts))} can be divided: {said}")
+        raise Misuse(f"no {what} {', '.join(map(str, search.choices))} can be divided: {said}")
     return tuple(fitting)
 
 
 def _fitting(
-    door: Door, cases: Sequence[ModuleCase], require_fit: Callable[[ModuleCase], object], *, gives_up: bool = False
+    search: CandidateSearch,
+    cases: Sequence[ModuleCase],
+    require_fit: Callable[[ModuleCase], object],
+    *,
+    gives_up: bool = False,
 ) -> tuple[ByDtype, list[Misuse]]:
-    """By dtype the layouts of the cases that fit; why the others do not.
+    """Returns by dtype the candidates that fit, and why the others do not.
 
     Args:
-        gives_up: Whether none fits where the first, of the simplest layout, does not.
+        gives_up: True if no other case can fit when the first one, with the simplest choice, does not.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
@@ -275,10 +300,12 @@ def _fitting(
             if gives_up and not fitting:
                 break
         else:
-            layout = (case.values[0][0], getattr(case.arguments, door.varied), case.arguments.largest, False)
-            fitting.setdefault(case.dtype, []).append(layout)
+            candidate = Candidate(
+                case.values[0][0], getattr(case.arguments, search.varied), case.arguments.largest, by_parts=False
+            )
+            fitting.setdefault(case.dtype, []).append(candidate)
     return fitting, reasons
 
 
 _require_bounds_of_parts = functools.lru_cache(maxsize=64)(require_bounds)
-"""Asked again for each world size."""
+"""Cached, as every world size asks again."""

@@ -14,7 +14,7 @@ from equivtest.base.functions import Named, name_of, plain, with_arguments
 from equivtest.base.importing import load_named, suggestion
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
-from equivtest.programs.candidates import Door, Fields, combinations, judged_layouts, refusals, tried
+from equivtest.programs.candidates import CandidateSearch, Fields, candidates_by_mesh, combinations, refusals, tried
 from equivtest.programs.case import BATCHES, MEAN_OF_PARTS, PARTS_OF_WHOLE, REAL_DTYPES, WHOLE, ModuleCase
 from equivtest.programs.fields import require_axes
 from equivtest.programs.groups import Judge, Training, World, flat, refuse_text
@@ -56,7 +56,7 @@ class Variant(NamedTuple):
     """
 
     options: tuple[tuple[str, str], ...]
-    door: Door
+    search: CandidateSearch
     batch: str | None
 
     @property
@@ -87,10 +87,10 @@ def make_property(
     )
     refuse_text(positional=positional)
     require_axes(tuple(world.axes), world.batch_axis)
-    varied, layouts, taken = _arguments(inputs, sizes, positional)
+    varied, choices, taken = _arguments(inputs, sizes, positional)
     common = (*_common_fields(training, world, judge), *taken)
     variants = tuple(
-        Variant(chosen, Door(named_build, named_parallelize, varied, layouts, common, judge.by_parts), batch)
+        Variant(chosen, CandidateSearch(named_build, named_parallelize, varied, choices, common, judge.by_parts), batch)
         for chosen, named_build, named_parallelize in _named_with(options or {}, build, parallelize)
     )
     return kind(
@@ -129,11 +129,11 @@ def _arguments(
     sizes: Mapping[str, Sequence[int]] | None,
     positional: Sequence[str],
 ) -> tuple[str, tuple[Any, ...], Fields]:
-    """The field in which layouts differ, what it holds, and the fields that say what the module takes."""
+    """The field that candidates differ in, its values, and the fields that say what the module takes."""
     if isinstance(inputs, Mapping):
         named = written(inputs)
-        layouts = combinations(sizes_in(named), sizes or {})
-        return "sizes", layouts, (("inputs", named), ("positional", tuple(positional)))
+        choices = combinations(sizes_in(named), sizes or {})
+        return "sizes", choices, (("inputs", named), ("positional", tuple(positional)))
     require_shapes(inputs, "inputs")
     require(not sizes and not positional, "sizes and positional go with inputs that have names, not with shapes of x")
     return "x_shape", tuple(map(tuple, inputs or ())), ()
@@ -203,7 +203,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
 
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
     """The property of batches that are divided if what `parallelize` makes reduces gradients."""
-    asked = [each._replace(batch=_resolved_batch(each.door, prop, pool, space)) for each in variants]
+    asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
     return replace(
         prop,
         cases=partial(_cases, asked),
@@ -213,11 +213,11 @@ def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Spa
     )
 
 
-def _resolved_batch(door: Door, prop: Property, pool: Pool, space: Space) -> str:
+def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: Space) -> str:
     num_ranks = space.world_sizes[0]
-    mesh = mesh_along(num_ranks, door.axes, str(dict(door.fields)["batch_axis"]))
+    mesh = mesh_along(num_ranks, search.axes, str(dict(search.fields)["batch_axis"]))
     cases = _made_in(
-        space.dtypes, partial(door.make, world_size=num_ranks, mesh=mesh, **{door.varied: door.layouts[0]})
+        space.dtypes, partial(search.make, world_size=num_ranks, mesh=mesh, **{search.varied: search.choices[0]})
     )
     batch = _batch_of(cases, pool, prop.limit_s)
     return PARTS_OF_WHOLE if cases[0].training.step and batch == MEAN_OF_PARTS else batch
@@ -311,22 +311,24 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
     found = {}
     for each in variants:
         if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes):
-            layouts = {size: judged_layouts(each.door, each.rows, size, space.dtypes) for size in space.world_sizes}
-            make = partial(each.door.make, batch=each.rows)
-            found[each.options] = module_cases(space, make, each.door.varied, layouts)
+            candidates = {
+                size: candidates_by_mesh(each.search, each.rows, size, space.dtypes) for size in space.world_sizes
+            }
+            make = partial(each.search.make, batch=each.rows)
+            found[each.options] = module_cases(space, make, each.search.varied, candidates)
     return option_cases(found) if len(found) > 1 else next(iter(found.values()))
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
     """Names the aspects of the simplest variant's cases, as they are drawn, and each value of each option."""
-    door, batch = variants[0].door, variants[0].rows
+    search, batch = variants[0].search, variants[0].rows
     found: dict[str, None] = {}
     for size in space.world_sizes:
-        for mesh, by_dtype in judged_layouts(door, batch, size, space.dtypes).items():
-            for dtype, layouts in by_dtype.items():
-                for mode, layout, largest, by_parts in layouts:
-                    fields = {door.varied: layout, "largest": largest, "by_parts": by_parts, "values": ((mode, 0),)}
-                    case = door.make(world_size=size, mesh=mesh, dtype=dtype, batch=batch, **fields)
+        for mesh, by_dtype in candidates_by_mesh(search, batch, size, space.dtypes).items():
+            for dtype, candidates in by_dtype.items():
+                for mode, choice, largest, by_parts in candidates:
+                    fields = {search.varied: choice, "largest": largest, "by_parts": by_parts, "values": ((mode, 0),)}
+                    case = search.make(world_size=size, mesh=mesh, dtype=dtype, batch=batch, **fields)
                     found |= dict.fromkeys(sorted(case.aspects))
     return [*found, *dict.fromkeys(f"{name}={code}" for each in variants for name, code in each.options)]
 
@@ -342,20 +344,20 @@ def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
 
     None if that is so in every dtype there is.
     """
-    door, batch = variant.door, variant.rows
+    search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)
     judged = {
         dtype
         for size in space.world_sizes
-        for by_dtype in tried(door.unsharded, batch, size, space.dtypes)[0].values()
+        for by_dtype in tried(search.unsharded, batch, size, space.dtypes)[0].values()
         for dtype in by_dtype
     }
-    if not judged and not any(tried(door.unsharded, batch, size, others)[0] for size in space.world_sizes):
+    if not judged and not any(tried(search.unsharded, batch, size, others)[0] for size in space.world_sizes):
         return {}  # the property is mistaken, which it says where its cases are drawn
-    reasons = refusals(door.unsharded, batch, space.dtypes)
+    reasons = refusals(search.unsharded, batch, space.dtypes)
     whys = (
         []
         if judged
-        else [why for size in space.world_sizes for why in tried(door.unsharded, batch, size, space.dtypes)[1]]
+        else [why for size in space.world_sizes for why in tried(search.unsharded, batch, size, space.dtypes)[1]]
     )
     return {dtype: reasons.get(dtype, next(iter(whys), "")) for dtype in space.dtypes if dtype not in judged}

@@ -1,4 +1,4 @@
-"""Cases of a module of anybody's own."""
+"""Draws cases of your module."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.cases.case import Shape
 from equivtest.cases.picks import pick, pick_run
+from equivtest.programs.candidates import Candidate
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
 
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
-Layout = tuple[str, Shape | tuple[tuple[str, int], ...], int, bool]
-"""(mode, x_shape or sizes, largest magnitude, by_parts) of a case."""
-
-Layouts = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Layout]]]]
-"""World size -> mesh -> dtype -> layouts of cases, the simplest first; no mesh and no dtype without any."""
+Candidates = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Candidate]]]]
+"""World size -> mesh -> dtype -> candidates, the simplest first; no mesh and no dtype without any."""
 
 Options = tuple[tuple[str, str], ...]
 """(name, code of the value) of each option of a program."""
@@ -26,20 +24,20 @@ Options = tuple[tuple[str, str], ...]
 
 @st.composite
 def module_cases(
-    draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, layouts: Layouts
+    draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, candidates: Candidates
 ) -> ModuleCase:
     """Cases of one module, and of one way to parallelize it.
 
     Args:
         make: A case from all that is drawn.
-        varied: Which field holds what layouts differ in: 'x_shape' or 'sizes'.
-        layouts: What is drawn of, for each of the space's world sizes.
+        varied: The field that candidates differ in, 'x_shape' or 'sizes'.
+        candidates: For each of the space's world sizes.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
-    meshes = tuple(layouts[world_size])
+    meshes = tuple(candidates[world_size])
     mesh = pick(draw, "mesh", meshes) if len(meshes) > 1 else meshes[0]
-    dtype = pick(draw, "dtype", tuple(layouts[world_size][mesh]))
-    mode, layout, largest, by_parts = pick(draw, "layout", layouts[world_size][mesh][dtype])
+    dtype = pick(draw, "dtype", tuple(candidates[world_size][mesh]))
+    mode, choice, largest, by_parts = pick(draw, "layout", candidates[world_size][mesh][dtype])
     return make(
         world_size=world_size,
         mesh=mesh,
@@ -47,7 +45,7 @@ def module_cases(
         largest=largest,
         by_parts=by_parts,
         **pick_run(draw, world_size, MODULE_MODES[mode], records=()),
-        **{varied: layout},
+        **{varied: choice},
     )
 
 
