@@ -39,6 +39,11 @@ def free(entry: object) -> None:
     """Returns None: entries such as seeds do not differ in what a case covers."""
 
 
+def is_several(number: int) -> bool:
+    """Returns True if the number is above one."""
+    return number > 1
+
+
 class Draw(Protocol):
     """Picks entries of tables, by Hypothesis or for a row of a covering array."""
 
@@ -121,13 +126,19 @@ def pick_size(draw: Draw, name: str, fields: Fields) -> int:
 SIZES = Axis(pick_size)
 
 
-def pick_shape(draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...]) -> Shape:
-    """Returns a shape with an edge size in one dim, any one, beside small ones."""
-    num_dims = draw.pick(f"{name}: dims", num_dims_table)
+def pick_shape(
+    draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...], *, covers: bool = True
+) -> Shape:
+    """Returns a shape with an edge size in one dim, any one, beside small ones.
+
+    Args:
+        covers: False if its dims and sizes do not count in a covering array.
+    """
+    num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
     edges = [size for size in edge_sizes(world_size) if size <= max_size]
-    edge = draw.pick(f"{name}: edge", edges, residues(world_size))
-    large_dim = draw.pick(f"{name}: large dim", LARGE_DIMS, modulo(max(1, num_dims)))
+    edge = draw.pick(f"{name}: edge", edges, residues(world_size) if covers else free)
+    large_dim = draw.pick(f"{name}: large dim", LARGE_DIMS, modulo(max(1, num_dims)) if covers else free)
     small = [draw.pick(f"{name}: dim {dim}", SMALL_SIZES, free) for dim in range(max(num_dims_table) - 1)]
     if num_dims == 0:
         return ()

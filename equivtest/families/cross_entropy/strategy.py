@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.case import Shape, fields_of
-from equivtest.cases.picks import edge_sizes, pick, pick_gradients, pick_run, pick_values
+from equivtest.cases.picks import (
+    Cases,
+    Draw,
+    edge_sizes,
+    free,
+    is_several,
+    pick,
+    pick_gradients,
+    pick_run,
+    pick_values,
+    residues,
+)
 from equivtest.families.cross_entropy.case import MISFITS, REDUCTIONS, CrossEntropyCase, RefusedCrossEntropyCase
 from equivtest.families.cross_entropy.gathered.case import (
     GATHERED_MISFITS,
@@ -25,8 +33,8 @@ IGNORED_TABLE = ("none", "none", "some", "some", "none", "all")
 IGNORE_INDICES = (-100, -100, -1, 0, 1, 4096)
 
 
-@st.composite
-def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEntropyCase:
+@Cases
+def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntropyCase:
     """Cases of one cross entropy without loss_parallel.
 
     Shrinks to one draw of real values, one position, one class, no reduction, no smoothing.
@@ -35,7 +43,7 @@ def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEnt
 
     Smoothed and reduced, peaked rows add up to more than float16 holds.
     """
-    case = draw(cross_entropy_cases(space))
+    case = cross_entropy_cases.build(draw, space)
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
     shares = shares if positions else "classes"
     if case.dtype in ("bfloat16", "float16") and case.reduction != "none":
@@ -43,7 +51,7 @@ def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEnt
     if shares == "positions" and case.reduction == "mean":
         positions = (-(-positions[0] // case.world_size) * case.world_size, *positions[1:])
     fields = {"positions": positions, "target_is_dtensor": True, "weight_is_dtensor": case.weighted}
-    label_smoothing = pick(draw, "label_smoothing", (0.0, 0.0, 0.125, 0.1, 1.0))
+    label_smoothing = pick(draw, "label_smoothing", (0.0, 0.0, 0.125, 0.1, 1.0), bool)
     if label_smoothing and case.dtype == "float16" and case.reduction != "none":
         fields["values"] = tuple(("real", seed) for _, seed in case.values)
     return GatheredCrossEntropyCase(
@@ -53,8 +61,8 @@ def gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> GatheredCrossEnt
     )
 
 
-@st.composite
-def refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedGatheredCrossEntropyCase:
+@Cases
+def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGatheredCrossEntropyCase:
     """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
     fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
     if misfit == "batch_mean" and fields["world_size"] == 1:
@@ -76,8 +84,8 @@ def refused_gathered_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedG
     )
 
 
-@st.composite
-def cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
+@Cases
+def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
     """Cases of one cross entropy.
 
     Shrinks to one draw of real values, one position, one class, no reduction.
@@ -85,7 +93,7 @@ def cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
     fields = _pick_loss(draw, space)
     return CrossEntropyCase(
         **fields,
-        ignore_index=pick(draw, "ignore_index", IGNORE_INDICES),
+        ignore_index=pick(draw, "ignore_index", IGNORE_INDICES, free),
         ignored=pick(draw, "ignored", IGNORED_TABLE),
         target_is_dtensor=pick(draw, "target_is_dtensor", (False, True)),
         weight_is_dtensor=pick(draw, "weight_is_dtensor", (False, True)) and fields["weighted"],
@@ -94,37 +102,37 @@ def cross_entropy_cases(draw: DrawFn, space: Space) -> CrossEntropyCase:
     )
 
 
-@st.composite
-def refused_cross_entropy_cases(draw: DrawFn, space: Space) -> RefusedCrossEntropyCase:
+@Cases
+def refused_cross_entropy_cases(draw: Draw, space: Space) -> RefusedCrossEntropyCase:
     """Cases of targets, weights, layouts and options that loss_parallel does not take.
 
     No rank is without classes: those would stop before there is anything to refuse.
     """
     fields = _pick_loss(draw, space)
-    fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL)
+    fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL, free)
     misfit = pick(draw, "misfit", MISFITS)
     if misfit == "probabilities":
         fields["num_classes"] = max(2, fields["num_classes"])
     return RefusedCrossEntropyCase(misfit=misfit, **fields, values=pick_values(draw, (("real",),)))
 
 
-def _pick_loss(draw: DrawFn, space: Space) -> dict[str, Any]:
+def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:
     world_size = pick(draw, "world_size", space.world_sizes)
     return {
         "world_size": world_size,
         "dtype": pick(draw, "dtype", space.dtypes),
         "positions": _pick_positions(draw),
-        "num_classes": pick(draw, "num_classes", edge_sizes(world_size)),
+        "num_classes": pick(draw, "num_classes", edge_sizes(world_size), residues(world_size)),
         "reduction": pick(draw, "reduction", REDUCTIONS),
         "weighted": pick(draw, "weighted", (False, True)),
     }
 
 
-def _pick_positions(draw: DrawFn) -> Shape:
+def _pick_positions(draw: Draw) -> Shape:
     """A batch of an edge size beside small other dims."""
     num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
-    batch = pick(draw, "batch", BATCHES)
-    others = [pick(draw, f"position dim {dim}", SMALL) for dim in range(1, 4)]
+    batch = pick(draw, "batch", BATCHES, is_several)
+    others = [pick(draw, f"position dim {dim}", SMALL, free) for dim in range(1, 4)]
     if num_dims == 0:
         return ()
     return (batch if num_dims < 3 else min(batch, 3), *others[: num_dims - 1])

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
+from equivtest.cases.picks import (
+    LARGE_DIMS,
+    NUM_SEQUENCE_DIMS,
+    Cases,
+    Draw,
+    is_several,
+    modulo,
+    pick,
+    pick_gradients,
+    pick_run,
+    pick_shape,
+)
 from equivtest.families.dropout.case import DropoutCase
 from equivtest.layout import Layout, parse_placement, shard_kind
 from equivtest.property import Space
@@ -17,26 +25,34 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 """Mostly so many that a row of them tells of chance: two masks of 56 agree once in 2**56 times."""
 
 
-@st.composite
-def dropout_cases(draw: DrawFn, space: Space) -> DropoutCase:
+def kind_of_probability(p: float) -> float:
+    """Returns 0 and 1 as they are, and 0.5 for all others: the label of probabilities."""
+    return p if p in (0.0, 1.0) else 0.5
+
+
+@Cases
+def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
     """Cases of one dropout.
 
     Shrinks to one draw of values, one element, whole on every rank, dropped with probability 1/2.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
-    dim = pick(draw, "dim", LARGE_DIMS) % len(leading)
+    dim = pick(draw, "dim", LARGE_DIMS, modulo(len(leading))) % len(leading)
     style = pick(draw, "style", ("dtensor", "sequence_parallel", "sequence_parallel"))
     divided = pick(draw, "divided", (False, True, True)) or style == "sequence_parallel"
     layout = f"shard({dim})" if divided else "replicate"
     plain_will_do = shard_kind(leading, Layout((parse_placement(layout),)), (world_size,)) == "even"
-    p, training = pick(draw, "p", PROBABILITIES), pick(draw, "training", (True, True, True, True, False))
+    p, training = (
+        pick(draw, "p", PROBABILITIES, kind_of_probability),
+        pick(draw, "training", (True, True, True, True, False)),
+    )
     x_is_dtensor = pick(draw, "x_is_dtensor", (True, False))
     return DropoutCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
         style=style,
-        shape=_with_features(leading, pick(draw, "features", FEATURES)),
+        shape=_with_features(leading, pick(draw, "features", FEATURES, is_several)),
         layout=layout,
         p=p,
         training=training,

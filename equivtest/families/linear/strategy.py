@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.picks import (
     NUM_LEADING_DIMS,
     REFUSED_MODES,
+    Cases,
+    Draw,
     edge_sizes,
     pick,
     pick_gradients,
@@ -15,6 +14,7 @@ from equivtest.cases.picks import (
     pick_shape,
     pick_values,
     pick_x_is_dtensor,
+    residues,
 )
 from equivtest.families.linear.case import LINEAR_MODES as EXACT_MODES
 from equivtest.families.linear.case import REAL_MODES, REFUSALS, LinearCase, RefusedLinearCase
@@ -27,8 +27,8 @@ LINEAR_MODES = (
 """Half of a full case's draws are real, so that of a whole run, with its fetches, well over three in ten are."""
 
 
-@st.composite
-def linear_cases(draw: DrawFn, space: Space, *, style: str) -> LinearCase:
+@Cases
+def linear_cases(draw: Draw, space: Space, *, style: str) -> LinearCase:
     """Cases of one linear layer; `style` is 'colwise' or 'rowwise'.
 
     Shrinks to one draw of dense values, one token, one feature, no bias, everything replicated.
@@ -36,8 +36,8 @@ def linear_cases(draw: DrawFn, space: Space, *, style: str) -> LinearCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     leading = pick_shape(draw, "leading", world_size, NUM_LEADING_DIMS)
-    in_features = pick(draw, "in_features", edge_sizes(world_size))
-    out_features = pick(draw, "out_features", edge_sizes(world_size))
+    in_features = pick(draw, "in_features", edge_sizes(world_size), residues(world_size))
+    out_features = pick(draw, "out_features", edge_sizes(world_size), residues(world_size))
     bias = pick(draw, "bias", (False, True, True, True))
     shards = tuple(f"shard({dim})" for dim in range(len(leading) + 1))
     whole = ("replicate",) * 2 + (*shards, shards[-1])
@@ -61,14 +61,14 @@ def linear_cases(draw: DrawFn, space: Space, *, style: str) -> LinearCase:
     )
 
 
-@st.composite
-def refused_linear_cases(draw: DrawFn, space: Space, *, style: str) -> RefusedLinearCase:
+@Cases
+def refused_linear_cases(draw: Draw, space: Space, *, style: str) -> RefusedLinearCase:
     """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", REFUSALS)
-    leading = (pick(draw, "leading", edge_sizes(world_size)),)
-    in_features = pick(draw, "in_features", edge_sizes(world_size))
+    leading = (pick(draw, "leading", edge_sizes(world_size), residues(world_size)),)
+    in_features = pick(draw, "in_features", edge_sizes(world_size), residues(world_size))
     # Where x has a feature too many, its shards along them would fit the weight's on some ranks,
     # and a DTensor would state the shape that x should have.
     any_layout = misfit == "dtype"
@@ -82,7 +82,7 @@ def refused_linear_cases(draw: DrawFn, space: Space, *, style: str) -> RefusedLi
         dtype=dtype,
         leading=leading,
         in_features=in_features,
-        out_features=pick(draw, "out_features", edge_sizes(world_size)),
+        out_features=pick(draw, "out_features", edge_sizes(world_size), residues(world_size)),
         bias=pick(draw, "bias", (False, True)),
         input_layout=input_layout,
         output_layout=pick(draw, "output_layout", ("replicate", "shard(1)")),

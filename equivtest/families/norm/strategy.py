@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import LARGE_DIMS, NUM_SEQUENCE_DIMS, pick, pick_gradients, pick_run, pick_shape
+from equivtest.cases.picks import (
+    LARGE_DIMS,
+    NUM_SEQUENCE_DIMS,
+    Cases,
+    Draw,
+    free,
+    modulo,
+    pick,
+    pick_gradients,
+    pick_run,
+    pick_shape,
+)
 from equivtest.families.norm.case import PARAMETERS, NormCase
 from equivtest.property import Space
 
@@ -19,8 +27,8 @@ EPSILONS_OF_FEW = (1.0, 0.5, 0.25)
 """Drawn for up to three features: a small one would scale x by its own size alone, and its gradient would cancel."""
 
 
-@st.composite
-def norm_cases(draw: DrawFn, space: Space, *, norm: str) -> NormCase:
+@Cases
+def norm_cases(draw: Draw, space: Space, *, norm: str) -> NormCase:
     """Cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
 
     Shrinks to one draw of values, one token, one feature, no parameters.
@@ -28,7 +36,7 @@ def norm_cases(draw: DrawFn, space: Space, *, norm: str) -> NormCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
-    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS, modulo(len(leading))) % len(leading)
     if dtype in ("bfloat16", "float16"):
         leading = tuple(
             min(size, MAX_TOKENS_IN_16_BITS) if dim == sequence_dim else 1 for dim, size in enumerate(leading)
@@ -36,8 +44,8 @@ def norm_cases(draw: DrawFn, space: Space, *, norm: str) -> NormCase:
     num_parameters = pick(draw, "num_parameters", (0, 1, 2, 2, 2))
     parameters = PARAMETERS[: min(num_parameters, 2 if norm == "layer_norm" else 1)]
     x_is_dtensor = pick(draw, "x_is_dtensor", (False, True))
-    features = max(pick(draw, "features", NORM_FEATURES), 2 if norm == "layer_norm" else 1)
-    eps, eps_of_few = pick(draw, "eps", EPSILONS), pick(draw, "eps of few", EPSILONS_OF_FEW)
+    features = max(pick(draw, "features", NORM_FEATURES, free), 2 if norm == "layer_norm" else 1)
+    eps, eps_of_few = pick(draw, "eps", EPSILONS), pick(draw, "eps of few", EPSILONS_OF_FEW, free)
     return NormCase(
         norm=norm,
         world_size=world_size,

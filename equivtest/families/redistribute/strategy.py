@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.case import Shape
 from equivtest.cases.picks import (
     POISON_TABLE,
     REFUSED_MODES,
     REPEATS,
+    Cases,
+    Draw,
     edge_sizes,
+    free,
+    is_several,
     pick,
     pick_gradients,
     pick_members,
     pick_values,
+    residues,
 )
 from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import MISFITS, RefusedRedistributeCase
@@ -47,15 +49,15 @@ MEMBERS_OF_ONE_AXIS: tuple[int | None, ...] = (None,) * 15 + (0, 1, 2, 3, 4)
 RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 
 
-@st.composite
-def redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
+@Cases
+def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
     """Cases of one redistributed tensor, a third of them on meshes of two axes.
 
     Recorded on one axis only.  Shrinks to one draw of dense values for one replicated element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
-    mesh = pick(draw, "mesh", meshes_of(world_size))
+    mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
     mesh_shape = mesh or (world_size,)
     shape = _pick_global_shape(draw, world_size)
     road = pick(draw, "road", ROADS_DRAWN)
@@ -87,12 +89,12 @@ def redistribute_cases(draw: DrawFn, space: Space) -> RedistributeCase:
     )
 
 
-@st.composite
-def refused_redistribute_cases(draw: DrawFn, space: Space) -> RefusedRedistributeCase:
+@Cases
+def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeCase:
     """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
-    mesh = pick(draw, "mesh", meshes_of(world_size))
+    mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
     shape = _pick_global_shape(draw, world_size)
     source = _pick_source(draw, shape, max(len(mesh), 1), operands=False)
     return RefusedRedistributeCase(
@@ -116,11 +118,23 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
     return ((),) * 2 * len(two_axes) + tuple(two_axes)
 
 
-def _pick_global_shape(draw: DrawFn, world_size: int) -> Shape:
+def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
+    """Returns which axes of a mesh have several ranks: the label of meshes."""
+    return tuple(map(is_several, mesh))
+
+
+def is_given(number: int | None) -> bool:
+    """Returns True unless the number is None."""
+    return number is not None
+
+
+def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
     num_dims = pick(draw, "dims", NUM_DIMS)
     sizes = _sizes(world_size, max(MAX_SIZES[num_dims], world_size + 1))
-    shape = [pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims]
-    empty = pick(draw, "no elements", NO_ELEMENTS)
+    shape = [
+        pick(draw, f"dim {dim}", sizes, residues(world_size) if dim < 2 else free) for dim in range(max(NUM_DIMS))
+    ][:num_dims]
+    empty = pick(draw, "no elements", NO_ELEMENTS, is_given)
     if empty is not None and shape:
         shape[empty % num_dims] = 0
     return tuple(shape)
@@ -143,7 +157,7 @@ def _nested(placements: list[str]) -> list[str]:
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
 
-def _pick_source(draw: DrawFn, shape: Shape, num_axes: int, *, operands: bool) -> tuple[str, ...]:
+def _pick_source(draw: Draw, shape: Shape, num_axes: int, *, operands: bool) -> tuple[str, ...]:
     op = pick(draw, "op", OPS)
     partial = ("partial",) * 6 if operands else ()  # of the sources of two dims six in sixteen
     found: list[str] = []
@@ -153,7 +167,7 @@ def _pick_source(draw: DrawFn, shape: Shape, num_axes: int, *, operands: bool) -
     return tuple(f"partial({op})" if text == "partial" else text for text in found)
 
 
-def _pick_target(draw: DrawFn, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
+def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
     """A partial axis may stay as it is."""
     found: list[str] = []
     for axis, text in enumerate(source):
@@ -163,7 +177,7 @@ def _pick_target(draw: DrawFn, shape: Shape, source: tuple[str, ...]) -> tuple[s
     return tuple(found)
 
 
-def _pick_cotangent(draw: DrawFn, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
+def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
     """One in three is placed otherwise than the output; that of a plain tensor has its local shape."""
     is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.picks import (
     LARGE_DIMS,
     NUM_SEQUENCE_DIMS,
     POISON_TABLE,
     RECORDS,
     REPEATS,
+    Cases,
+    Draw,
     edge_sizes,
+    free,
+    modulo,
     pick,
     pick_gradients,
     pick_members,
     pick_shape,
     pick_values,
+    residues,
 )
 from equivtest.families.training.case import LAYERS
 from equivtest.families.training.sequence.case import MlpCase
@@ -38,8 +40,8 @@ MOMENTA = (0.0, 0.5, 0.5, 0.9)
 WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 
 
-@st.composite
-def mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
+@Cases
+def mlp_cases(draw: Draw, space: Space) -> MlpCase:
     """Cases of a perceptron under sequence parallelism: one forward and backward.
 
     Shrinks to one draw of dense values, one token, one feature everywhere, no bias, relu.
@@ -49,8 +51,8 @@ def mlp_cases(draw: DrawFn, space: Space) -> MlpCase:
     return MlpCase(activation=activation, values=exact if activation == "relu" else curved, **_pick_mlp(draw, space))
 
 
-@st.composite
-def training_cases(draw: DrawFn, space: Space) -> MlpCase:
+@Cases
+def training_cases(draw: Draw, space: Space) -> MlpCase:
     """Cases of a perceptron trained for two or three steps by SGD or AdamW.
 
     AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
@@ -68,18 +70,18 @@ def training_cases(draw: DrawFn, space: Space) -> MlpCase:
     )
 
 
-def _pick_training(draw: DrawFn, *, adamw: bool) -> dict[str, Any]:
-    momentum = pick(draw, "momentum", MOMENTA)
+def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
+    momentum = pick(draw, "momentum", MOMENTA, bool)
     return {
         "steps": pick(draw, "steps", (2, 2, 2, 3)),
-        "lr": pick(draw, "lr", LEARNING_RATES),
+        "lr": pick(draw, "lr", LEARNING_RATES, free),
         "momentum": 0.0 if adamw else momentum,
-        "weight_decay": pick(draw, "weight_decay", WEIGHT_DECAYS),
+        "weight_decay": pick(draw, "weight_decay", WEIGHT_DECAYS, bool),
         "foreach": pick(draw, "foreach", (False, True)),
     }
 
 
-def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
+def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
     """All fields of an MlpCase that one forward and backward has, but for its activation and values.
 
     Where the hidden activation is a plain tensor, torch takes its global size to be local size
@@ -88,7 +90,7 @@ def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
     fields = _pick_perceptron(draw, space)
     world_size, hidden = fields["world_size"], fields["hidden_features"]
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
-    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS) % len(leading)
+    sequence_dim = pick(draw, "sequence_dim", LARGE_DIMS, modulo(len(leading))) % len(leading)
     use_local_output = pick(draw, "use_local_output", (True, False, False))
     rounded = pick(draw, "even hidden", (False, True, True, True)) and use_local_output
     x_is_dtensor = pick(draw, "x_is_dtensor", (False, True))
@@ -103,7 +105,7 @@ def _pick_mlp(draw: DrawFn, space: Space) -> dict[str, Any]:
     }
 
 
-def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
+def _pick_perceptron(draw: Draw, space: Space) -> dict[str, Any]:
     """The fields of any perceptron, but for its leading dims, training, activation and values."""
     world_size = pick(draw, "world_size", space.world_sizes)
     biases = pick(draw, "biases", BIASES)
@@ -112,9 +114,9 @@ def _pick_perceptron(draw: DrawFn, space: Space) -> dict[str, Any]:
     return {
         "world_size": world_size,
         "dtype": pick(draw, "dtype", space.dtypes),
-        "in_features": pick(draw, "in_features", FEATURES),
-        "hidden_features": pick(draw, "hidden_features", edge_sizes(world_size)),
-        "out_features": pick(draw, "out_features", FEATURES),
+        "in_features": pick(draw, "in_features", FEATURES, residues(world_size)),
+        "hidden_features": pick(draw, "hidden_features", edge_sizes(world_size), residues(world_size)),
+        "out_features": pick(draw, "out_features", FEATURES, residues(world_size)),
         "biases": biases,
         **pick_gradients(draw, ("x", *with_grad)),
         "poison": pick(draw, "poison", POISON_TABLE),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import edge_sizes, pick, pick_gradients, pick_run
+from equivtest.cases.picks import Cases, Draw, edge_sizes, pick, pick_gradients, pick_run, residues
 from equivtest.families.redistribute.prepared.case import STYLES, PreparedCase
 from equivtest.layout import Shard, parse_placement
 from equivtest.property import Space
@@ -15,8 +12,8 @@ NUM_DIMS = (1, 2, 2, 2, 3)
 MAX_SIZES = {1: 33, 2: 17, 3: 9}
 
 
-@st.composite
-def prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
+@Cases
+def prepared_cases(draw: Draw, space: Space) -> PreparedCase:
     """Cases of one tensor through a prepared module.
 
     Shrinks to one dense element that every rank has and that stays so.
@@ -24,7 +21,7 @@ def prepared_cases(draw: DrawFn, space: Space) -> PreparedCase:
     world_size = pick(draw, "world_size", space.world_sizes)
     num_dims = pick(draw, "dims", NUM_DIMS)
     sizes = [size for size in edge_sizes(world_size) if size <= max(MAX_SIZES[num_dims], world_size + 1)]
-    shape = tuple([pick(draw, f"dim {dim}", sizes) for dim in range(max(NUM_DIMS))][:num_dims])
+    shape = tuple([pick(draw, f"dim {dim}", sizes, residues(world_size)) for dim in range(max(NUM_DIMS))][:num_dims])
     shards = tuple(f"shard({dim})" for dim in range(num_dims))
     source = pick(draw, "source", ("replicate", "partial(sum)", *shards * 4))
     target = pick(draw, "target", ("replicate", "replicate", *shards))

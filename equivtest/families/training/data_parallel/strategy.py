@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import RECORDS, REFUSED_MODES, pick, pick_values
+from equivtest.cases.picks import RECORDS, REFUSED_MODES, Cases, Draw, is_several, pick, pick_values
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.data_parallel.case_refused import MISFITS, RefusedShardingCase
 from equivtest.families.training.strategy import (
@@ -36,8 +33,8 @@ CHECKPOINTS_DRAWN = (*[""] * 7, "hidden", "wrapped", "in_proj", "out_proj", "hid
 DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 
-@st.composite
-def refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
+@Cases
+def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
     """Cases whose first weight FSDP2 does not take as it is to be sharded.
 
     Shrinks to one rank that is asked for a dim that a weight does not have.
@@ -59,8 +56,8 @@ def refused_sharding_cases(draw: DrawFn, space: Space) -> RefusedShardingCase:
     )
 
 
-@st.composite
-def data_parallel_cases(draw: DrawFn, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
+@Cases
+def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
     """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
 
     Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
@@ -69,7 +66,7 @@ def data_parallel_cases(draw: DrawFn, space: Space, *, style: str, fetch: str = 
 
 
 def _pick_data_parallel(
-    draw: DrawFn, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
+    draw: Draw, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
 ) -> dict[str, Any]:
     """All fields of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
@@ -89,13 +86,13 @@ def _pick_data_parallel(
     trained = pick_values(draw, TRAINING_MODES, "training ")
     flags = {name: pick(draw, name, (False, True)) for name in ("syncs_every", "small_buckets", "views")}
     reshards, padding = pick(draw, "reshards", (True, False)), pick(draw, "padding", PADDINGS)
-    stopped = pick(draw, "stopped_steps", STOPPED_STEPS)
+    stopped = pick(draw, "stopped_steps", STOPPED_STEPS, bool)
     of_out_proj = ("out_proj", "in_proj.weight") if fields["tied"] else ("out_proj",)
     goes_on = trains and any(name.startswith(of_out_proj) for name in fields["requires_grad"])
     own = {
         "style": style,
-        "leading": (pick(draw, "rows", ROWS), *pick(draw, "more dims", ((), (), (2,), (3,)))),
-        "micro_batches": pick(draw, "micro_batches", MICRO_BATCHES),
+        "leading": (pick(draw, "rows", ROWS, is_several), *pick(draw, "more dims", ((), (), (2,), (3,)), bool)),
+        "micro_batches": pick(draw, "micro_batches", MICRO_BATCHES, is_several),
         "syncs_every": style == "fsdp2" and flags["syncs_every"],
         "reshards": style != "fsdp2" or reshards,
         "small_buckets": style == "ddp" and flags["small_buckets"],
@@ -155,7 +152,7 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pick_clipping(draw: DrawFn) -> dict[str, Any]:
+def _pick_clipping(draw: Draw) -> dict[str, Any]:
     """What gradients are clipped to, in half of the trained cases."""
-    clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS), pick(draw, "norm_type", NORM_TYPES_DRAWN)
+    clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

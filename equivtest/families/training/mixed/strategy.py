@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import pick
+from equivtest.cases.picks import Cases, Draw, pick
 from equivtest.families.training.data_parallel.strategy import _pick_data_parallel
 from equivtest.families.training.mixed.case import NARROW, MixedCase
 from equivtest.property import Space
@@ -14,8 +11,8 @@ PARAM_DTYPES = ("bfloat16", "bfloat16", "float16")
 REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 
 
-@st.composite
-def mixed_cases(draw: DrawFn, space: Space) -> MixedCase:
+@Cases
+def mixed_cases(draw: Draw, space: Space) -> MixedCase:
     """Cases with float32 parameters; three in four trained, some parameter needs a gradient.
 
     Of the narrower dtypes those of the space are drawn; both where it has neither.  Shrinks to one forward and

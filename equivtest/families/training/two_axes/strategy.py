@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import pick
+from equivtest.cases.picks import Cases, Draw, is_several, pick
 from equivtest.families.training.data_parallel.strategy import TIES_DRAWN, _pick_data_parallel
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.property import Space
@@ -18,15 +15,20 @@ RECORDS_WITHOUT_CLIPPING = (False,) * 3 + (True,)
 """Nearly half of the cases clip, which nobody documents: one visit in seven is recorded then."""
 
 
-@st.composite
-def two_axis_cases(draw: DrawFn, space: Space, *, style: str) -> TwoAxisCase:
+def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
+    """Returns which axes of a mesh have several ranks: the label of meshes."""
+    return tuple(map(is_several, mesh))
+
+
+@Cases
+def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
     """Cases of a perceptron on two axes, three in four of them trained; some parameter needs a gradient.
 
     A plain hidden activation is drawn where its shards are even, as torch takes them to be.
     Shrinks to one forward and backward of one row.
     """
     fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
-    mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style))
+    mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style), kind_of_mesh)
     use_local_output = pick(draw, "use_local_output", USE_LOCAL_OUTPUT)
     is_even = style == "hsdp" or fields["hidden_features"] % mesh[1] == 0
     if style == "fsdp2_tp":

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import RECORDS, REFUSED_MODES, pick, pick_run, pick_shape, pick_values
+from equivtest.cases.picks import (
+    RECORDS,
+    REFUSED_MODES,
+    Cases,
+    Draw,
+    free,
+    itself,
+    pick,
+    pick_run,
+    pick_shape,
+    pick_values,
+)
 from equivtest.families.zero3.fetch.case import PADDINGS, FetchCase, RefusedFetchCase
 from equivtest.property import Space
 
@@ -21,8 +29,8 @@ ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 
 MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 
-@st.composite
-def fetch_cases(draw: DrawFn, space: Space, *, collective: str = "") -> FetchCase:
+@Cases
+def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
     """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
 
     Shrinks to one draw of dense values for one parameter of one element.
@@ -44,8 +52,8 @@ def fetch_cases(draw: DrawFn, space: Space, *, collective: str = "") -> FetchCas
     )
 
 
-@st.composite
-def refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
+@Cases
+def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
     """Cases whose parameters cannot be fetched together; every parameter has elements."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
@@ -62,14 +70,15 @@ def refused_fetch_cases(draw: DrawFn, space: Space) -> RefusedFetchCase:
     )
 
 
-def pick_parameter(draw: DrawFn, name: str, world_size: int) -> tuple[Shape, bool]:
+def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]:
     """A parameter's shape, one in sixteen without elements, and its flag.
 
-    Drawn in one go: shrinking drops a parameter by dropping its draws.
+    Drawn in one go: shrinking drops a parameter by dropping its draws.  A covering array covers the first parameter.
     """
-    shape = pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS)
-    zero_numel = pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES)
-    requires_grad = pick(draw, f"{name}: requires_grad", (True, True, False))
+    covers = name == "parameter 0"
+    shape = pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS, covers=covers)
+    zero_numel = pick(draw, f"{name}: zero numel", ZERO_NUMEL_SHAPES, bool if covers else free)
+    requires_grad = pick(draw, f"{name}: requires_grad", (True, True, False), itself if covers else free)
     return (shape if zero_numel is None else zero_numel), requires_grad
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import pick, pick_run
+from equivtest.cases.picks import Cases, Draw, free, pick, pick_run
 from equivtest.families.zero3.fetch.case import PADDINGS
 from equivtest.families.zero3.fetch.strategy import pick_parameter
 from equivtest.families.zero3.lifecycle.case import FETCHES, MAX_OPERATIONS, VERBS, WITHOUT_NAMES, LifecycleCase
@@ -113,8 +110,8 @@ class Course:
                     self.changed -= set(named)
 
 
-@st.composite
-def lifecycle_cases(draw: DrawFn, space: Space, *, collective: str) -> LifecycleCase:
+@Cases
+def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCase:
     """Cases of one to three parameters and up to MAX_OPERATIONS operations, fetched by `collective`.
 
     Shrinks to one fetch of one parameter of one element.
@@ -140,18 +137,18 @@ def lifecycle_cases(draw: DrawFn, space: Space, *, collective: str) -> Lifecycle
     )
 
 
-def _pick_operations(draw: DrawFn, course: Course) -> tuple[str, ...]:
+def _pick_operations(draw: Draw, course: Course) -> tuple[str, ...]:
     """Whether there is another one is drawn beside it, so that shrinking drops an operation with its draws."""
     operations = [_pick_operation(draw, "operation 0", course)]
     for number in range(1, MAX_OPERATIONS + 1):
-        if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE):
+        if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE, free):
             break
         operations.append(_pick_operation(draw, f"operation {number}", course))
     return tuple(operations)
 
 
-def _pick_operation(draw: DrawFn, name: str, course: Course) -> str:
-    verb, places, how = pick(draw, name, REQUESTS)
+def _pick_operation(draw: Draw, name: str, course: Course) -> str:
+    verb, places, how = pick(draw, name, REQUESTS, free)
     if how != "any":
         verb = course.lead(verb, how)
     candidates = course.everything if how == "any" else course.candidates(verb) or course.everything
