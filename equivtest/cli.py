@@ -350,6 +350,20 @@ def init(
     return 0
 
 
+@app.command()
+def coverage(
+    *,
+    profile: Annotated[str, typer.Option(help="Whose cases: smoke, gate or conformance.")] = "gate",
+    subjects: Annotated[str, typer.Option(metavar="NAMES", help="These properties alone, by comma.")] = "",
+) -> int:
+    """Print how many combinations of values the shipped cases cover, and which cannot be had; runs nothing."""
+    from equivtest.pytest_plugin.suite import coverage_lines
+
+    for line in coverage_lines(profile, [name for name in subjects.split(",") if name]):
+        typer.echo(line)
+    return 0
+
+
 @app.command("list")
 def list_() -> int:
     """List the properties that come with equivtest."""

@@ -54,7 +54,7 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
         if isinstance(prop, Property) and not prop.absent and prop.subject in (options["subjects"] or [prop.subject]):
             has_tables = builder_of(prop.cases) is not None
             for part in plan(PROFILES["gate"], limits.WORLD_SIZES, prop.weight, has_tables=has_tables):
-                chunk = Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases, strength=part.strength)
+                chunk = Chunk.of(part, limits.DTYPES)
                 if prop.resolve is not None:
                     with Pool() as pool:
                         prop = resolved(prop, pool, chunk.space)

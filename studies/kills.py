@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -41,14 +41,12 @@ class Row:
     seconds: float
 
 
-def cases_of(prop: Property, profile: Profile) -> list[Case]:
-    """Returns the property's cases in a run of the profile: one of each world size in turn."""
+def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
+    """Returns the cases of a run of the profile for the property's own subject: one of each world size in turn."""
+    prop = replace(prop, subject=subject)
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)
-    chunks = [
-        Chunk(part.world_size, limits.DTYPES, part.index, part.num_cases, strength=part.strength) for part in parts
-    ]
-    drawn = [chunk_cases(prop, replace(chunk, mixes_worlds=profile.mixes_worlds)) for chunk in chunks]
+    drawn = [chunk_cases(prop, Chunk.of(part, limits.DTYPES)) for part in parts]
     return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
 
 
@@ -61,12 +59,12 @@ def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> boo
 def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
     """Runs the cases that ship for the subject of the defect until one is rejected."""
     begun_s, known = time.monotonic(), known_of(defect)
-    [*props] = (p for p in shipped().values() if p.subject == defect.replaces and p.refuses_only == is_refusal(defect))
-    cases = list(dict.fromkeys(case for prop in props for case in cases_of(prop, profile)))
-    prop = replace(props[0], subject=defect.subject)
-    cases = [case for case in cases if not known.forbids_run(prop.subject, case)]
-    places = (place for place, case in enumerate(cases, 1) if rejects(prop, known, case, pool))
-    return Row(defect.name, next(places, 0), len(cases), time.monotonic() - begun_s)
+    props = (p for p in shipped().values() if p.subject == defect.replaces and p.refuses_only == is_refusal(defect))
+    judged_as = [replace(prop, subject=defect.subject) for prop in props]
+    visits = [(prop, case) for prop in judged_as for case in cases_of(prop, defect.replaces, profile)]
+    visits = [(prop, case) for prop, case in visits if not known.forbids_run(prop.subject, case)]
+    places = (place for place, (prop, case) in enumerate(visits, 1) if rejects(prop, known, case, pool))
+    return Row(defect.name, next(places, 0), len(visits), time.monotonic() - begun_s)
 
 
 def is_refusal(defect: Defect) -> bool:
@@ -74,17 +72,17 @@ def is_refusal(defect: Defect) -> bool:
     return defect.claim == "refuses"
 
 
-def wanted(only: str) -> Iterator[Defect]:
-    """Yields the defects whose subject contains `only`, except those in users' programs, which other studies count."""
+def wanted(only: Sequence[str]) -> Iterator[Defect]:
+    """Yields the defects whose subject contains one of `only`, except those in users' programs, which others count."""
     for defect in defects():
-        if only in defect.replaces and defect.replaces != "module":
+        if defect.replaces != "module" and any(part in defect.replaces for part in only):
             yield defect
 
 
 def main() -> None:
     """Prints a line for each defect, and how many were rejected."""
     parser = argparse.ArgumentParser(prog="python -m studies.kills")
-    parser.add_argument("--only", default="", help="Defects of subjects whose name contains this.")
+    parser.add_argument("--only", default="", help="Defects of subjects whose name contains one of these, by comma.")
     parser.add_argument("--profile", default="gate", choices=("smoke", "gate", "conformance"))
     parser.add_argument("--random", action="store_true", help="Random cases instead of covering arrays.")
     options = parser.parse_args()
@@ -92,7 +90,7 @@ def main() -> None:
     profile = replace(profile, strength=0) if options.random else profile
     rows = []
     with Pool() as pool:
-        for defect in wanted(options.only):
+        for defect in wanted(options.only.split(",")):
             rows.append(row := judged(defect, profile, pool))
             found = f"case {row.visits}" if row.visits else "not rejected"
             print(f"{row.name:50} {found:14} of {row.cases:3} {row.seconds:6.1f} s", flush=True)

@@ -148,7 +148,12 @@ class SearchItem(PropertyItem):
             records += findings.records
             failures += findings.failures
             left_out = findings.left_out
-            self.hand_over_findings(records=tuple(records), failures=tuple(failures), left_out=dict(left_out))
+            self.hand_over_findings(
+                records=tuple(records),
+                failures=tuple(failures),
+                left_out=dict(left_out),
+                coverage=findings.coverage,
+            )
             if findings.misuse:
                 raise Misuse(findings.misuse)
         kinds = {kind for record in records for kind in record.verdicts.values()}

@@ -105,6 +105,8 @@ class Controller:
         tally = self.tally_of(found.listed)
         if found.label not in tally.done:
             tally.add(found.label, found.records, found.failures, ended=ended)
+        if found.coverage is not None:
+            tally.covered.add(found.coverage)
         if found.left_out:
             tally.left_out.update(found.left_out)
             self.absent.append(f"{found.listed.name}: no case can be judged in {', '.join(found.left_out)}")

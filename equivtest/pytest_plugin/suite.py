@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from equivtest.base import limits
 from equivtest.base.importing import suggestion
+from equivtest.base.profiles import PROFILES
 from equivtest.errors import BrokenSetup, Misuse
+from equivtest.report.coverage import Covered, table
 
 if TYPE_CHECKING:
     from equivtest.cases.case import Case
@@ -74,6 +77,32 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
 def shipped() -> Mapping[str, Property]:
     """The properties that come with the package, by name; read once, as all their files run for it."""
     return MappingProxyType(load_properties(properties_dir()))
+
+
+def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
+    """Returns a table of what a profile's cases of the shipped properties cover, before anything runs.
+
+    Raises:
+        Misuse: no such profile, or no such property with tables.
+    """
+    from equivtest.search.coverage import planned_coverage
+    from equivtest.search.known import SHIPPED, KnownFailures
+
+    profile = PROFILES.get(profile_name)
+    if profile is None or not profile.strength:
+        choices = [name for name, each in PROFILES.items() if each.strength]
+        raise Misuse(f"--profile must be one of {', '.join(choices)}, got {profile_name}")
+    properties = {name: prop for name, prop in shipped().items() if not prop.absent and prop.resolve is None}
+    if unknown := [name for name in names if name not in properties]:
+        raise Misuse(f"no shipped property with tables is called {unknown[0]}; {suggestion(unknown[0], list(properties))}")
+    rows, known = [], KnownFailures.load(SHIPPED)
+    for name in names or properties:
+        num_cases, found = planned_coverage(properties[name], profile, limits.WORLD_SIZES, tuple(limits.DTYPES), known)
+        covered = Covered()
+        for each in found:
+            covered.add(each)
+        rows += [(name, num_cases, covered)] if found else []
+    return table(rows)
 
 
 def version_of(distribution: str) -> str:

@@ -108,6 +108,7 @@ def as_html(
                 "tally": tally,
                 "claims": [(result, tally.kinds.get(result.claim, {})) for result in tally.claims()],
                 "grid": cell_grid(tally),
+                "matrix": tally.covered.matrix(),
                 "thinnest": cells.in_words(tally),
                 "margins": margins.rows(margins.merged([tally.margins])),
                 "parts": tally.parts.rows(),

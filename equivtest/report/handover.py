@@ -136,6 +136,33 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     hung: str = ""
 
 
+class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One case of a covering array.
+
+    Attributes:
+        state: 'judged', 'known' if torch is known to get it wrong, or 'open' without a conclusion.
+        values: Each axis with its value, in the order in which they are drawn.
+    """
+
+    state: str
+    values: tuple[tuple[str, str], ...]
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search has covered of its covering array.
+
+    Attributes:
+        array: Its name; '' if all world sizes share one.
+        strength: How many axes it combines.
+        infeasible: Combinations that no case can have.
+    """
+
+    array: str
+    strength: int
+    rows: tuple[CoveredRow, ...]
+    infeasible: tuple[tuple[tuple[str, str], ...], ...]
+
+
 class Searched(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a search or an audit of a property.
 
@@ -143,6 +170,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
         label: Its label among the property's `planned`.
         start: How the ranks were started, in words.
         left_out: Dtypes of the run in which no case of the property can be judged, each with the reason or ''.
+        coverage: None for an audit, and for a search of random cases.
         audit: None for a search.
     """
 
@@ -152,6 +180,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[Record, ...] = ()
     failures: tuple[Failure, ...] = ()
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
+    coverage: Coverage | None = None
     audit: Audited | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from equivtest.base.lacking import is_allowed
 from equivtest.base.profiles import ANY, AUDIT_LABEL, wanted_kinds
+from equivtest.report.coverage import Covered
 from equivtest.report.handover import Failure, Listed, Record
 from equivtest.report.margins import Key, Margins
 from equivtest.report.parts import PartTree
@@ -57,6 +58,7 @@ class Tally:
         declined: Reason why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        covered: What its cases cover of their covering arrays.
         left_out: Dtypes in which no case of the property can be judged, each with the reason or ''.
         unshown: Why claims that hold show nothing, according to the property's audit; else ''.
     """
@@ -81,6 +83,7 @@ class Tally:
     declined: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    covered: Covered = field(default_factory=Covered)
     left_out: dict[str, str] = field(default_factory=dict)
     unshown: str = ""
 

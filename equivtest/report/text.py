@@ -11,6 +11,7 @@ from equivtest.base.profiles import SHARD_KINDS
 from equivtest.report import cells, margins
 from equivtest.report.audits import in_lines
 from equivtest.report.columns import aligned
+from equivtest.report.coverage import Covered
 from equivtest.report.handover import Audited, BackendFault, KnownState
 from equivtest.report.tally import Tally
 from equivtest.verdicts.message import on_factors
@@ -150,6 +151,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     """Returns the amounts of work and the outcomes, one line each."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
+    covered = Covered.all_of(tally.covered for tally in tallies)
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
     verdicts = {
         "failed": FAILING, "known": ("known",), "inconclusive": ("inconclusive",), "not supported": ("not_supported",),
@@ -162,6 +164,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
         ", ".join(f"{sum(t.total(*kinds) for t in tallies):,} {word}" for word, kinds in verdicts.items())
         + f"; of {outcomes.total()} claims "
         + ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome]),
+        *[covered] * bool(covered),
     ]
 
 

@@ -64,6 +64,12 @@ class Chunk:
     mixes_worlds: bool = True
     depth: int = 0
 
+    @classmethod
+    def of(cls, part: Part, dtypes: tuple[str, ...], **more: Any) -> Chunk:
+        """Returns the chunk of a planned search."""
+        shared = {name: getattr(part, name) for name in ("index", "num_cases", "per_cell", "strength", "mixes_worlds")}
+        return cls(part.world_size, dtypes, **shared, **more)
+
     @property
     def smaller_world_sizes(self) -> list[int]:
         """The world sizes that a failure of the chunk is shrunk to, ascending.

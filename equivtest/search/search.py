@@ -24,8 +24,9 @@ from equivtest.property import Property, resolved
 from equivtest.ranks.inbox import silence
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.report.handover import Failure, Record
+from equivtest.report.handover import Coverage, Failure, Record
 from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, replay_of, seed_of
+from equivtest.search.coverage import coverage_of
 from equivtest.search.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.search.known import KnownFailures
 from equivtest.search.local_constants import no_local_constants
@@ -33,7 +34,7 @@ from equivtest.search.records import records_of
 from equivtest.search.replay import write_replay
 from equivtest.verdicts.judging import judge_replies, raise_for
 from equivtest.verdicts.message import write_message
-from equivtest.verdicts.verdict import WHOLE_RUN, ClaimFailed, Judgement, Verdict
+from equivtest.verdicts.verdict import CONCLUSIVE, WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
 """How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
@@ -52,6 +53,7 @@ class Findings:
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
         left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
+        coverage: What was covered of the chunk's covering array; None if the cases are random.
     """
 
     records: list[Record]
@@ -59,6 +61,7 @@ class Findings:
     seconds: float
     misuse: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    coverage: Coverage | None = None
 
 
 def never(case: Case) -> bool:
@@ -95,7 +98,8 @@ def search(
             smallest = running.confirmed(running.shrink(target))
             explained = smallest if only else with_fault(running.explained(smallest), pool, prop.claims)
             failures.append(_write_up(explained, pool, failures_dir))
-    return Findings(running.records, failures, time.monotonic() - started_s, misuse, running.left_out)
+    seconds = time.monotonic() - started_s
+    return Findings(running.records, failures, seconds, misuse, running.left_out, running.coverage())
 
 
 def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
@@ -133,6 +137,13 @@ class _Search:
     records: list[Record] = field(default_factory=list)
     left_out: Mapping[str, str] = field(default_factory=dict)
     broken_runs: int = 0
+    states: dict[Case, str] = field(default_factory=dict)
+
+    def coverage(self) -> Coverage | None:
+        """Returns what was covered of the chunk's array; None if the cases are random or there are none."""
+        if self.left_out and self.prop.is_empty(self.chunk.space):
+            return None
+        return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))
 
     def run(self) -> str:
         """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
@@ -168,6 +179,7 @@ class _Search:
         Where the backend refuses one collective of a case, what is left of it runs afterwards.
         """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
+        self.states |= dict.fromkeys(barred, "known")
         for case, entry in barred.items():
             verdict = Verdict(
                 claim=entry.claim,
@@ -180,6 +192,7 @@ class _Search:
         left: list[Case] = []
         for case, replies in self._runs([case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
+            self.states[case] = state_of(verdicts)
             left += rest_of(case, replies)
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
@@ -338,6 +351,12 @@ class _Search:
             with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
                 self.judge(case, self._run(case, target[1]), self.only)
         return self.seen[case].get(target)
+
+
+def state_of(verdicts: Sequence[Verdict]) -> str:
+    """Returns 'known' if a claim fails as is known, 'judged' if claims have a conclusion, 'open' otherwise."""
+    kinds = {verdict.kind for verdict in verdicts}
+    return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
 
 def _of_tries(limit_s: float, of_a_run_s: float) -> str:

@@ -39,6 +39,10 @@ class Chunk:
     strength: int = 0
     mixes_worlds: bool = True
 
+    @classmethod
+    def of(cls, part, dtypes, **more):
+        return cls(part.world_size, dtypes, part.index, part.num_cases, **more)
+
 
 def chunk_of(part, dtypes, seed, world_sizes):
     return Chunk(part.world_size, dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes)
@@ -51,6 +55,7 @@ class Findings:
     seconds: float
     misuse: str = ""
     left_out: dict = field(default_factory=dict)
+    coverage: object = None
 
 
 @dataclass(frozen=True)

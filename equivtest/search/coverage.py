@@ -1,0 +1,52 @@
+"""Says which combinations of values the cases of a search have, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equivtest.base.profiles import Profile, plan
+from equivtest.cases.case import Case
+from equivtest.cases.picks import builder_of
+from equivtest.property import Property
+from equivtest.report.handover import Coverage, CoveredRow
+from equivtest.search.chunks import Chunk, chunk_cases, covering_array_of
+from equivtest.search.known import KnownFailures
+
+StateOf = Callable[[Case], str]
+"""Gives the state of a case: 'judged', 'known' to fail, or 'open'."""
+
+
+def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
+    """Returns the rows of the chunk's array in its world size, each with its state; None if the cases are random."""
+    array = covering_array_of(prop, chunk)
+    if array is None:
+        return None
+    return Coverage(
+        array="" if chunk.mixes_worlds else f"w{chunk.world_size}",
+        strength=len(next(iter(array.covered), ())),
+        rows=tuple(
+            CoveredRow(state=state_of(row.case), values=tuple((name, str(value)) for name, value in row.values))
+            for row in array.rows
+            if row.case.world_size == chunk.world_size
+        ),
+        infeasible=tuple(tuple((name, str(value)) for name, value in each) for each in array.infeasible),
+    )
+
+
+def planned_coverage(
+    prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
+) -> tuple[int, list[Coverage]]:
+    """Returns how many cases a run of the profile has of a property, and what they cover; runs nothing."""
+
+    def state_of(case: Case) -> str:
+        is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)
+        return "known" if is_known else "judged"
+
+    num_cases, found = 0, []
+    sizes = prop.among(world_sizes)
+    for part in plan(profile, sizes, prop.weight, has_tables=builder_of(prop.cases) is not None):
+        chunk = Chunk.of(part, dtypes, world_sizes=sizes)
+        num_cases += len(chunk_cases(prop, chunk))
+        coverage = coverage_of(prop, chunk, state_of)
+        found += [coverage] if coverage else []
+    return num_cases, found
