@@ -112,6 +112,7 @@ def run(
     allow_unsupported: Annotated[str | None, typer.Option(metavar="NAMES", help=HELP["allow-unsupported"])] = None,
     report: Annotated[str | None, REPORT] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
+    budget: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["budget"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
     workers: Annotated[str, WORKERS] = "auto",
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
@@ -132,7 +133,7 @@ def run(
         "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
         "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
         "allow_unsupported": allow_unsupported, "report": report,
-        "max_time": max_time, "audit": audit,
+        "max_time": max_time, "budget": budget, "audit": audit,
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
     flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)

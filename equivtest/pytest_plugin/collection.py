@@ -111,6 +111,8 @@ def _enumerated(profile: Profile, prop: Property, world_sizes: Collection[int]) 
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Orders our items by world size, behind all others, so that each process keeps few worlds.
 
+    Within a budget, searches come first.
+
     Raises:
         UsageError: --subjects names no property; under xdist an item says so instead, since
             only what an item reports reaches the controller.
@@ -128,7 +130,10 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     others = [item for item in items if not isinstance(item, KnownFailureItem | PropertyItem)]
     known = {item.nodeid: item for item in items if isinstance(item, KnownFailureItem)}
     of_properties = [item for item in items if isinstance(item, PropertyItem)]
-    items[:] = [*others, *sorted([*known.values(), *of_properties], key=_world_size)]
+    ordered = sorted([*known.values(), *of_properties], key=_world_size)
+    if settings_of(session.config).budget_s:
+        ordered.sort(key=lambda item: not isinstance(item, SearchItem))
+    items[:] = [*others, *ordered]
 
 
 def manifest(session: pytest.Session) -> list[Listed]:

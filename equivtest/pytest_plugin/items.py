@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 if TYPE_CHECKING:
     from equivtest.property import Property
     from equivtest.search.search import Findings
+
+BUDGET_OVER = "left out: the budget is over"
+_started_key = pytest.StashKey[float]()
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
 """Where replay files go, below the folder that pytest was started in, or below --report."""
@@ -87,6 +91,13 @@ class EquivtestItem(pytest.Item):
                 self.hand_over(misuse=message)
             raise PlainFailure(message) from None
 
+    @property
+    def time_left_s(self) -> float:
+        """Returns the seconds of the budget that are left, counted from the first item of the process."""
+        budget_s = settings_of(self.config).budget_s
+        started_s = self.config.stash.setdefault(_started_key, time.monotonic())
+        return budget_s - (time.monotonic() - started_s) if budget_s else math.inf
+
     def perform(self) -> None:
         """Does what the item is for, and hands over what came of it."""
         raise NotImplementedError
@@ -144,15 +155,18 @@ class SearchItem(PropertyItem):
     def perform(self) -> None:
         records: list[Record] = []
         failures: list[Failure] = []
+        cut = 0
         for findings in self._searches(settings_of(self.config)):
             records += findings.records
             failures += findings.failures
             left_out = findings.left_out
+            cut += findings.cut
             self.hand_over_findings(
                 records=tuple(records),
                 failures=tuple(failures),
                 left_out=dict(left_out),
                 coverage=findings.coverage,
+                cut=cut,
             )
             if findings.misuse:
                 raise Misuse(findings.misuse)
@@ -160,6 +174,8 @@ class SearchItem(PropertyItem):
         if failures or kinds.intersection(FAILING):
             found = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in failures)
             raise PlainFailure("\n".join(found) or "a claim does not hold")
+        if not records and cut:
+            pytest.skip(BUDGET_OVER)
         if not records:
             where = f", none can be in {', '.join(left_out)}" if left_out else ""
             pytest.skip(f"not run: no case was judged{where}")
@@ -175,9 +191,23 @@ class SearchItem(PropertyItem):
         until_s = time.monotonic() + settings.max_time_s * _workers(self.config) * self._share()
         for seed in seeds(self.config, settings):
             chunk = chunk_of(part, settings.dtypes, seed, world_sizes)
-            yield search(self.prop, chunk, pool_of(self.config), settings.known, failures_dir(self.config))
+            yield search(
+                self.prop,
+                chunk,
+                pool_of(self.config),
+                settings.known,
+                failures_dir(self.config),
+                until_s=time.monotonic() + self._budget_s(),
+            )
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return
+
+    def _budget_s(self) -> float:
+        """Returns this search's part of the time left, beside the searches behind it; infinite without a budget."""
+        behind = [item.part.cost for item in self.session.items if isinstance(item, SearchItem)]
+        place = [item for item in self.session.items if isinstance(item, SearchItem)].index(self)
+        share = self.part.cost / sum(behind[place:])
+        return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
 
     def _share(self) -> float:
         """The part of a soak's time that is this item's: as much as its cases cost once, beside all others'.
@@ -197,6 +227,9 @@ class AuditItem(PropertyItem):
         from equivtest.search.audit import audit
 
         settings = settings_of(self.config)
+        if self.time_left_s <= 0:
+            self.hand_over_findings()
+            pytest.skip(BUDGET_OVER)
         found = audit(
             self.prop,
             pool_of(self.config),
@@ -223,6 +256,8 @@ class KnownFailureItem(EquivtestItem):
 
     def perform(self) -> None:
         entry = self.entry
+        if self.time_left_s <= 0:
+            pytest.skip(BUDGET_OVER)
         state, ended = self._try()
         known = KnownState(
             id=entry.id,

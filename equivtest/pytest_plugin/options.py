@@ -37,6 +37,8 @@ HELP: dict[str, str] = {
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
     "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
+    "budget": "Seconds that a run may take: each search runs first the cases that cover most, and the summary says how "
+    "many were left out.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
@@ -49,6 +51,7 @@ _METAVARS = {
     "known-failures": "FILES",
     "audit": "on|off",
     "allow-unsupported": "NAMES",
+    "budget": "SECONDS",
     "max-time": "SECONDS",
 }
 _done: WeakSet[pytest.Parser] = WeakSet()

@@ -107,6 +107,7 @@ class Controller:
             tally.add(found.label, found.records, found.failures, ended=ended)
         if found.coverage is not None:
             tally.covered.add(found.coverage)
+        tally.cut += found.cut
         if found.left_out:
             tally.left_out.update(found.left_out)
             self.absent.append(f"{found.listed.name}: no case can be judged in {', '.join(found.left_out)}")

@@ -47,6 +47,7 @@ class Settings:
         listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
         audits: Whether each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds a soak lasts.
+        budget_s: Seconds after which no further case begins; 0: no limit.
         allowed: What may be lacking, see `equivtest.base.lacking`.
     """
 
@@ -64,6 +65,7 @@ class Settings:
     report_dir: Path | None = None
     audits: bool = True
     max_time_s: float = SOAK_S
+    budget_s: float = 0.0
     allowed: frozenset[str] = frozenset()
 
     @property
@@ -149,9 +151,11 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     world_sizes = _world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes)
     if PROFILES[profile_name].audits_alone and max(world_sizes) == 1:
         raise Misuse("--world-sizes: an audit needs two ranks or more, since one hears of no other: add 2, got 1 alone")
-    max_time_s = _seconds(given["max_time"]) if "max_time" in given else SOAK_S
+    max_time_s = _seconds("--max-time", given["max_time"]) if "max_time" in given else SOAK_S
     if "max_time" in given and not PROFILES[profile_name].repeats:
         raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
+    if "budget" in given and (PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
+        raise Misuse(f"--budget goes with smoke, gate and conformance, not with --profile {profile_name}")
     return Settings(
         profile_name=profile_name,
         backend=str(given.get("backend", "gloo")),
@@ -167,6 +171,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         report_dir=Path(given["report"]).absolute() if "report" in given else None,
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
+        budget_s=_seconds("--budget", given["budget"]) if "budget" in given else 0.0,
         allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
     )
 
@@ -288,13 +293,13 @@ def _audits(text: str, profile: Profile) -> bool:
     return text == "on"
 
 
-def _seconds(text: object) -> float:
+def _seconds(option: str, text: object) -> float:
     try:
         seconds = float(str(text))
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise Misuse(f"--max-time: expected seconds greater than 0, got {text!r}")
+        raise Misuse(f"{option}: expected seconds greater than 0, got {text!r}")
     return seconds
 
 

@@ -94,7 +94,8 @@ def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
         raise Misuse(f"--profile must be one of {', '.join(choices)}, got {profile_name}")
     properties = {name: prop for name, prop in shipped().items() if not prop.absent and prop.resolve is None}
     if unknown := [name for name in names if name not in properties]:
-        raise Misuse(f"no shipped property with tables is called {unknown[0]}; {suggestion(unknown[0], list(properties))}")
+        which = suggestion(unknown[0], list(properties))
+        raise Misuse(f"no shipped property with tables is called {unknown[0]}; {which}")
     rows, known = [], KnownFailures.load(SHIPPED)
     for name in names or properties:
         num_cases, found = planned_coverage(properties[name], profile, limits.WORLD_SIZES, tuple(limits.DTYPES), known)

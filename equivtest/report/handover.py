@@ -171,6 +171,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
         start: How the ranks were started, in words.
         left_out: Dtypes of the run in which no case of the property can be judged, each with the reason or ''.
         coverage: None for an audit, and for a search of random cases.
+        cut: Cases that were left out, because the budget was over.
         audit: None for a search.
     """
 
@@ -181,6 +182,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[Failure, ...] = ()
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
     coverage: Coverage | None = None
+    cut: int = 0
     audit: Audited | None = None
 
 

@@ -58,6 +58,7 @@ class Tally:
         declined: Reason why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
+        cut: Cases that were left out, because the budget was over.
         covered: What its cases cover of their covering arrays.
         left_out: Dtypes in which no case of the property can be judged, each with the reason or ''.
         unshown: Why claims that hold show nothing, according to the property's audit; else ''.
@@ -83,6 +84,7 @@ class Tally:
     declined: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    cut: int = 0
     covered: Covered = field(default_factory=Covered)
     left_out: dict[str, str] = field(default_factory=dict)
     unshown: str = ""

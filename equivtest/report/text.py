@@ -151,6 +151,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     """Returns the amounts of work and the outcomes, one line each."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
+    cut = sum(tally.cut for tally in tallies)
     covered = Covered.all_of(tally.covered for tally in tallies)
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
     verdicts = {
@@ -165,6 +166,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
         + f"; of {outcomes.total()} claims "
         + ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome]),
         *[covered] * bool(covered),
+        *[f"the budget left out {cut:,} cases: each search ran first what covers most"] * bool(cut),
     ]
 
 

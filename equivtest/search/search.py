@@ -7,6 +7,7 @@ alone, so that no failure masks another.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,7 @@ class Findings:
         misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
         left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
         coverage: What was covered of the chunk's covering array; None if the cases are random.
+        cut: How many cases were left out, because the time was over.
     """
 
     records: list[Record]
@@ -62,6 +64,7 @@ class Findings:
     misuse: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
+    cut: int = 0
 
 
 def never(case: Case) -> bool:
@@ -78,6 +81,7 @@ def search(
     *,
     only: Target | None = None,
     is_enough: Callable[[Case], bool] = never,
+    until_s: float = math.inf,
 ) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
@@ -88,9 +92,10 @@ def search(
         only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
             message has no line on what ran before or failed first, and none on whose fault it is.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
+        until_s: When no further case begins, by time.monotonic(); then those that cover most run first, examples last.
     """
     started_s = time.monotonic()
-    running = _Search(prop, chunk, pool, known, only, is_enough)
+    running = _Search(prop, chunk, pool, known, only, is_enough, until_s)
     misuse = running.run()
     failures = []
     for target in running.targets():
@@ -99,7 +104,7 @@ def search(
             explained = smallest if only else with_fault(running.explained(smallest), pool, prop.claims)
             failures.append(_write_up(explained, pool, failures_dir))
     seconds = time.monotonic() - started_s
-    return Findings(running.records, failures, seconds, misuse, running.left_out, running.coverage())
+    return Findings(running.records, failures, seconds, misuse, running.left_out, running.coverage(), running.cut)
 
 
 def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
@@ -132,12 +137,14 @@ class _Search:
     known: KnownFailures
     only: Target | None = None
     is_enough: Callable[[Case], bool] = never
+    until_s: float = math.inf
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     left_out: Mapping[str, str] = field(default_factory=dict)
     broken_runs: int = 0
     states: dict[Case, str] = field(default_factory=dict)
+    cut: int = 0
 
     def coverage(self) -> Coverage | None:
         """Returns what was covered of the chunk's array; None if the cases are random or there are none."""
@@ -153,6 +160,8 @@ class _Search:
             if self.prop.is_empty(self.chunk.space):
                 return ""
             cases = chunk_cases(self.prop, self.chunk)
+            if self.until_s < math.inf:
+                cases.sort(key=lambda case: case in self.prop.examples)
             if self.chunk.per_cell:
                 self.judge_and_fill(cases)
             else:
@@ -169,7 +178,7 @@ class _Search:
             missing = short_of_conclusions(self.prop, self.chunk, self.records)
             chunk = replace(self.chunk, seed=f"{self.chunk.seed}, round {number}")
             further = fill(self.prop, chunk, self.seen, missing, self._is_judged)
-            if not further or self.broken_runs >= limits.BROKEN_RUNS:
+            if not further or time.monotonic() > self.until_s or self.broken_runs >= limits.BROKEN_RUNS:
                 break
             self.judge_cases(further)
 
@@ -204,8 +213,16 @@ class _Search:
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
         """Each case with its replies; where one failure ends it, none ahead, whose world would end with it."""
         if self.only is None:
-            return self.pool.run_all(self.prop.subject, cases, limit_s=self.prop.limit_s)
+            return self.pool.run_all(self.prop.subject, self._in_time(cases), limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
+
+    def _in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
+        """Yields the cases until the time is over; counts the others."""
+        for place, case in enumerate(cases):
+            if time.monotonic() >= self.until_s:
+                self.cut += len(cases) - place
+                return
+            yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
         """The smallest failure, with its history, and with the first one if that concerns another tensor."""

@@ -56,6 +56,7 @@ class Findings:
     misuse: str = ""
     left_out: dict = field(default_factory=dict)
     coverage: object = None
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def record(subject, chunk, dtype, kind, verdicts):
                   known={}, busy_s=0.01, **lacking)
 
 
-def search(prop, chunk, pool, known, failures_dir):
+def search(prop, chunk, pool, known, failures_dir, *, until_s):
     log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
     log(f"shrinks to {chunk.world_sizes}")
     subject, _, trait = prop.subject.partition("_")
