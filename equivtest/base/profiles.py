@@ -31,6 +31,7 @@ class Profile:
         strength: Number of axes whose combinations of values all occur in cases (`equivtest.search.covering`), for a
             property whose family draws from tables; `single` and `several` are then unused.  0: cases are random.
         mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
+        examples: How many examples of a property run on each world size, the first ones; None: all.
         per_cell: Conclusive verdicts needed on each claim in every cell, on cases beyond `single` and `several`.
         audits_alone: True if only each property's whole audit runs.
         is_first_look: True if claims that hold may fail in the other profiles, as the summary then says.
@@ -45,6 +46,7 @@ class Profile:
     requires_cells: bool = False
     strength: int = 0
     mixes_worlds: bool = True
+    examples: int | None = None
     per_cell: int = 0
     audits_alone: bool = False
     is_first_look: bool = False
@@ -62,7 +64,7 @@ AUDIT_LABEL = "audit"
 """Text in brackets in the name of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
-    "smoke": Profile(single=1, several=1, strength=1, is_first_look=True),
+    "smoke": Profile(single=1, several=1, strength=1, examples=4, is_first_look=True),
     "gate": Profile(single=1, several=3, strength=2, minutes=5),
     "soak": Profile(single=1, several=4, world_sizes=limits.SOAK_WORLD_SIZES, repeats=True),
     "conformance": Profile(
@@ -81,9 +83,9 @@ class Part:
 
     Attributes:
         per_cell: Its share of the draws that a profile wants in every cell.
-        strength, mixes_worlds: Of the profile; strength 0 for random cases.
         depth: Of the property's enumeration (`equivtest.property.Enumeration`) whose cases the search has; 0: it has
             others.
+        strength, mixes_worlds, examples: Of the profile; strength 0 for random cases.
     """
 
     world_size: int
@@ -93,6 +95,7 @@ class Part:
     strength: int = 0
     mixes_worlds: bool = True
     depth: int = 0
+    examples: int | None = None
 
     @property
     def cost(self) -> int:
@@ -114,8 +117,8 @@ def plan(
         has_tables: True if a covering array can choose the cases: then each world size has one search.
     """
     if profile.strength and has_tables:
-        mixes, per_cell = profile.mixes_worlds, profile.per_cell
-        return tuple(Part(size, 0, profile.several, per_cell, profile.strength, mixes) for size in world_sizes)
+        shared = {name: getattr(profile, name) for name in ("per_cell", "strength", "mixes_worlds", "examples")}
+        return tuple(Part(size, 0, profile.several, **shared) for size in world_sizes)
     parts = []
     for world_size in world_sizes:
         num_cases = weight * (profile.single if world_size == 1 else profile.several)
@@ -124,7 +127,9 @@ def plan(
         num_parts = -(-num_cases // profile.chunk)
         sizes = [num_cases // num_parts + (index < num_cases % num_parts) for index in range(num_parts)]
         per_cell = -(-profile.per_cell // num_parts)
-        parts += [Part(world_size, index, size, per_cell) for index, size in enumerate(sizes)]
+        parts += [
+            Part(world_size, index, size, per_cell, examples=profile.examples) for index, size in enumerate(sizes)
+        ]
     return tuple(parts)
 
 

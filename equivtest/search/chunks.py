@@ -7,6 +7,7 @@ that somebody loaded), so that a commit draws the same ones everywhere.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -51,6 +52,7 @@ class Chunk:
         strength: Of the covering array that the cases are taken from; 0: they are random.
         mixes_worlds: True if that array is of all world sizes; the chunk has its rows of one.
         depth: Of the property's enumeration, if the chunk is a part of that.
+        examples: How many examples of the property belong to the chunk, the first ones; None: all.
     """
 
     world_size: int
@@ -63,12 +65,12 @@ class Chunk:
     strength: int = 0
     mixes_worlds: bool = True
     depth: int = 0
+    examples: int | None = None
 
     @classmethod
     def of(cls, part: Part, dtypes: tuple[str, ...], **more: Any) -> Chunk:
         """Returns the chunk of a planned search."""
-        shared = {name: getattr(part, name) for name in ("index", "num_cases", "per_cell", "strength", "mixes_worlds")}
-        return cls(part.world_size, dtypes, **shared, **more)
+        return cls(dtypes=dtypes, **dataclasses.asdict(part), **more)
 
     @property
     def smaller_world_sizes(self) -> list[int]:
@@ -116,7 +118,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
         assert prop.enumeration is not None
         return list(prop.enumeration.cases(chunk.space, chunk.depth, chunk.index))
     examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
-    cases = [case for case in examples if case.is_within(chunk.dtypes)]
+    cases = [case for case in examples if case.is_within(chunk.dtypes)][: chunk.examples]
     array = covering_array_of(prop, chunk)
     if array is None:
         cases += draw_cases(prop, chunk, chunk.num_cases)
@@ -126,11 +128,15 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 
 
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
-    """Returns the array that the chunk's cases are taken from; None if they are random."""
+    """Returns the array that the chunk's cases are taken from; None if they are random.
+
+    An array of several world sizes is of all usual ones, so that --world-sizes leaves the cases of the others alone.
+    """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:
         return None
-    space = Space(chunk.world_sizes, chunk.dtypes) if chunk.mixes_worlds else chunk.space
+    usual = limits.WORLD_SIZES if chunk.world_size in limits.WORLD_SIZES else chunk.world_sizes
+    space = Space(prop.among(usual), chunk.dtypes) if chunk.mixes_worlds else chunk.space
     seed = seed_of(prop, replace(chunk, world_size=0 if chunk.mixes_worlds else chunk.world_size))
     return _covering_array(prop.cases, space, 1 if prop.refuses_only and chunk.mixes_worlds else chunk.strength, seed)
 

@@ -129,6 +129,10 @@ def test_chunks_of_all_world_sizes_share_one_array() -> None:
     assert {row.case for row in array.rows} <= set(drawn)
 
 
+def test_fewer_world_sizes_leave_the_cases_of_the_others_as_they_are() -> None:
+    assert chunk_cases(colwise(), replace(GATE, world_sizes=(2,))) == chunk_cases(colwise(), GATE)
+
+
 @pytest.mark.parametrize("place", [0, 6])
 def test_shrinking_begins_with_the_failing_case(place: int) -> None:
     array = covering_array_of(colwise(), GATE)

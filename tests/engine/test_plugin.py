@@ -363,6 +363,8 @@ def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytest
         (["--known-failures=no.toml"], "--known-failures: no such file: no.toml *"),
         (["--known-failures=conftest.py"], "known failures: cannot read *"),
         (["--max-time=5"], "--max-time goes with --profile soak only, *"),
+        (["--profile=soak", "--budget=9"], "--budget goes with smoke, gate and conformance, *"),
+        (["--budget=no"], "--budget: expected seconds greater than 0, got 'no'"),
         (["--profile=soak", "--max-time=-1"], "--max-time: expected seconds greater than 0, got '-1'"),
         (["--report=conftest.py"], "--report: cannot write to *"),
         (["--start=thread"], "--start: unknown start 'thread'; use one of auto, forkserver, spawn"),
@@ -498,6 +500,15 @@ def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pyt
     assert seed is not None
     assert len(seeds) > 1
     assert seeds == [f"{seed[1]}-{count}" for count in range(len(seeds))]
+
+
+def test_items_behind_the_budget_are_left_out(pytester: pytest.Pytester) -> None:
+    """Audits and known failures come behind the searches."""
+    make_suite(pytester, "a_slow")
+
+    result = run_suite(pytester, "--audit=on", "--budget=0.001", "-rs")
+
+    result.stdout.fnmatch_lines(["*left out: the budget is over*"])
 
 
 def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:

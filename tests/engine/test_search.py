@@ -494,6 +494,33 @@ def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
     assert pool.kept and all(pool.kept)
 
 
+# Budget.
+
+
+def test_search_whose_time_is_over_runs_nothing_and_counts_its_cases(tmp_path: Path) -> None:
+    pool = StubPool(right_replies)
+    findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
+
+    assert not pool.seen and not findings.records
+    assert findings.cut >= CHUNK.num_cases
+
+
+def test_search_within_a_budget_runs_examples_last(tmp_path: Path) -> None:
+    pool, example = StubPool(right_replies), FetchCase(world_size=2, parameters=((77,),))
+    found = search(claimed(examples=(example,)), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=1e12)
+
+    assert pool.seen[-1] == example and found.cut == 0
+
+
+def test_rows_of_an_array_cover_nothing_before_they_ran(tmp_path: Path) -> None:
+    chunk, pool = replace(CHUNK, strength=1), cast(Pool, StubPool(right_replies))
+    cut, whole = (search(claimed(), chunk, pool, NOTHING, tmp_path, until_s=until_s) for until_s in (0.0, 1e12))
+    assert cut.coverage is not None and whole.coverage is not None
+
+    assert {row.state for row in cut.coverage.rows} == {"open"}
+    assert {row.state for row in whole.coverage.rows} == {"judged"}
+
+
 # Records.
 
 
