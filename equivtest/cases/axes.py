@@ -162,11 +162,40 @@ def is_even(shape: Shape, layout: str, world_size: int) -> bool:
     return shard_kind(shape, Layout((parse_placement(layout),)), (world_size,)) == "even"
 
 
+def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
+    """Returns both entries, or True twice if torch could not tell the global shape from a plain tensor.
+
+    Twice, so that there is a choice in either case: shrinking drops a choice only together with those behind it.
+    """
+    return not is_even(shape, layout, world_size), True
+
+
 @cache
 def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Returns all names five times, then every other subset once, the empty one last."""
     others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
     return (names,) * 5 + tuple(others)
+
+
+@cache
+def kinds_of_gradients(names: tuple[str, ...]) -> Label:
+    """Returns the label of subsets of `names`, which begin with the input."""
+
+    def kind(subset: tuple[str, ...]) -> str:
+        if subset in ((), names):
+            return "all" if subset else "none"
+        return "input alone" if subset == names[:1] else "no input" if names[0] not in subset else "some"
+
+    return kind
+
+
+def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
+    """Returns the axis of the tensors that need a gradient: all names mostly, else any of them."""
+
+    def pick(draw: Draw, name: str, fields: Fields) -> Any:
+        return draw.pick(name, subsets(names(fields)), kinds_of_gradients(names(fields)))
+
+    return Axis(pick)
 
 
 SEEDS = tuple(range(64))
@@ -221,19 +250,14 @@ RUN = ("values", "poison", "repeats", "records", "members")
 
 
 def draw_fields(
-    draw: Draw, case_type: type[Case], space: Space, fixed: Fields, only: Collection[str] = ()
+    draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Draws the fields of a case in the order of the class, but RUN last; leaves out fields without an axis.
-
-    Args:
-        fixed: Fields that are not drawn.
-        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all.
-    """
+    """Draws the fields of these names in the order of the class, but RUN last; `fixed` are not drawn."""
     drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
     for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable
         if name in fixed:
             drawn[name] = fixed[name]
-        elif name not in drawn and (not only or name in (*only, "values")):
+        elif name in names and name not in drawn:
             drawn[name] = axis.pick(draw, name, drawn)
     return {**drawn, **fixed}
 

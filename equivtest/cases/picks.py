@@ -20,12 +20,14 @@ from equivtest.cases.axes import (
     SMALL_SIZES,
     Draw,
     Label,
+    axes_of,
     draw_fields,
     edge_sizes,
     free,
     is_even,
     is_several,
     itself,
+    kinds_of_gradients,
     modulo,
     residues,
     shards,
@@ -85,13 +87,19 @@ def _built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, 
     return build(Drawing(draw), space, **more)
 
 
-def cases_of(case_type: type[C], only: Collection[str] = ()) -> Cases[C]:
+def cases_of(case_type: type[C], only: Collection[str] = (), without: Collection[str] = ()) -> Cases[C]:
     """Returns the cases of a class, drawn from the axes of its fields; fields by keyword are fixed.
 
     Args:
-        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all.
+        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all that have an axis.
+        without: Fields that are not drawn.
     """
-    return Cases(lambda draw, space, **fixed: case_type(**draw_fields(draw, case_type, space, fixed, only)))
+
+    def build(draw: Draw, space: Space, **fixed: Any) -> C:
+        names = (*only, "values") if only else set(axes_of(case_type)) - set(without)  # type: ignore[arg-type]
+        return case_type(**draw_fields(draw, names, case_type, space, fixed))
+
+    return Cases(build)
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
@@ -128,22 +136,10 @@ def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[st
         x: The input; its memory, and the cotangent's, may be contiguous.
     """
     return {
-        "requires_grad": draw.pick("requires_grad", subsets(names), grads_of(names)),
+        "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),
         f"{x}_contiguous": draw.pick(f"{x}_contiguous", (True, False)),
         "cotangent_contiguous": draw.pick("cotangent_contiguous", (True, False)),
     }
-
-
-@cache
-def grads_of(names: tuple[str, ...]) -> Label:
-    """Returns the label of subsets of `names`, which begin with the input."""
-
-    def kind(subset: tuple[str, ...]) -> str:
-        if subset in ((), names):
-            return "all" if subset else "none"
-        return "input alone" if subset == names[:1] else "no input" if names[0] not in subset else "some"
-
-    return kind
 
 
 def _pick_run(

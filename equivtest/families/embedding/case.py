@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from equivtest.base import limits
-from equivtest.cases.axes import SIZES, Fields, is_even, shapes, shards, table_of
+from equivtest.cases.axes import SIZES, Fields, dtensor_or_plain, shapes, shards, table_of
 from equivtest.cases.case import Case, Refused, Shape, replicated, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.rules import Dims, OneOf, Within
@@ -33,7 +33,7 @@ def _output_layouts(fields: Fields) -> tuple[str, ...]:
 
 
 def _ids_are_dtensors(fields: Fields) -> tuple[bool, ...]:
-    return (False, True) if is_even(fields["leading"], fields["input_layout"], fields["world_size"]) else (True,)
+    return dtensor_or_plain(fields["leading"], fields["input_layout"], fields["world_size"])
 
 
 def _padding_ids(fields: Fields) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from equivtest.base import limits
 from equivtest.cases.activation import ActivationCase
+from equivtest.cases.axes import SIZES, Fields, dtensor_or_plain, gradients, shapes, shards, table, table_of
 from equivtest.cases.case import Refused, Shape, replicated, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.rules import Dims, OneOf, SomeOf, Within
@@ -21,6 +22,33 @@ LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
 
 REAL_MODES = ("real", "real-cancelling")
 """Modes of real values: judged by a derived bound."""
+
+
+def _by_features(fields: Fields) -> tuple[str, ...]:
+    """Returns placements of the side that is divided by features, mostly so."""
+    by_dim = shards(len(fields["leading"]) + 1)
+    return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
+
+
+def _whole(fields: Fields) -> tuple[str, ...]:
+    by_dim = shards(len(fields["leading"]) + 1)
+    return ("replicate", "replicate", *by_dim, by_dim[-1])
+
+
+def _input_layouts(fields: Fields) -> tuple[str, ...]:
+    return _whole(fields) if fields["style"] == "colwise" else _by_features(fields)
+
+
+def _output_layouts(fields: Fields) -> tuple[str, ...]:
+    return _by_features(fields) if fields["style"] == "colwise" else _whole(fields)
+
+
+def _trainable(fields: Fields) -> tuple[str, ...]:
+    return ("x", "weight", "bias") if fields["bias"] else ("x", "weight")
+
+
+def _x_is_dtensor(fields: Fields) -> tuple[bool, ...]:
+    return dtensor_or_plain((*fields["leading"], fields["in_features"]), fields["input_layout"], fields["world_size"])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,17 +70,22 @@ class LinearCase(ActivationCase):
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES
+    MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (
+        *((mode,) for mode in LINEAR_MODES + REAL_MODES),
+        *[(*LINEAR_MODES, *REAL_MODES * 2)] * 40,
+    )
+    """Half of a full case's draws are real, so that of a whole run, with its fetches, well over three in ten are."""
 
     style: Annotated[str, OneOf(STYLES)]
-    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1)] = (1,)
-    in_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
-    out_features: Annotated[int, Within(1, limits.MAX_FEATURES)] = 1
-    bias: bool = False
-    input_layout: str = "replicate"
-    output_layout: str = "replicate"
-    x_is_dtensor: bool = False
+    leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1), shapes((1, 0, 1, 1, 1, 2, 2, 3))] = (1,)
+    in_features: Annotated[int, Within(1, limits.MAX_FEATURES), SIZES] = 1
+    out_features: Annotated[int, Within(1, limits.MAX_FEATURES), SIZES] = 1
+    bias: Annotated[bool, table(*[False], *[True] * 3)] = False
+    input_layout: Annotated[str, table_of(_input_layouts)] = "replicate"
+    output_layout: Annotated[str, table_of(_output_layouts)] = "replicate"
+    x_is_dtensor: Annotated[bool, table_of(_x_is_dtensor)] = False
     use_local_output: bool = True
-    requires_grad: Annotated[tuple[str, ...], SomeOf(("x", "weight", "bias"))] = ("x", "weight")
+    requires_grad: Annotated[tuple[str, ...], SomeOf(("x", "weight", "bias")), gradients(_trainable)] = ("x", "weight")
     x_contiguous: bool = True
     cotangent_contiguous: bool = True
 

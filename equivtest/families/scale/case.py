@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from equivtest.base import limits
 from equivtest.cases.activation import X_ALONE, ActivationCase
+from equivtest.cases.axes import shapes, table_of
 from equivtest.cases.case import Shape, require
 from equivtest.cases.case_tensor import CaseTensor
 from equivtest.cases.rules import Dims, OneOf
@@ -28,9 +29,10 @@ class ScaleCase(ActivationCase):
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")
+    MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",), *[("dense", "real", "dense")] * 9)
 
-    shape: Annotated[Shape, Dims(1, limits.MAX_DIMS, smallest=0)] = (1,)
-    dim: int = 0
+    shape: Annotated[Shape, Dims(1, limits.MAX_DIMS, smallest=0), shapes((1, 2, 2, 3, 4))] = (1,)
+    dim: Annotated[int, table_of(lambda fields: range(len(fields["shape"])))] = 0
     factor: Annotated[int, OneOf(FACTORS)] = 2
     requires_grad: Annotated[tuple[str, ...], OneOf(X_ALONE)] = ("x",)
     x_contiguous: bool = True
