@@ -38,7 +38,7 @@ from pathlib import Path
 from equivtest.base import limits
 from equivtest.cases.case import to_data
 from equivtest.cases.picks import builder_of
-from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.chunks import chunk_cases, chunk_of
 from equivtest.base.profiles import PROFILES, plan
 from equivtest.property import Property, resolved
 from equivtest.ranks.pool import Pool
@@ -54,7 +54,7 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
         if isinstance(prop, Property) and not prop.absent and prop.subject in (options["subjects"] or [prop.subject]):
             has_tables = builder_of(prop.cases) is not None
             for part in plan(PROFILES["gate"], limits.WORLD_SIZES, prop.weight, has_tables=has_tables):
-                chunk = Chunk.of(part, limits.DTYPES)
+                chunk = chunk_of(part, limits.DTYPES)
                 if prop.resolve is not None:
                     with Pool() as pool:
                         prop = resolved(prop, pool, chunk.space)

@@ -19,7 +19,7 @@ from equivtest.cases.picks import builder_of
 from equivtest.property import Property
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.search.chunks import chunk_cases, chunk_of
 from equivtest.search.known import KnownFailures
 from studies.detection import rejections
 from tests.defects.defect import Defect, defects
@@ -46,7 +46,7 @@ def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
     prop = replace(prop, subject=subject)
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)
-    drawn = [chunk_cases(prop, Chunk.of(part, limits.DTYPES)) for part in parts]
+    drawn = [chunk_cases(prop, chunk_of(part, limits.DTYPES)) for part in parts]
     return [case for case in chain.from_iterable(zip_longest(*drawn)) if case is not None]
 
 

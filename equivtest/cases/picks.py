@@ -71,11 +71,12 @@ class Cases(Generic[C]):
 
     Attributes:
         build: Builds one case by any draw: build(draw, space, ...), with further arguments by keyword.
+        dangerous: Axes that a conformance run combines three at a time.
     """
 
-    def __init__(self, build: Callable[..., C]) -> None:
+    def __init__(self, build: Callable[..., C], dangerous: tuple[str, ...] = ()) -> None:
         functools.update_wrapper(self, build)
-        self.build = build
+        self.build, self.dangerous = build, dangerous
 
     def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
         """Returns the strategy for a part of the case space."""
@@ -87,19 +88,25 @@ def _built(draw: DrawFn, build: Callable[..., C], space: Space, more: dict[str, 
     return build(Drawing(draw), space, **more)
 
 
-def cases_of(case_type: type[C], only: Collection[str] = (), without: Collection[str] = ()) -> Cases[C]:
+def cases_of(
+    case_type: type[C],
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    dangerous: tuple[str, ...] = (),
+) -> Cases[C]:
     """Returns the cases of a class, drawn from the axes of its fields; fields by keyword are fixed.
 
     Args:
         only: Fields that are drawn, beside the world size, the dtype and the values; empty: all that have an axis.
         without: Fields that are not drawn.
+        dangerous: As of `Cases`.
     """
 
     def build(draw: Draw, space: Space, **fixed: Any) -> C:
         names = (*only, "values") if only else set(axes_of(case_type)) - set(without)  # type: ignore[arg-type]
         return case_type(**draw_fields(draw, names, case_type, space, fixed))
 
-    return Cases(build)
+    return Cases(build, dangerous)
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
@@ -107,6 +114,11 @@ def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw,
     if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
         return functools.partial(cases.func.build, **cases.keywords)
     return cases.build if isinstance(cases, Cases) else None
+
+
+def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, ...]:
+    """Returns the axes that a conformance run combines three at a time."""
+    return getattr(getattr(cases, "func", cases), "dangerous", ())
 
 
 def _for_any_draw(pick: Callable[Concatenate[Draw, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -182,6 +194,7 @@ __all__ = [
     "Draw",
     "builder_of",
     "cases_of",
+    "dangerous_axes",
     "edge_sizes",
     "free",
     "is_even",

@@ -1,4 +1,4 @@
-"""What a run has covered of its covering arrays: combinations of values, counted over all searches of a property."""
+"""Counts the combinations of values that a run has covered, over all searches of a property."""
 
 from __future__ import annotations
 

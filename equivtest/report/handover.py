@@ -149,7 +149,7 @@ class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search has covered of its covering array.
+    """Says which part of its covering array a search has covered.
 
     Attributes:
         array: Its name; '' if all world sizes share one.

@@ -108,7 +108,7 @@ class _Running:
         if self.found.hung:
             return True
         sites, unseen = self.found.sites, self.found.unseen
-        wanted = limits.AUDIT_CASES if sites and not unseen else 2 * limits.AUDIT_CASES
+        wanted = limits.AUDIT_CASES // 2 if sites and not unseen else 2 * limits.AUDIT_CASES
         is_shown = len(unseen) < len(sites)
         if not is_shown and self.found.cases < limits.AUDIT_CASES:
             return False

@@ -23,7 +23,7 @@ from hypothesis.strategies import SearchStrategy
 from equivtest.base import limits
 from equivtest.base.profiles import Part
 from equivtest.cases.case import Case
-from equivtest.cases.picks import builder_of
+from equivtest.cases.picks import builder_of, dangerous_axes
 from equivtest.property import Property, Space
 from equivtest.search.covering import Array, covering_array
 from equivtest.search.local_constants import no_local_constants
@@ -67,11 +67,6 @@ class Chunk:
     depth: int = 0
     examples: int | None = None
 
-    @classmethod
-    def of(cls, part: Part, dtypes: tuple[str, ...], **more: Any) -> Chunk:
-        """Returns the chunk of a planned search."""
-        return cls(dtypes=dtypes, **dataclasses.asdict(part), **more)
-
     @property
     def smaller_world_sizes(self) -> list[int]:
         """The world sizes that a failure of the chunk is shrunk to, ascending.
@@ -86,20 +81,11 @@ class Chunk:
         return Space((self.world_size,), self.dtypes)
 
 
-def chunk_of(part: Part, dtypes: tuple[str, ...], seed: str, world_sizes: tuple[int, ...]) -> Chunk:
+def chunk_of(
+    part: Part, dtypes: tuple[str, ...], seed: str = "gate", world_sizes: tuple[int, ...] = limits.WORLD_SIZES
+) -> Chunk:
     """Returns the chunk that a part of a profile stands for."""
-    return Chunk(
-        part.world_size,
-        dtypes,
-        part.index,
-        part.num_cases,
-        seed,
-        part.per_cell,
-        world_sizes,
-        part.strength,
-        part.mixes_worlds,
-        part.depth,
-    )
+    return Chunk(dtypes=dtypes, seed=seed, world_sizes=world_sizes, **dataclasses.asdict(part))
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
@@ -138,14 +124,15 @@ def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     usual = limits.WORLD_SIZES if chunk.world_size in limits.WORLD_SIZES else chunk.world_sizes
     space = Space(prop.among(usual), chunk.dtypes) if chunk.mixes_worlds else chunk.space
     seed = seed_of(prop, replace(chunk, world_size=0 if chunk.mixes_worlds else chunk.world_size))
-    return _covering_array(prop.cases, space, 1 if prop.refuses_only and chunk.mixes_worlds else chunk.strength, seed)
+    strength = 1 if prop.refuses_only and chunk.mixes_worlds else chunk.strength
+    return _covering_array(prop.cases, space, strength, seed, () if chunk.mixes_worlds else dangerous_axes(prop.cases))
 
 
 @lru_cache(maxsize=64)
-def _covering_array(cases: Any, space: Space, strength: int, seed: int) -> Array:
+def _covering_array(cases: Any, space: Space, strength: int, seed: int, dangerous: tuple[str, ...]) -> Array:
     build = builder_of(cases)
     assert build is not None
-    return covering_array(build, space, strength, seed)
+    return covering_array(build, space, strength, seed, dangerous)
 
 
 def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | None:

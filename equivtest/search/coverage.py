@@ -9,7 +9,7 @@ from equivtest.cases.case import Case
 from equivtest.cases.picks import builder_of
 from equivtest.property import Property
 from equivtest.report.handover import Coverage, CoveredRow
-from equivtest.search.chunks import Chunk, chunk_cases, covering_array_of
+from equivtest.search.chunks import Chunk, chunk_cases, chunk_of, covering_array_of
 from equivtest.search.known import KnownFailures
 
 StateOf = Callable[[Case], str]
@@ -21,15 +21,18 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
     array = covering_array_of(prop, chunk)
     if array is None:
         return None
+    strength = min(map(len, array.covered), default=0)
     return Coverage(
         array="" if chunk.mixes_worlds else f"w{chunk.world_size}",
-        strength=len(next(iter(array.covered), ())),
+        strength=strength,
         rows=tuple(
             CoveredRow(state=state_of(row.case), values=tuple((name, str(value)) for name, value in row.values))
             for row in array.rows
             if row.case.world_size == chunk.world_size
         ),
-        infeasible=tuple(tuple((name, str(value)) for name, value in each) for each in array.infeasible),
+        infeasible=tuple(
+            tuple((name, str(value)) for name, value in each) for each in array.infeasible if len(each) == strength
+        ),
     )
 
 
@@ -45,7 +48,7 @@ def planned_coverage(
     num_cases, found = 0, []
     sizes = prop.among(world_sizes)
     for part in plan(profile, sizes, prop.weight, has_tables=builder_of(prop.cases) is not None):
-        chunk = Chunk.of(part, dtypes, world_sizes=sizes)
+        chunk = chunk_of(part, dtypes, world_sizes=sizes)
         num_cases += len(chunk_cases(prop, chunk))
         coverage = coverage_of(prop, chunk, state_of)
         found += [coverage] if coverage else []

@@ -39,10 +39,6 @@ class Chunk:
     strength: int = 0
     mixes_worlds: bool = True
 
-    @classmethod
-    def of(cls, part, dtypes, **more):
-        return cls(part.world_size, dtypes, part.index, part.num_cases, **more)
-
 
 def chunk_of(part, dtypes, seed, world_sizes):
     return Chunk(part.world_size, dtypes, part.index, part.num_cases, seed, part.per_cell, world_sizes)

@@ -129,6 +129,15 @@ def test_chunks_of_all_world_sizes_share_one_array() -> None:
     assert {row.case for row in array.rows} <= set(drawn)
 
 
+def test_conformance_has_every_three_of_the_dangerous_axes() -> None:
+    """Each kind of size of the vocabulary, with each layout of the output, with and without a gradient."""
+    array = covering_array_of(colwise(), replace(GATE, world_size=4, mixes_worlds=False))
+    assert array is not None
+
+    names = ("num_embeddings", "output_layout", "requires_grad")
+    assert len({tuple(dict(row.values)[name] for name in names) for row in array.rows}) == 4 * 5 * 2
+
+
 def test_fewer_world_sizes_leave_the_cases_of_the_others_as_they_are() -> None:
     assert chunk_cases(colwise(), replace(GATE, world_sizes=(2,))) == chunk_cases(colwise(), GATE)
 

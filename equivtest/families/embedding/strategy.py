@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivtest.cases.picks import cases_of
 from equivtest.families.embedding.case import EmbeddingCase, RefusedEmbeddingCase
 
-embedding_cases = cases_of(EmbeddingCase)
+embedding_cases = cases_of(EmbeddingCase, dangerous=("num_embeddings", "output_layout", "requires_grad"))
 
 refused_embedding_cases = cases_of(
     RefusedEmbeddingCase, only=("misfit", "leading", "num_embeddings", "embedding_dim", "output_layout")

@@ -74,7 +74,7 @@ class LinearCase(ActivationCase):
         *((mode,) for mode in LINEAR_MODES + REAL_MODES),
         *[(*LINEAR_MODES, *REAL_MODES * 2)] * 40,
     )
-    """Half of a full case's draws are real, so that of a whole run, with its fetches, well over three in ten are."""
+    """Half of the draws of a full case are real: over three in ten of a whole run, whose fetches have none."""
 
     style: Annotated[str, OneOf(STYLES)]
     leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1), shapes((1, 0, 1, 1, 1, 2, 2, 3))] = (1,)
