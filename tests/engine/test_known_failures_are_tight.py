@@ -5,7 +5,6 @@ An entry broader than its failure hides cases that never run; its smallest case 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -15,7 +14,7 @@ import pytest
 
 from equivtest.base import limits
 from equivtest.cases.case import Case
-from equivtest.cases.parts import modules_of
+from equivtest.cases.picks import Drawing
 from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
@@ -25,7 +24,6 @@ from equivtest.verdicts.verdict import WHOLE_RUN
 
 ENTRIES = [entry for entry in KnownFailures.load(SHIPPED).entries if entry.kind in WHOLE_RUN]
 SPACE = Space((1, 2), ("float32",))
-STRATEGIES = [module.__name__ for module in modules_of("strategy")]
 NUM_DRAWN = 500  # cases of each property
 NUM_SAMPLED = 4  # cases among those that an entry covers
 
@@ -39,9 +37,7 @@ def drawn_of(subject: str) -> tuple[Case, ...]:
     properties = [prop for prop in shipped().values() if prop.subject == subject]
     generator, data = Random(0), Mock()
     data.draw = lambda strategy: strategy.do_draw(data)
-    with ExitStack() as patches:
-        for module in (*STRATEGIES, "equivtest.cases.picks"):
-            patches.enter_context(patch(f"{module}.pick", lambda _draw, _name, table: generator.choice(table)))
+    with patch.object(Drawing, "pick", lambda _self, _name, table, *_: generator.choice(table)):
         drawn = [prop.cases(SPACE).do_draw(data) for prop in properties for _ in range(NUM_DRAWN)]
     return tuple(
         replace(case, values=case.values[:1], repeats=False, records=False, members=())
