@@ -1,1 +1,1 @@
-"""The conformance suite: what is claimed of which subjects over which cases."""
+"""The conformance suite: claims about subjects, checked over cases."""

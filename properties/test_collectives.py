@@ -1,4 +1,4 @@
-"""Claims about torch.distributed's collectives, each called by itself.
+"""Claims about torch.distributed's collectives, one call at a time.
 
 A failure here is the backend's: everything else that runs on it is built from these calls.
 """
@@ -50,7 +50,7 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
 
 
 def sizes_of(ranks: int, number: int) -> tuple[int, ...]:
-    """One of each row in turn; of every other row where there are so many ranks that a call takes milliseconds."""
+    """One of each row in turn; of every other row if there are so many ranks that a call takes milliseconds."""
     rows = SIZES if ranks < 3 else SIZES[(ranks + number) % 2 :: 2]
     return tuple(row[(ranks + number) % len(row)] for row in rows)
 
@@ -92,7 +92,7 @@ def in_a_row() -> tuple[CollectivesCase, ...]:
 
 
 def strided() -> tuple[CollectivesCase, ...]:
-    """Every function by itself on every second or third element of memory, each dtype in turn."""
+    """Calls every function on every second or third element of memory, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=2, dtype=DTYPES[index % len(DTYPES)], collectives=(name,), numels=(3, 8), stride=2 + index % 2

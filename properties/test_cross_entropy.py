@@ -1,7 +1,7 @@
 """Claims about cross entropies of logits that are divided by class: torch's loss_parallel, and without it.
 
 A failure here means that a model is trained on another loss: look first at the rows of logits whose
-maximum, or target, lies on another rank, then at positions that are to be ignored.
+maximum, or target, lies on another rank, then at ignored positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims about a module of anybody's own, shown on a gated block and on one of attention; copy this and name yours.
+"""Claims about your own module, shown on a gated block and on one of attention; copy this and name yours.
 
 A failure here means that the parallelized module is another function than the unsharded one: look
 first at what is added on every rank, before or after the sum over the ranks.
@@ -64,8 +64,8 @@ decoder = module_property(
 DATA_PARALLEL = "equivtest.programs.examples.plans:data_parallel"
 FULLY_SHARDED = "equivtest.programs.examples.plans:fully_sharded"
 
-# Under data parallelism each rank has rows of its own, as many as the others or not; nobody need say so.
-# Of six ranks and of eight too: (15, 2) gives one of eight fewer rows than the others.
+# Under data parallelism each rank has its own rows, as many as the others or not; nothing need be configured for it.
+# Also six and eight ranks: with (15, 2), one of eight ranks has fewer rows than the others.
 ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2), (6, 2), (8, 2), (15, 2))
 
 data_parallel_block = module_property(

@@ -1,6 +1,6 @@
 """Claims about torch's operators on DTensors, one call at a time.
 
-A failure here means that an operator of DTensors is another one than that of the whole tensors: look first at what it
+A failure here means that an operator of DTensors differs from the operator of whole tensors: look first at what it
 takes of a partial operand, then at a dim that is divided, then at the gradient's placement.
 """
 

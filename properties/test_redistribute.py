@@ -42,7 +42,7 @@ def on_all_ranks() -> tuple[RedistributeCase, ...]:
 
 
 def of_many_elements() -> tuple[RedistributeCase, ...]:
-    """Sums of real operands by all_reduce and reduce_scatter, enough of them for errors that always go one way to tell.
+    """Sums of real operands by all_reduce and reduce_scatter, enough of them to reveal errors that always go one way.
 
     Not in float64, where the reference has the same errors.
     """

@@ -1,7 +1,7 @@
 """Claims about reductions and softmaxes of DTensors.
 
 A failure here means that a sum, mean, largest element, norm or softmax depends on where elements
-live: look first at shards of unequal size, then at what a partial result is taken for.
+live: look first at shards of unequal size, then at how a partial result is interpreted.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ MIXTURE = f"{EXAMPLES}mixture:"
 
 
 FULL = (1, 2, 3, 4)
-"""Numbers of ranks none of which is left without elements by a size of 7."""
+"""Numbers of ranks: with a size of 7, each rank has elements."""
 
 
 def clipped(
     build: str, parallelize: str, step: str, norm_type: float, *, world_sizes: tuple[int, ...] = ()
 ) -> Property:
-    """Steps on meshes of two axes, each of which asks torch for the norm in another way."""
+    """Steps on meshes of two axes, each with another way to ask torch for the norm."""
     return module_property(
         f"{MIXTURE}{build}",
         f"{EXAMPLES}mixture_plan:{parallelize}",
@@ -34,7 +34,7 @@ def clipped(
         max_norm=MAX_NORM,
         norm_type=norm_type,
         world_sizes=world_sizes,
-        conclusive_dtypes=("float32", "float64"),  # a step of 16 bits says nothing
+        conclusive_dtypes=("float32", "float64"),  # a step of 16 bits is inconclusive
     )
 
 

@@ -22,7 +22,7 @@ from equivtest.verdicts.judging import DEFAULT_CLAIMS
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"
 MANY_ELEMENTS = tuple((world_size, dtype) for world_size in (2, 3, 4) for dtype in ("bfloat16", "float16"))
-"""Where a layer is large enough for errors of an all_reduce to tell that they always go one way."""
+"""Sizes of a layer large enough to reveal errors of an all_reduce that always go one way."""
 
 CLAIMS = (*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself, uses_only_collectives)
 

@@ -44,7 +44,7 @@ EXAMPLES = (
     FetchCase(
         world_size=4, parameters=((5,), (2,), (3, 0), (), (4, 2)), requires_grad=(True, False, True, True, False)
     ),
-    # Every special value, in draws of its own.
+    # Every special value, in separate draws.
     *(
         FetchCase(
             world_size=3, dtype=dtype, parameters=((4,),), values=tuple(("special", n) for n in range(NUM_SPECIAL))

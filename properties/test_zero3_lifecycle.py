@@ -1,7 +1,7 @@
 """Claims about the life of parameters under our own ZeRO-3: any sequence of operations, judged after each.
 
 A failure here means that a parameter had another value, another status or other memory than a model
-that nobody has partitioned: the first operation after which something differs is the one to look at.
+without partitions: the first operation after which something differs is the one to look at.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXAMPLES = (
         parameters=((7,),),
         operations=("fetch 0", "save 0", "update 0", "use 0", "release 0", "fetch 0", "release 0", "load 0", "fetch 0"),
     ),
-    # What cannot be done, in turn, and what can be done after it: padded, 0-dim and empty parameters.
+    # Refused operations in turn, and operations after a refusal: padded, 0-dim and empty parameters.
     LifecycleCase(
         world_size=4,
         parameters=((5,), (), (0, 3)),

@@ -20,15 +20,15 @@ from tests.programs.planted_cpp import LIBRARY, build
 
 ROOT = Path(__file__).parents[1]
 PART = "collectives or rowwise_linear"
-"""pytest's -k: what the gate says of single collectives, and of one subject that is built from them."""
+"""pytest's -k: the gate's properties of single collectives, and of one subject that is built from them."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A backend and what should be said of it.
+    """A backend and the verdict that the gate must give on it.
 
     Attributes:
-        collective: That its fault is in; '' of an honest one.
+        collective: The collective that has the fault; '' for an honest backend.
         only: The one dtype, size or rank that the fault is confined to, or ''.
         code: Exit code of the run.
         declared: Further arguments of the run, which say how the backend deviates.
@@ -135,7 +135,7 @@ def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, st
 
 
 def first_line(output: str) -> str:
-    """What the summary begins with, or the first failure and whose fault it is said to be."""
+    """Returns the beginning of the summary, or the first failure and the party that it blames."""
     lines = output.splitlines()
     said = [line for line in lines if line.startswith(("equivtest: ", "ValueMismatch", "BitsMismatch", "Rank"))]
     fault = next((f"; {line.strip()}" for line in lines if line.startswith("  fault ")), "")
@@ -157,7 +157,7 @@ def row(planted: Planted, code: int, line: str, seconds: float) -> list[str]:
 
 
 def main() -> int:
-    """Prints the table; 0 where every exit code is as it should be, and every fault is named."""
+    """Prints the table; returns 0 if every exit code is as expected and every fault is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=[planted.name for planted in ROWS])
     parser.add_argument("--whole", action="store_true")

@@ -1,7 +1,7 @@
-"""Calls of torch's kernels, each by itself, beside what running error says of them: rows of `studies.bounded_ops`.
+"""Compares torch's kernels, one call at a time, with their running-error bounds: rows of `studies.bounded_ops`.
 
-Each is computed contiguous and in other strides, and its gradients too.  What rounds to 16 bits in between is drawn
-in the sizes around those of vectors, and beyond the blocks in which attention is computed.
+Each kernel runs on contiguous and on strided operands, and so do its gradients.  Functions that round to 16 bits in
+between are drawn in sizes around the vector length, and in sizes beyond the blocks of attention.
 """
 
 from __future__ import annotations

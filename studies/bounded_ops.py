@@ -2,9 +2,9 @@
 
 A bound is derived, so one element beyond it means that a rounding was forgotten.  Prints a row per
 operation and dtype: elements, violations, and the largest and mean margin (error over allowance):
-margins near zero mean a bound that says little.  Pointwise backward kernels are judged in 16 bits on
-every number of the dtype, whatever SECONDS says; below the table stand those whose largest margin is
-less than 0.05, with the reason, and those of the installed torch that nothing judges.
+margins near zero mean a loose bound.  Pointwise backward kernels are judged in 16 bits on
+every number of the dtype, whatever SECONDS says; below the table stand kernels whose largest margin is
+less than 0.05, with the reason, and kernels of the installed torch that nothing judges.
 
 Ends with status 1 if there is a violation, a kernel that nothing judges, or such a margin without a reason.
 
@@ -42,7 +42,7 @@ SHORT = (1, 2, 3, 5, 8, 17)
 
 @dataclass
 class Margins:
-    """Of one operation in one dtype."""
+    """Counts and margins for one operation in one dtype."""
 
     elements: int = 0
     violations: int = 0
@@ -159,7 +159,7 @@ def sums(draw: Draw) -> Found:
 
 
 def reductions(draw: Draw) -> Found:
-    """What gloo's collectives compute, in rank order and in the tensors' dtype."""
+    """Computes what gloo's collectives compute, in rank order and in the tensors' dtype."""
     ranks = draw.size((2, 3, 4, 5, 7, 8))
     operands = draw.normal(ranks, draw.size(), draw.size()) * draw.pick((1.0, 2.0**-12))
     added = _in_order(list(operands))

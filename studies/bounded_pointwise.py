@@ -1,9 +1,9 @@
-"""Pointwise functions in 16 bits, on every number that the dtype has but NaN: rows of `studies.bounded_ops`.
+"""Pointwise functions in 16 bits, on every number of the dtype except NaN: rows of `studies.bounded_ops`.
 
 `ROWS` calls each pointwise backward kernel of torch directly, with operands whose bits are known.  A bound has to admit
-torch's own results, of tensors that are contiguous, strided, and shorter and longer than a vector, and an exact program
-that rounds its result once.  It has to be narrow as well: the exact program also makes the SPARE roundings of float32
-which a kernel may make, so that the largest error nearly reaches the bound where this is narrow.
+torch's own results for tensors that are contiguous, strided, shorter and longer than a vector.  It also has to admit an
+exact program that rounds its result once.  It has to be narrow as well: the exact program also makes the SPARE
+roundings of float32 that a kernel may make.  Their largest error nearly reaches the bound if the bound is narrow.
 
 NaN is left out: vectors and the rest of one kernel disagree on it (elu_backward, hardtanh_backward; torch 2.13.0).
 """
@@ -28,7 +28,7 @@ SLOPE = 129 / 256
 """Products with it often lie in the middle between two numbers, so that programs round them in both directions."""
 
 SIZES = (1, 7, 15, 17, 31, 33, 63, 65)
-"""Around those of vectors: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""
+"""Sizes around the vector lengths: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""
 
 
 class Call(NamedTuple):
@@ -88,7 +88,7 @@ def _sine(x: torch.Tensor) -> torch.Tensor:
 
 
 def _of(*more: Any, within: Domain = _everywhere, **named: Any) -> Builder:
-    """Of a gradient, what the forward was given or gave, and some numbers."""
+    """Operands of a backward: the gradient, the forward's input or output, and some numbers."""
 
     def build(numbers: Numbers) -> Call:
         x = within(numbers.all)
@@ -106,7 +106,7 @@ def _elu(alpha: float, scale: float, inner: float, *, of_result: bool) -> Builde
 
 
 def _gradient_of(numbers: Numbers, x: torch.Tensor, *, is_mean: bool) -> torch.Tensor:
-    """That of a mean is one number, about as large as the mean has terms."""
+    """A mean's gradient is one number, about as large as the mean has terms."""
     return 2**14 * numbers.of_size(x[:1], 1).reshape(()) if is_mean else numbers.of_size(x)
 
 
@@ -129,7 +129,7 @@ def _glu(numbers: Numbers) -> Call:
 
 
 def _with_another(*more: Any) -> Builder:
-    """As weights of prelu, or the noise of rrelu."""
+    """Values like the weights of prelu, or the noise of rrelu."""
 
     def build(numbers: Numbers) -> Call:
         x = numbers.all

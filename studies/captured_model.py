@@ -117,7 +117,7 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each layer by itself, and what is left at the root."""
+    """Shards each layer separately, then the rest at the root."""
     for layer in module.get_submodule("layers").children():
         fully_shard(layer, mesh=mesh)
     sharded: nn.Module = fully_shard(module, mesh=mesh)  # type: ignore[assignment]  # of both classes

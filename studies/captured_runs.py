@@ -1,8 +1,9 @@
-"""Jobs of torchrun, captured with no harness around them, judged elsewhere: python -m studies.captured_runs [NAME ...].
+"""Judges captured jobs of torchrun in another process: python -m studies.captured_runs [NAME ...].
 
-NAMEs choose tables: right, defects, overhead, two, memory, changed.  They show what is said of right and wrong jobs,
-beside what the harness says of them, what capturing costs, which of two runs is named, how much memory judging takes,
-and what becomes of folders with some bytes changed.  Ends with 1 where something is not as it must be.
+The jobs run without the harness.  NAMEs choose tables: right, defects, overhead, two, memory, changed.  The tables show
+the verdicts on right and wrong jobs beside the harness's verdicts, the cost of a capture, which of two runs is named,
+how much memory judging takes, and the verdict on folders with some bytes changed.  Exits with 1 if a row is not as it
+must be.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def start(folder: Path, num_ranks: int, *options: str) -> str:
 
 
 def said(*folders: Path, build: str = "decoder") -> tuple[int, str, float]:
-    """Exit code, what is printed, and seconds of `equivtest judge` in a process of its own."""
+    """Runs `equivtest judge` in a new process; returns its exit code, its output and its seconds."""
     begun_s = time.monotonic()
     names = list(map(str, folders))
     ended = subprocess.run(
@@ -85,7 +86,7 @@ def said(*folders: Path, build: str = "decoder") -> tuple[int, str, float]:
 
 
 def first_in(text: str) -> str:
-    """The first wrong tensor that a message names; '' where there is none."""
+    """Returns the first wrong tensor that a message names, or ''."""
     match = re.search(r"Mismatch: \S+: (\S+) ", text)
     return match[1] if match else ""
 

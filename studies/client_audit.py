@@ -1,7 +1,8 @@
-"""What the audit of a run has shown of each property, as a table of docs: `python -m studies.client_audit REPORT...`.
+"""Prints what the audit of a run showed for each property, as a table for docs: `python -m studies.client_audit
+REPORT...`.
 
-Reads audit.csv of folders that `--report` has written, and puts properties into one row whose subjects call the same
-collectives, of which claims have seen the same.  Of a property that several reports have the last counts.
+Reads audit.csv from folders that `--report` has written.  Properties share a row if their subjects call the same
+collectives and their claims rejected the same faults.  If several reports have a property, the last one counts.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ WHERE = " in the "
 
 @dataclass
 class Audited:
-    """What an audit has shown of a property.
+    """The audit's result for one property.
 
     Attributes:
-        called: 'all_reduce in the forward' and the like.
-        seen: Those of which some claim rejected a decisive fault.
-        words: Why there are none.
+        called: Collectives that the subject calls, such as 'all_reduce in the forward'.
+        seen: Collectives for which some claim rejected a decisive fault.
+        words: The reason if `seen` is empty.
     """
 
     called: set[str] = field(default_factory=set)
@@ -65,7 +66,7 @@ def in_short(sites: Iterable[str]) -> str:
 
 
 def table(audits: Mapping[str, Audited]) -> str:
-    """One line for each set of collectives, that of most properties first."""
+    """Returns one line for each set of collectives, the set of most properties first."""
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, audited in sorted(audits.items()):
         rows[audited.row].append(f"`{name}`")

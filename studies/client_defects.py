@@ -1,11 +1,11 @@
-"""What is said of defects planted in language models of transformers: `python -m studies.client_defects [SEED]`.
+"""Judges language models of transformers with planted defects: `python -m studies.client_defects [SEED]`.
 
-Prints a row per defect: whether a claim fails, what is named first, whether that is right, and of the same run how many
-of the logits and gradients torch.testing.assert_close rejects at its default tolerances beside one process in bfloat16,
-in how many it is right to do so being told by the rows of clean runs.  Needs what `make clients` installs.
+Prints a row per defect: whether a claim fails, what is named first, and whether that is right.  For the same run it
+prints how many logits and gradients torch.testing.assert_close rejects at its default tolerances beside one process in
+bfloat16.  The rows of clean runs show how many of these rejections are right.  Needs what `make clients` installs.
 
-Right is the boundary that was spoiled.  Where a plain tensor looks like operands of a sum, it is the first behind that
-is not linear, which the table below names too.
+The right name is the spoiled boundary.  If a plain tensor looks like operands of a sum, the right name is the first
+boundary behind it that is not linear, which the table below names too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHAPE = ("batch", "seq")
 INPUTS = written({"input_ids": ids(24, SHAPE), "labels": targets(24, SHAPE)})
 LAYER = "model.layers.{}."
 LIMIT_S = 600
-"""Of a visit, which on a busy machine takes these models longer than a case's own limit."""
+"""Limit of one visit.  On a busy machine these models take longer than a case's own limit."""
 
 
 class Planted(NamedTuple):
@@ -47,9 +47,9 @@ class Planted(NamedTuple):
 
     Attributes:
         build: A model type and its number of layers.
-        place: Of the part that is spoiled, {} for the layer.
-        named: Beginnings of names that are right, {} for the layer, {next} for the one behind it.
-        layers: Of which one is drawn.
+        place: The part that is spoiled, {} for the layer.
+        named: Beginnings of right names, {} for the layer, {next} for the next layer.
+        layers: The layers from which one is drawn.
     """
 
     what: str
@@ -123,7 +123,7 @@ PLANTED = (
     Planted("layer not reduced", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
     Planted("layer summed", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
 )  # fmt: skip
-"""Of which each is planted once."""
+"""Models in which each defect is planted once."""
 
 
 def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleCase:
@@ -150,7 +150,7 @@ def run(case: ModuleCase, pool: Pool) -> tuple[list[Verdict], Sequence[Reply]]:
 
 
 def rejected(case: ModuleCase, replies: Sequence[Reply]) -> str:
-    """Of logits and gradients, which assert_close rejects beside one process: '3 of 57, logits among them'."""
+    """Counts the logits and gradients that assert_close rejects beside one process: '3 of 57, logits among them'."""
     held = {reply.rank: reply.answers[0].tensors for reply in replies if reply.answers}
     if len(held) < case.world_size:
         return "no answer"
@@ -179,7 +179,7 @@ def one_process(case: ModuleCase) -> dict[str, torch.Tensor]:
 
 
 def first_of(verdicts: Sequence[Verdict]) -> str:
-    """What the first failure names first; '' where none fails."""
+    """Returns what the first failure names first, or ''."""
     failed = next((verdict for verdict in verdicts if verdict.failed), None)
     if failed is None:
         return ""
@@ -188,7 +188,7 @@ def first_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def main() -> None:
-    """Prints the table; status 1 where a defect is not found, or a clean run is not right."""
+    """Prints the table; returns 1 if a defect is not found, or a clean run is not right."""
     source = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     missed = alarms = 0
     with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:

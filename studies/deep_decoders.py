@@ -2,14 +2,14 @@
 ...]`.
 
 transformers' Llama, of tiny widths, under its own tensor parallelism on 2, 3 and 4 ranks and under FSDP2 on 2: three
-steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each: how many seeds were
-called wrong; how many boundaries there were, and other tensors, and on what share of each nothing was concluded; the
-medians of the CPU seconds that the ranks took, that judging took, and that the ranks take in float32 where nobody looks
-into their parts.  `--rows FILE` appends each run to a file, a line of JSON each, and goes on from what the file holds.
-`--model mixtral@4` takes another model of transformers and number of layers, and counts the tokens of which equal
-scores lay at the edge of the experts that were chosen, which they always do of
-`--model studies.deep_decoders:tied_experts`.  Operands of functions within a part count where they are judged.  Ends
-with 1 where a right run is called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make
+steps of AdamW, forward and backward, in bfloat16, float16 and float32.  Prints a row for each combination: how many
+seeds were called wrong; how many boundaries and other tensors there were, and on what share of each nothing was
+concluded; and three medians of CPU seconds: for the ranks, for judging, and for the ranks in float32 without capture of
+their parts.  `--rows FILE` appends each run to a file as a line of JSON, and continues from the runs in the file.
+`--model mixtral@4` takes another model of transformers and number of layers.  It also counts the tokens with equal
+scores at the edge of the chosen experts; the model `studies.deep_decoders:tied_experts` has such scores for every
+token.  Operands of functions within a part count at the place of their judgement.  Exits
+with 1 if a right run is called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make
 clients` installs.
 """
 
@@ -52,7 +52,7 @@ VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharde
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
 AT_ONCE = 5
-"""Seeds of a cell in a row: a run that is cut off has as many of each, but for five."""
+"""Seeds of one cell in a row: if a run is interrupted, the cells differ by at most five seeds."""
 
 
 def cpu_s() -> float:
@@ -73,7 +73,7 @@ class Repeated(nn.Module):
 
 
 def tied_experts() -> nn.Module:
-    """A Mixtral of four layers, of whose experts two are chosen."""
+    """Builds a Mixtral of four layers, in which two experts are chosen."""
     model: Any = build("mixtral", num_hidden_layers=4)
     for layer in model.model.layers:
         parametrize.register_parametrization(layer.mlp.gate, "weight", Repeated(), unsafe=True)
@@ -81,12 +81,15 @@ def tied_experts() -> nn.Module:
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """Of a rate whose steps bfloat16 holds, and an eps that float16 holds: of 1e-8 it makes zero, and divides by it."""
+    """AdamW with a rate whose steps bfloat16 holds.
+
+    Its eps is one that float16 holds: float16 rounds 1e-8 to zero, and then divides by zero.
+    """
     return torch.optim.AdamW(module.parameters(), lr=2.0**-5, eps=2.0**-10)
 
 
 def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int, steps: int = 3) -> ModuleCase:
-    """Of FSDP2 each rank has a row of the batch."""
+    """Shards with FSDP2; each rank has a row of the batch."""
     is_divided = parallelize == "layers_sharded"
     return ModuleCase(
         world_size=world_size,
@@ -105,14 +108,14 @@ def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int
 
 
 class Judged(NamedTuple):
-    """What was concluded of one run.
+    """The conclusions of one run.
 
     Attributes:
-        wrong: The first wrong tensor; '' where nothing is.
-        boundaries, others: How many tensors there are, of which `open_boundaries` and `open_others` are inconclusive.
-        ties: Tokens of which equal scores lay at the edge of what was chosen.
+        wrong: The first wrong tensor, or ''.
+        boundaries, others: Numbers of tensors; `open_boundaries` and `open_others` of them are inconclusive.
+        ties: Tokens with equal scores at the edge of the chosen experts.
         ran_s, judged_s: CPU seconds that the ranks took, and that judging them took.
-        alone_s: CPU seconds that the ranks take where nobody looks into their parts; 0 where that was not measured.
+        alone_s: CPU seconds of the ranks without capture of their parts; 0 if that was not measured.
     """
 
     wrong: str
@@ -147,7 +150,7 @@ def judged(case: ModuleCase, pool: Pool) -> Judged:
 
 
 def ties_in(held: Mapping[str, Placed]) -> int:
-    """Rows of scores, the last chosen of which is equal to the next."""
+    """Rows of scores in which the last chosen score equals the next one."""
     found = 0
     for name, chosen in held.items():
         if name.endswith(CHOSEN) and name.removesuffix(CHOSEN) in held:  # else a part gave the scores
@@ -164,7 +167,7 @@ def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
 
 
 def alone_s(case: ModuleCase, pool: Pool) -> float:
-    """CPU seconds that the ranks take where nobody looks into their parts."""
+    """Returns the CPU seconds of the ranks without capture of their parts."""
     return run_on(pool, replace(case, by_parts=False, dtype="float32"))[1]
 
 

@@ -1,13 +1,14 @@
-"""Which values reveal which defect, beside what torch.testing.assert_close says: `python -m studies.detection`.
+"""Compares equivtest and torch.testing.assert_close in the defects they find: `python -m studies.detection`.
 
-For each defect: of the draws of each kind of values, in cases drawn by the property that must reject it and without
-its examples, how many the claims reject and how many `assert_close` with its default tolerances rejects, given torch's
-own unsharded result in the same dtype and the same slices.  A defect's row ends once the claims have rejected it
-`--enough` times by every kind that its cases draw; so the shares of a row that ended early are of fewer cases, and lean
-upwards.  Below, the same of the subjects themselves, never cut short, where every rejection is a false alarm.
+Each defect is run on cases drawn by the property that must reject it, without the property's examples.  The table
+shows, for each kind of values, how many draws the claims reject and how many `assert_close` rejects.  `assert_close`
+has its default tolerances, torch's own unsharded result in the same dtype and the same slices.  A defect's row ends
+once the claims have rejected it `--enough` times by every kind that its cases draw; so the shares of a row that ended
+early are of fewer cases, and lean upwards.  Below, a second table shows the same for the subjects without a defect.
+It never ends early, and every rejection in it is a false alarm.
 
-Writes Markdown (`studies.detection_table`), and tells of each row at once on stderr.  Rows are shared out over
-processes.
+Writes Markdown (`studies.detection_table`), and prints each row to stderr at once.  Several processes share the
+rows.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ def _pool() -> Pool:
 
 @lru_cache(maxsize=1024)
 def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
-    """torch's unsharded result, None where there is none: of dropout, and of what is to be refused.
+    """Returns torch's unsharded result, or None for dropout and for refused cases.
 
-    Kept: the defects of a subject meet the same cases.
+    The result is cached, because the defects of a subject run on the same cases.
     """
     if case.refusal or unsharded.dispatch(type(case)) is unsharded.dispatch(object):
         return None
@@ -185,7 +186,7 @@ def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case:
 
 
 def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
-    """Every row that is asked for, those of one subject beside each other."""
+    """Returns every requested row; rows of one subject are adjacent."""
     for defect in sorted(defects(), key=lambda defect: defect.replaces):
         if chosen.only in defect.name:
             yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)

@@ -26,7 +26,7 @@ class Tally:
     missed: Counter[Key] = field(default_factory=Counter)
 
     def add(self, key: Key, *, rejected: bool, is_close: bool | None) -> None:
-        """One draw; `is_close` is None where there was nothing to compare with."""
+        """One draw; `is_close` is None if there was nothing to compare with."""
         self.judged[key] += 1
         self.rejected[key] += rejected
         self.compared[key] += is_close is not None
@@ -35,17 +35,17 @@ class Tally:
 
     @staticmethod
     def of(counts: Counter[Key], part: str = "") -> int:
-        """Those of one kind of values or dtype, or all."""
+        """Selects the draws of one kind of values or dtype, or all."""
         return sum(number for key, number in counts.items() if part in ("", *key))
 
 
 @dataclass
 class Row:
-    """What was found of one defect, or of one property without a defect.
+    """The result for one defect, or for one property without a defect.
 
     Attributes:
-        num_cases, num_planned: Cases that were run, of so many.
-        kinds: Of values, that its cases draw.
+        num_cases, num_planned: Number of cases that were run, and number that was planned.
+        kinds: Kinds of values that its cases draw.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Row:
     tally: Tally = field(default_factory=Tally)
 
     def caught_by(self) -> list[str]:
-        """The kinds of values of which the claims rejected a draw."""
+        """Returns the kinds of values for which the claims rejected a draw."""
         return [kind for kind in KINDS if self.tally.of(self.tally.rejected, kind)]
 
     def only(self) -> str:
-        """The one kind that caught it where another was drawn too; NONE where no kind did."""
+        """Returns the only kind that caught the defect if others were drawn too; NONE if no kind caught it."""
         caught = self.caught_by()
         if not caught:
             return "NONE"
@@ -70,7 +70,7 @@ class Row:
 def write_tables(
     defects: Sequence[tuple[Defect, Row]], clean: Sequence[Row], cases: int, enough: int, num_clean: int
 ) -> str:
-    """All of it; the numbers are those of the command line."""
+    """Returns the whole document; the arguments are the numbers of the command line."""
     parts = (_families(defects), _of_dtypes(defects, clean), _defects(defects, cases, enough), _clean(clean, num_clean))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -85,7 +85,7 @@ def _head(*names: str) -> Iterator[str]:
 
 
 def _share(tally: Tally, counts: Counter[Key], part: str = "") -> str:
-    """'3/40' of the draws; '' where there was none."""
+    """Returns '3/40' for the draws, or '' if there are none."""
     judged = tally.of(tally.compared if counts is tally.not_close else tally.judged, part)
     return f"{tally.of(counts, part)}/{judged}" if judged else ""
 

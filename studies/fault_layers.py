@@ -1,7 +1,7 @@
-"""Whose fault is told of planted ones, in a collective, a kernel or the parallelization: python -m
+"""Plants faults in a collective, a kernel or the parallelization, and prints which one is blamed: python -m
 studies.fault_layers.
 
-Each row runs cases of one property until one fails, and asks whose fault that is, as a search does of a case that it
+Each row runs cases of one property until one fails, and asks for the culprit, as a search does for a case that it
 has shrunk.  Collectives are wrong in planted process groups, kernels on the device written in Python; parallelizations
 are the families' own defects.  [--only NAME ...] runs some rows.
 """
@@ -36,7 +36,7 @@ MOST_CASES = 60
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault and the property that is to show it.
+    """A fault and the property that must reveal it.
 
     Attributes:
         names: What the line must name beside the layer: the collective or the operator; '' for a parallelization.
@@ -126,7 +126,7 @@ def first_failure(plant: Plant, pool: Pool, known: KnownFailures) -> Verdict | N
 
 
 def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
-    """Whose fault the failure is said to be."""
+    """Returns the party that is blamed for the failure."""
     claims = shipped()[plant.subject].claims
 
     def is_shown_by(replies: list[Reply]) -> bool:
@@ -136,7 +136,7 @@ def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
 
 
 def main() -> int:
-    """Prints the table; 0 where all but two are named right."""
+    """Prints the table; returns 0 if at most two rows are named wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=[plant.name for plant in PLANTS])
     only = parser.parse_args().only

@@ -60,7 +60,7 @@ def allow_for(num_burners: int) -> None:
 
 
 def print_table(results: dict[Cell, list[Result]]) -> None:
-    """A row per fault and moment, a column per culprit: median seconds, and ! where it went wrong."""
+    """Returns a row per fault and moment, a column per culprit: median seconds, and ! if a run went wrong."""
     columns = list(dict.fromkeys(cell.column for cell in sorted(results, key=lambda cell: cell.column)))
     print(f"{'fault':26}" + "".join(f"{column:>8}" for column in columns) + "  named")
     rows = dict.fromkeys((cell.fault, cell.moment) for cell in results)

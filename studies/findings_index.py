@@ -35,18 +35,18 @@ class Finding:
 
     @property
     def effects(self) -> list[str]:
-        """What its program does: some of EFFECTS."""
+        """Returns the effects of its program: some of EFFECTS."""
         return self.fields["Effect"].split(", ")
 
     @property
     def reports(self) -> list[str]:
-        """Links to reports of this very defect; empty where none was found."""
+        """Returns links to reports of this very defect; empty if none was found."""
         upstream = self.fields["Upstream"]
         return [] if upstream.startswith("no") else re.findall(r"\[[^]]+\]\([^)]+\)", upstream)
 
 
 def read(path: Path) -> Finding:
-    """Raises ValueError where the first lines of a finding are not as they must be."""
+    """Raises ValueError if the first lines of a finding are not in the required form."""
     first, _, *lines = path.read_text("utf-8").split("\n")
     title = re.fullmatch(r"# (\d+)\. (.+)", first)
     names = [re.fullmatch(r"- \*\*(\w+)\*\*: (.+)", line) for line in lines[: len(FIELDS)]]

@@ -61,7 +61,7 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
                 for case in chunk_cases(prop, chunk):
                     print(json.dumps([prop.subject, to_data(case), [seed for _, seed in case.values]]))
 """
-"""What draws the gate's cases, in whatever equivtest the process has: one line for each."""
+"""A program that draws the gate's cases with the equivtest of its process, and prints a line for each."""
 
 
 def lines_of_draws(
@@ -75,11 +75,11 @@ def lines_of_draws(
     path: Iterable[Path] = (ROOT,),
     hash_seed: int = 0,
 ) -> list[str]:
-    """What a new process draws, sorted.
+    """Returns the draws of a new process, sorted.
 
     Args:
-        files: Which files of properties it loads.
-        folder: Of these; '' for the suite's own.
+        files: The property files that it loads.
+        folder: The folder of these files; '' for the suite's own.
         imports: Modules that it imports first, from `cwd` among others.
     """
     options = json.dumps({"files": files, "folder": folder, "subjects": list(subjects), "imports": list(imports)})
@@ -92,7 +92,7 @@ def lines_of_draws(
 def lines_of_run(
     folder: Path, workers: int, suite: Path, *args: str, subjects: Sequence[str] = (), is_judged: bool = True
 ) -> list[str]:
-    """What a run of a folder of properties has judged, or drawn alone, with so many xdist workers, sorted."""
+    """Returns the cases that a run of a folder of properties judged or drew, with so many xdist workers, sorted."""
     report = folder / "report"
     command = [sys.executable, "-m", "equivtest.cli", "run"]
     if not is_judged:
@@ -178,7 +178,7 @@ def hash_of(lines: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Prints each way's hash; exit code 1 where they differ."""
+    """Prints the hash for each way of drawing; returns 1 if they differ."""
     parser = argparse.ArgumentParser(prog="python -m studies.gate_draws")
     parser.add_argument("--subjects", default="", help="These alone, by comma; all take about a gate for each run.")
     parser.add_argument("--drawn", action="store_true", help="Have the runs draw and judge nothing.")

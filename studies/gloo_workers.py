@@ -1,7 +1,7 @@
 """Functional all_gathers in a group of gloo of one rank: `python -m studies.gloo_workers SECONDS WORKERS`.
 
-With two workers, torch's own number, the process is to die within seconds (torch 2.13.0; finding 39);
-with one, as ranks have, it tells how many collectives it survived.
+With two workers, torch's own number, the process should die within seconds (torch 2.13.0; finding 39);
+with one, as ranks have, it prints how many collectives it survived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is left on two hosts when the parent, its hub or a host ends for good; as a program, that parent."""
+"""Checks what is left on two hosts after the parent, its hub or a host ends for good; as a program, is that parent."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PORT = 29600
 SLOTS = 2  # of each host
 VISIT = "tests.programs.hosts:visit"
 READY = "ready"
-SOON_S = 10.0  # until nothing is left where hosts hear of the end; most of it is torchrun's own
-LATE_S = limits.SILENT_S + limits.RUN_S + 90.0  # where they do not: torchrun looks for its like a minute more
+SOON_S = 10.0  # until nothing is left if hosts hear of the end; most of it is torchrun's own
+LATE_S = limits.SILENT_S + limits.RUN_S + 90.0  # if they do not: torchrun takes about a minute more
 SLOTS_S = limits.SILENT_S + limits.RUN_S + 10.0  # until no slot is left there
-RANKS_S = limits.SILENT_S + 2.0  # until no rank is left where they do not
+RANKS_S = limits.SILENT_S + 2.0  # until no rank is left if hosts do not hear of the end
 
 
 def parent() -> int:
@@ -128,7 +128,7 @@ def ends(names: Sequence[str]) -> int:
 
 
 def _wait(look: Callable[[], list], limit_s: float) -> float:
-    """Seconds until it finds nothing; a second more than the limit where it always does."""
+    """Returns the seconds until nothing is left, or a second more than the limit if something always is."""
     begun_s = time.monotonic()
     while look():
         if time.monotonic() - begun_s > limit_s:

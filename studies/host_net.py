@@ -1,6 +1,6 @@
 """Two hosts that are network namespaces of this machine, joined to it by a bridge whose links can be cut.
 
-What is dropped on a link that is down comes to nobody's ears: no end of a connection, no reset.  It takes root and
+A link that is down drops packets silently: no connection ends, none is reset.  The module needs root and
 iproute2.
 """
 
@@ -83,10 +83,10 @@ class Host:
         _ip("link", "set", self.link, "up")
 
     def start(self, port: int, slots: int, restarts: int, patience_s: int = 60) -> None:
-        """torchrun, as somebody would start it on this host.
+        """Starts torchrun on this host, as a user would.
 
         Args:
-            patience_s: For what another torchrun is asked; the default is torchrun's.
+            patience_s: How long torchrun waits for another one; the default is torchrun's.
         """
         temporary = self.folder / f"temporary-{self.number}"
         temporary.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class Host:
         command += f" --rdzv-endpoint {RENDEZVOUS} --rdzv-conf {conf} --local-addr {self.address}"
         command += f" -m equivtest.rank --connect {HERE}:{port}"
         environment = {VARIABLE: SECRET, "GLOO_SOCKET_IFNAME": "eth0", "TMPDIR": str(temporary)}
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or nobody takes the place of a torchrun that is gone
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # otherwise no torchrun can replace one that is gone
         environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         with self.log.open("ab") as log:
             self.torchrun = subprocess.Popen(
@@ -139,7 +139,7 @@ class Host:
         return found
 
     def left(self) -> list[str]:
-        """What is still there of all that ever ran on it: processes, files."""
+        """Returns the processes and files that are left from all that ran on the host."""
         here = {process.pid for process in self.processes()}
         roots = (Path("/dev/shm"), self.folder / f"temporary-{self.number}")
         files = [path for root in roots if root.exists() for path in root.glob("equivtest-*")]

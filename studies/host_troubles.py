@@ -1,4 +1,4 @@
-"""What befalls ranks on other hosts, and by which words the harness names it: for `studies.hosts`."""
+"""Troubles of ranks on other hosts, and the words by which the harness names each: for `studies.hosts`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANEW_S = 60.0  # until what an earlier trouble ended is there again
 
 @dataclass
 class Trouble:
-    """Something that has been done to a host.
+    """A trouble that is inflicted on a host.
 
     Attributes:
-        words: That must all be in one line of what is told.
-        undo: Ends it; called once the victim has been affected long enough.
-        lasts_s: How long that is.
+        words: Words that must all be in one line of the message.
+        undo: Ends the trouble; called once the victim has been affected long enough.
+        lasts_s: How long the trouble lasts.
     """
 
     name: str
@@ -51,7 +51,7 @@ def kill_slot(host: Host, chance: random.Random) -> Trouble:
 
 
 def kill_server(host: Host, chance: random.Random) -> Trouble:
-    """Nobody sees how its rank ends then."""
+    """Kills a rank's server, which alone could see how the rank ends."""
     rank = one_of(chance, host.ranks)
     victim = rank.parent()
     assert victim is not None
@@ -92,9 +92,9 @@ def stop_rank(host: Host, chance: random.Random) -> Trouble:
 
 
 def kill_torchrun(host: Host, chance: random.Random) -> Trouble:
-    """Its slots end with it; somebody starts it again, once the other torchrun has forgotten it.
+    """Ends torchrun and its slots; starts it again once the other torchrun has forgotten it.
 
-    Sooner their rendezvous fails on both sides, after a minute, and so it does where they share a store (2.13.0).
+    If it starts sooner, their rendezvous fails on both sides after a minute; so it does if they share a store (2.13.0).
     """
     assert host.torchrun is not None
     host.torchrun.kill()

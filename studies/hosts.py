@@ -1,9 +1,9 @@
-"""Ranks on two hosts, started by torchrun, and all that can befall them: `python -m studies.hosts troubles`.
+"""Runs ranks on two hosts by torchrun, and causes troubles there: `python -m studies.hosts troubles`.
 
     troubles   20 kills, cuts and delays at random moments: each is named, nothing hangs, nothing is left
-    ends ...   what is left on the hosts when the parent is ended or cut off; those named, or all
+    ends ...   what is left on the hosts when the parent is ended or cut off; the named ends, or all
     run ...    `equivtest run ...` with ranks on both hosts
-    cut ...    the same, while one host is cut off for 15 s every 45 s: it is told, and no verdict is another one
+    cut ...    the same, while one host is cut off for 15 s every 45 s: each cut is reported, no verdict changes
 
 The hosts are network namespaces of this machine, which takes root and iproute2.
 """
@@ -35,7 +35,7 @@ SLOTS = 4  # of each host
 VISIT = "tests.programs.hosts:visit"
 CASE = PlainCase(world_size=2 * SLOTS)
 VISIT_S = 20.0  # for one visit of half a second, on a machine that does more
-WORST_S = 250.0  # until ranks answer again: somebody starts torchrun again, all slots start anew
+WORST_S = 250.0  # until ranks answer again: torchrun is started again, all slots start anew
 CUT_EVERY_S, CUT_S = 45.0, 15.0
 GONE_S = 30.0  # until nothing is left on a host
 
@@ -52,7 +52,7 @@ def is_right(replies: list) -> bool:
 
 
 def endure(kind, number: int, hosts: list[Host], hub: RunHub, pool: Pool) -> tuple[Trouble, str, float]:
-    """One trouble at a random moment, what was told that names it, and the seconds until ranks answer as before."""
+    """Causes one trouble; returns it, the message that names it, and the seconds until ranks answer as before."""
     chance = random.Random(number)
     before, host, done = len(hub.events()), chance.choice(hosts), []
 
@@ -130,7 +130,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(arguments: list[str], *, cuts: bool = False) -> int:
-    """`equivtest run` with ranks on both hosts; its exit code, or 1 where something is left on them."""
+    """Runs `equivtest run` with ranks on both hosts; returns its exit code, or 1 if something is left on them."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
         start(hosts)
         begun_s, num_cuts = time.monotonic(), 0

@@ -8,5 +8,5 @@ from typing import Any
 
 
 def lines_of(*files: Path) -> list[Any]:
-    """What the lines of these files hold, in order."""
+    """Reads the lines of these files, in order."""
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]

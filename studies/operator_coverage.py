@@ -1,12 +1,12 @@
-"""How each operator of DTensors is judged: a sweep that can be ended, gone on with, and shared, and its table.
+"""Judges each operator of DTensors: a sweep that can be interrupted, continued and shared, and its table.
 
     python -m studies.operator_coverage FILE [--strength 1] [--cases 0] [--seed 0] [--shard 1/2] [OPERATOR ...]
     python -m studies.operator_coverage FILE [FILE ...] --table
 
-The first adds one line of JSON per operator to FILE, but for those that it has already; a failure that is not known is
-told as soon as it is met.  The second prints what the files say together, of every operator: of how many draws it was
-found equal (`=`) or within a bound (`~`), of how many nothing was concluded (`?`), how many were refused on every rank
-alike (`R`), failed as is known (`K`) or failed (`X`), forward and in the gradient; and why the others of torch's list
+The first adds one line of JSON per operator to FILE, except for operators that FILE already has.  It prints an unknown
+failure as soon as it occurs.  The second prints the results of all files together.  For each operator it counts draws,
+forward and in the gradient: equal (`=`), within a bound (`~`), inconclusive (`?`), refused on every rank
+alike (`R`), failed as is known (`K`) or failed (`X`).  It also prints why the other operators of torch's list
 are left out.
 """
 
@@ -94,10 +94,10 @@ def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) 
 
 
 def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[str, str]:
-    """What became of a case, and of what tensor or in which words: of several things the first that is no gradient's.
+    """The outcome of a case, with its tensor or words; of several outcomes, the first that is not a gradient's.
 
-    "holds" is whatever is neither wrong nor refused: of some draws nothing may be concluded.  A failure counts whether
-    it is known or not: what is known of one release may be mended in another.
+    "holds" is every outcome that is neither wrong nor refused, also inconclusive ones.  A failure counts whether
+    it is known or not, because another release may have mended it.
 
     Args:
         signs: (direction, sign) of its draws.
@@ -124,7 +124,7 @@ def cases_of(name: str, strength: int, num_cases: int, seed: int) -> list[Operat
 
 
 def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
-    """What a line of the file says of an operator."""
+    """The line of the file for one operator."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
     outcomes: dict[str, tuple[str, str]] = {}
@@ -222,7 +222,7 @@ FATES = ("judged", "refused by torch", "undecided")
 
 
 def fate_of(signs: dict[str, int]) -> str:
-    """Returns what became of an operator in one direction, of which so many draws have each sign."""
+    """Returns the outcome of an operator in one direction, from the number of draws with each sign."""
     return FATES[0] if any(signs[sign] for sign in "=~KX") else FATES[1] if signs["R"] else FATES[2]
 
 

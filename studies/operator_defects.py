@@ -1,10 +1,10 @@
-"""Which wrong rules of DTensor are found, in what smallest case, and how soon, beside torch's own validation.
+"""Measures which wrong rules of DTensor are found, in what smallest case, and how soon, beside torch's own validation.
 
     python -m studies.operator_defects [--beside | --gate] [NAME ...]
 
-`time` is that of the search until a claim rejects the defect, `smallest` what that is shrunk to.  With --beside torch's
-`strategy_validation` is asked about the same operator with the same rule planted: it is red where it finds more wrong
-rules than without.  With --gate only the cases of a gate are run: those that it draws, and those that it enumerates.
+`time` is the search's time until a claim rejects the defect, `smallest` is the case after shrinking.  With --beside,
+torch's `strategy_validation` checks the same operator with the same rule planted: it is red if it finds more wrong
+rules than without.  With --gate only a gate's drawn and enumerated cases are run.
 
 Source: torch.distributed.tensor._ops.strategy_validation.compare_operator (2.13.0), on samples of torch's own list.
 """
@@ -93,7 +93,7 @@ def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
 
 
 def gate_rows(names: list[str]) -> Iterator[str]:
-    """Yields what a gate makes of each defect, with nothing said about where it is.
+    """Yields the gate's result for each defect, without a hint about its place.
 
     Cases of other operators answer as without the defect, or reject it too: they are not run.
     """
@@ -107,7 +107,7 @@ def gate_rows(names: list[str]) -> Iterator[str]:
 
 
 def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
-    """What a search comes to that looks for that claim and kind."""
+    """Returns the result of a search for that claim and kind."""
     with TemporaryDirectory() as folder:
         for index in range(3):
             chunk = Chunk(WRONG[name].world_size, DTYPES, index, MAX_CASES)
@@ -118,7 +118,7 @@ def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
 
 
 def validated(wrong: WrongRule) -> str:
-    """What torch's validation says with and without the rule: how many of its own rules it finds wrong."""
+    """Returns how many rules torch's validation finds wrong, with and without the planted rule."""
     import torch.testing._internal.common_methods_invocations as common_ops
     from torch.distributed.tensor._ops import strategy_validation as validation
     from torch.testing._internal.opinfo import core as opinfo_core

@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
     @property
     def features(self) -> frozenset[str]:
-        """What a form shows: each argument, and the number of dims and the contents of each tensor."""
+        """The visible form: each argument, and the number of dims and the contents of each tensor."""
         return frozenset((*self.call.split(", "), *map(str, map(len, self.shapes)), str(self.holds), str(self.is_even)))
 
     @property
@@ -191,7 +191,7 @@ def is_inverted(name: str, tensor: torch.Tensor) -> bool:
 
 
 def holding(tensor: torch.Tensor) -> str:
-    """Returns a word for values like those of the tensor."""
+    """Returns a word for values like the tensor's."""
     if tensor.layout != torch.strided or tensor.is_complex():
         raise LeftOutError("takes tensors that are sparse or complex")
     if tensor.dtype == torch.bool:
@@ -213,7 +213,7 @@ def holding(tensor: torch.Tensor) -> str:
 
 
 def require_judgeable(name: str, form: Form) -> None:
-    """Raises LeftOutError unless the operator gives tensors, the same each time, whose shapes do not hang on values."""
+    """Raises LeftOutError unless the operator gives the same tensors each time, in shapes that no value determines."""
     seeds, found = (0, 0, 1), []
     for seed in seeds:
         try:

@@ -1,8 +1,8 @@
-"""Whether two runs judged the same, draw by draw: `python -m studies.same_records REPORT REPORT`.
+"""Compares the judgements of two runs draw by draw: `python -m studies.same_records REPORT REPORT`.
 
-Compares the verdicts.jsonl of two folders that `--report` has written, in whatever order their lines stand: of each
-draw its subject, case, seed, verdicts and margins.  Prints how many draws each has and the first few that the other has
-not; status 1 where there are some.
+Reads verdicts.jsonl from two folders that `--report` has written, with lines in any order.  For each
+draw it compares subject, case, seed, verdicts and margins.  Prints how many draws each has and the first few that the
+other lacks; status 1 if there are some.
 """
 
 from __future__ import annotations

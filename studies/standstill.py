@@ -1,7 +1,7 @@
-"""How long the machine stood still, which no program on it is to blame for.
+"""Measures how long the machine stood still through no fault of any program on it.
 
-On each core a process sleeps, a little at a time; where one wakes far too late, its core ran nobody, or the
-kernel had better to do than to wake it.  A process that competes for the core delays it by milliseconds.
+On each core a process sleeps, a little at a time.  If one wakes far too late, its core ran no process, or the
+kernel had other work.  A process that competes for the core delays it only by milliseconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ sys.stdin.read()  # until the other end is closed, however its process ends
 
 
 class Standstills:
-    """What the watchers have noted so far, in a file for each.
+    """The records of the watchers so far, one file for each watcher.
 
     Attributes:
         pids: The watchers.
@@ -50,7 +50,7 @@ class Standstills:
 
     def seconds(self, begun_s: float, ended_s: float) -> float:
         """For how long some core stood still between two readings of time.monotonic()."""
-        time.sleep(2 * NAP_S)  # a watcher that has just woken is to write
+        time.sleep(2 * NAP_S)  # a watcher that has just woken needs time to write
         lines = [line.split() for path in self._paths for line in path.read_text().splitlines()]
         total_s, until_s = 0.0, begun_s
         for left_s, right_s in sorted((float(left), float(right)) for left, right in lines):

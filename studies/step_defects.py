@@ -67,7 +67,7 @@ def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
 
 
 def found(cases: Iterator[ModuleCase], pool: Pool) -> str:
-    """Where a step is rejected first."""
+    """Returns the place where a step is rejected first."""
     begun_s, num = time.monotonic(), 0
     for case in cases:
         num += 1

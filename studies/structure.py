@@ -84,7 +84,7 @@ def reached(start: str, arrows: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Those from which arrows lead back to themselves."""
+    """Returns the nodes from which arrows lead back to themselves."""
     return [name for name in arrows if name in reached(name, arrows)]
 
 

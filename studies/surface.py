@@ -174,7 +174,7 @@ class Tracer:
         self._program = ""
 
     def run(self, program: str, function: Callable[[], Any]) -> Any:
-        """Calls `function` and notes the names that it calls as those of `program`."""
+        """Calls `function` and attributes the names that it calls to `program`."""
         self._program = program
         sys.setprofile(self._note)
         try:

@@ -1,6 +1,6 @@
-"""A process group of MPI's collectives, none of which blocks: each is begun at once, and waited for by its work.
+"""A process group of MPI's collectives, all non-blocking: each is begun at once, and its work waits for it.
 
-What is only moved is moved as bytes.  Sums of 16-bit floats are made in float32 and rounded once, averages are sums
+Data that only moves is moved as bytes.  Sums of 16-bit floats are made in float32 and rounded once, averages are sums
 divided by the number of ranks.  An operand that is not contiguous is copied before, a result after.
 
 Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp (2.13.0), which names of methods are called; MPI 4.1, chapter 6.
@@ -52,7 +52,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
     """A process group of MPI.
 
     Args:
-        options: torch's, of the group that is to be made.
+        options: torch's options of the new group.
     """
 
     def __init__(self, options: Any) -> None:
@@ -110,12 +110,12 @@ class MpiGroup(_Group):  # type: ignore[misc]
         requests = list(itertools.chain.from_iterable(work._requests for work in works))
         return begun(Work(requests, finish, results, works))
 
-    # What is reduced.
+    # Reductions.
 
     def _reduced(
         self, given: Tensor, op: Any, targets: Sequence[Tensor], call: Callable[[Any, Any, Any], Any], numel: int
     ) -> Work:
-        """A reduction of `given` to `numel` elements, which are written to the targets; none where no result comes."""
+        """Reduces `given` to `numel` elements and writes them to the targets; none if this rank gets no result."""
         if op == ReduceOp.PREMUL_SUM:  # whose factor stands in what pickle is given, and nowhere else in Python
             with outside(), torch.no_grad():
                 given, op = given * op.__getstate__()[1], ReduceOp.SUM
@@ -170,7 +170,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return self._reduced_parts(joined, op, _numels(given[0]), outputs)
 
     def _reduced_parts(self, given: Tensor, op: Any, numels: Sequence[int], targets: Sequence[Tensor]) -> Work:
-        """A reduction of as many elements for each rank, of which each gets its own."""
+        """Reduces as many elements for each rank; each rank gets its own part."""
         counts = [numel * (1 + given.is_complex()) for numel in numels]
 
         def call(sent: Any, got: Any, op: Any) -> Any:
@@ -178,7 +178,7 @@ class MpiGroup(_Group):  # type: ignore[misc]
 
         return self._reduced(given, op, targets, call, numels[self.rank()])
 
-    # What is moved.
+    # Moves.
 
     def _gathered(
         self, targets: Sequence[Tensor], given: Tensor, call: Callable[[Any, Any], Any], results: Any
@@ -273,7 +273,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _split(output: Tensor, num: int) -> list[Tensor]:
-    """As many equal parts, views."""
+    """Splits a tensor into so many equal parts, as views."""
     return list(output.view(num, output.numel() // num).unbind())
 
 

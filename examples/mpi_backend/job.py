@@ -1,8 +1,8 @@
-"""The MPI job that the processes of a torch world become, each in the moment in which it makes its first group.
+"""Makes one MPI job of the processes of a torch world; each joins when it makes its first group.
 
-Whoever starts the processes knows nothing of MPI: torchrun, a harness, a notebook.  MPI_Comm_connect between them fails
+torchrun, a harness or a notebook starts the processes and knows nothing of MPI.  MPI_Comm_connect between them fails
 (MPICH 5.0.2: "Local and remote groups in MPI_Intercomm_create must not contain the same processes"), as each of them is
-process 0 of a job of its own.  So the first rank starts a server for the moment of joining (`pmi`), and MPI_Init finds
+process 0 of a separate job.  So the first rank starts a server for the moment of joining (`pmi`), and MPI_Init finds
 in the environment what mpiexec would have set.
 """
 
@@ -26,7 +26,7 @@ _joined: list[Any] = []
 
 
 def world_of(options: Any) -> Any:
-    """COMM_WORLD, joined by all ranks of the world where they are asked first: for the group of all of them.
+    """Returns COMM_WORLD, joined by all ranks of the world; their first call is for the group of all of them.
 
     Raises:
         NotImplementedError: they are on several hosts.
@@ -51,7 +51,7 @@ def world_of(options: Any) -> Any:
             joining.callback(server.stdin.close)
         environment = {"PMI_PORT": f"127.0.0.1:{store.get('port').decode()}", "PMI_ID": str(rank)}
         world = _initialized(environment)
-        world.Barrier()  # nobody needs the server any more, nor the names of what all have mapped
+        world.Barrier()  # the server is needed no more, nor the names of what all have mapped
     for path in _mapped():
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -67,7 +67,7 @@ def _initialized(environment: dict[str, str]) -> Any:
     try:
         from mpi4py import MPI
 
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)  # a backward has a thread of its own
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)  # a backward runs in another thread
     finally:
         for name in environment:
             del os.environ[name]

@@ -1,6 +1,6 @@
-"""What mpiexec is to the processes of an MPI job while they join: started as a program, it serves them PMI-1 and ends.
+"""Replaces mpiexec while the processes of an MPI job join: started as a program, it serves them PMI-1 and ends.
 
-The processes are there already, so that no mpiexec can start them.  Each finds the address of this server in PMI_PORT
+The processes run already, so mpiexec cannot start them.  Each finds the address of this server in PMI_PORT
 and its number in PMI_ID, and becomes a process of one COMM_WORLD by MPI_Init.
 
 Source: MPICH, src/pmi/src/pmi_v1.c, for the messages; that these suffice was seen with MPICH 5.0.2.
@@ -14,7 +14,7 @@ import threading
 
 
 class Job:
-    """What the processes of one job put, get and wait for.
+    """The keys, values and barriers of one job's processes.
 
     Args:
         name: No other job on this machine may have it: MPICH names its shared memory after it.

@@ -1,7 +1,7 @@
-"""What a call of the group has begun: requests of MPI, and the memory that they read and write.
+"""The work that a call of the group begins: requests of MPI, and the memory that they read and write.
 
 MPI reads and writes it until the last of the requests has ended (MPI 4.1, section 3.7.3), whether the program waits for
-the work or drops it, as one does that raised in the meantime.  So a work that was begun is kept here until then.
+the work or drops it, for example after an exception.  So a work that was begun is kept here until then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def outside() -> AbstractContextManager[Any]:
 
 
 class Work(dist.Work):
-    """Requests of MPI, and what becomes of them where the last has ended.
+    """Requests of MPI, and the result once the last of them has ended.
 
     Args:
         kept: Memory that MPI reads and writes until then.
@@ -75,7 +75,7 @@ class Work(dist.Work):
 
 
 def no_result() -> None:
-    """Of a call that leaves nothing on this rank."""
+    """The work of a call that leaves no result on this rank."""
 
 
 def begun(work: Work) -> Work:

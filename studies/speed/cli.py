@@ -1,4 +1,4 @@
-"""The command: measures what is asked for, and prints it."""
+"""The command: runs and prints the requested measurements."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def measure_fetches(repeats: int) -> list[Compared]:
 
 
 def _times(pool: Pool, function: str, case: Case, repeats: int) -> torch.Tensor:
-    """Of the slowest rank: (times, ways, parts), seconds."""
+    """Times of the slowest rank: (times, ways, parts), seconds."""
     found = []
     for _ in range(repeats):
         replies = pool.run(f"studies.speed.rank_timing:{function}", case)

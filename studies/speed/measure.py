@@ -58,7 +58,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main_properties(subjects: Collection[str] = ()) -> list[Property]:
-    """The shipped properties about values of these subjects; of all that are installed where none is named.
+    """Returns the shipped properties about values of these subjects, or of all installed subjects if none is named.
 
     Raises:
         Misuse: there is no such subject.

@@ -1,4 +1,4 @@
-"""What ranks run for the benchmarks.  Imported inside ranks: no Hypothesis here."""
+"""Programs that ranks run for the benchmarks.  Imported inside ranks: no Hypothesis here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equivtest.tensors import Placed
 Given = Mapping[str, torch.Tensor]
 
 PARTS = ("hand out", "subject", "collect")
-"""What a rank does in a visit; `timed_visit` answers seconds in this order, under 'times'."""
+"""Parts of a rank's visit; `timed_visit` answers seconds in this order, under 'times'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answe
 
 
 def timed_visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """As `equivtest.ranks.visit.visit`, with the seconds of each of PARTS in every answer."""
+    """Runs `equivtest.ranks.visit.visit` and adds the seconds of each of PARTS to every answer."""
     function = resolve(subject)
     mesh = mesh_for(case, backend.device)
     if mesh is None:

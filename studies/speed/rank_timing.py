@@ -1,4 +1,4 @@
-"""What ranks time for the benchmarks of subjects, with no harness in between.  No Hypothesis here."""
+"""Timings that ranks take for the benchmarks of subjects, with no harness in between.  No Hypothesis here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FETCH_PARTS = ("submit", "wait", "total", "host")
 
 
 def visit_timed(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """What `subject`, a function of the case and the mesh, has timed: one tensor of seconds, under 'times'."""
+    """Answers the times of `subject`, a function of the case and the mesh: one tensor of seconds, under 'times'."""
     mesh = mesh_for(case, backend.device)
     if mesh is None:
         return None
@@ -37,7 +37,7 @@ def visit_timed(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...
 
 
 def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> torch.Tensor:
-    """What each gives, time and again, beginning together on all ranks: (times, of each, its parts), float64."""
+    """Times each function repeatedly, started together on all ranks: (times, functions, parts), float64."""
     found = []
     for number in range(-NUM_WARM, num_timed):
         row = {}

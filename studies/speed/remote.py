@@ -1,7 +1,7 @@
-"""What does it cost that ranks live on other hosts? The same cases on them and on ranks of this machine, in turn.
+"""Measures the cost of ranks on other hosts: the same cases on them and on ranks of this machine, in turn.
 
-The hosts are this machine too, reached over loopback: what is measured is the harness's way there and back, replies
-over TCP instead of shared memory among it, and no network.  Each measurement starts in a fresh world, as in
+The hosts are this machine too, reached over loopback.  So it measures the way of the harness there and back, with
+replies over TCP instead of shared memory, but no network.  Each measurement starts in a fresh world, as in
 `throughput`.
 """
 
@@ -30,10 +30,10 @@ WORLD_SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Distant:
-    """One subject at one world size: seconds of each repetition, of ranks over TCP and of those of this machine.
+    """One subject at one world size: seconds of each repetition, for ranks over TCP and for ranks of this machine.
 
     Attributes:
-        start: Time to a new world's first answer over TCP, as a multiple of that without.
+        start: Time to a new world's first answer over TCP, as a multiple of the time without TCP.
     """
 
     subject: str
@@ -65,7 +65,7 @@ def measure_remote(repeats: int, num_cases: int, subjects: Collection[str]) -> l
 
 @contextlib.contextmanager
 def _hub(num_slots: int) -> Iterator[RunHub]:
-    """A hub with as many slots, each of which takes itself for a host."""
+    """Starts a hub with so many slots; each slot takes itself for a host."""
     secret, processes = secrets.token_hex(16), []
     try:
         with RunHub(("127.0.0.1", 0), secret.encode()) as hub:

@@ -78,7 +78,7 @@ def _measure_pair(pool: Pool, prop: Property, world_size: int, repeats: int, num
 
 
 def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]) -> float:
-    """Seconds of `way`; measured again, and told, where a rank failed."""
+    """Measures the seconds of `way`; if a rank failed, prints that and measures again."""
     for _ in range(TRIES):
         start_fresh_world(pool, world_size)
         try:

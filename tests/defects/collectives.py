@@ -59,7 +59,7 @@ def first_two_swapped(room: Room, result: torch.Tensor) -> torch.Tensor:
 @wrong("a term missing", CollectivesCase(world_size=2), "one rank's operand is never left out")
 @wrong_in("all_reduce_sum")
 def last_operand_left_out(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """all_reduce: the sum is that of all ranks but the last, where there are several."""
+    """all_reduce: with several ranks, the sum lacks the last rank's operand."""
     is_last = 0 < room.rank == room.ranks - 1
     return begin(room, call, torch.zeros_like(own) if is_last else own)
 
@@ -88,7 +88,7 @@ def root_from_one(room: Room, result: torch.Tensor) -> torch.Tensor:
 )
 @wrong_in("reduce_max")
 def maximum_added(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """reduce: the sum is taken where the largest is asked for."""
+    """reduce: a sum replaces the maximum."""
     return begin(room, replace(call, op="sum"), own)
 
 

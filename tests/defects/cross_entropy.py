@@ -67,7 +67,7 @@ class OwnLoss:
         return self.reduced(own.amax(1, keepdim=True), ReduceOp.MAX)
 
     def total(self, own: torch.Tensor) -> torch.Tensor:
-        """(P, 1), the sum over all classes of which `own` is this rank's."""
+        """Sums over all classes, from `own` for this rank's classes: (P, 1)."""
         return self.reduced(own, ReduceOp.SUM)
 
     def loss(self, y: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class OwnLoss:
         return (y.exp() - self.hits()) * torch.where(self.kept, scale, 0.0).unsqueeze(1)
 
     def hits(self) -> torch.Tensor:
-        """1 at the target of each position, where it is this rank's: (P, c)."""
+        """Holds 1 at the target of each position if the target is this rank's: (P, c)."""
         return (self.target.unsqueeze(1) == torch.arange(self.start, self.stop)).to(self.dtype)
 
     def weight_of_target(self) -> torch.Tensor:
@@ -106,7 +106,7 @@ def own_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) ->
 
 
 class _LargestOfOwn(OwnLoss):
-    """Each rank takes away the maximum of its own classes; sums of exponentials are added as they are."""
+    """Each rank subtracts the maximum of its own classes; sums of exponentials are added without a correction."""
 
     def largest(self) -> torch.Tensor:
         return self.x.amax(1, keepdim=True)
@@ -148,7 +148,7 @@ sum_in_bfloat16 = wrong(
 
 
 class _TargetOfNext(OwnLoss):
-    """Each rank takes its classes to begin where those of the next one do."""
+    """Each rank takes the first class of the next rank for its own first one."""
 
     def hits(self) -> torch.Tensor:
         return (self.target.unsqueeze(1) == torch.arange(self.stop, 2 * self.stop - self.start)).to(self.dtype)
@@ -162,7 +162,7 @@ target_of_next_rank = wrong(
 
 
 class _FirstClass(OwnLoss):
-    """In the backward, a target that another rank has is taken for this rank's first class."""
+    """In the backward, a target on another rank counts as this rank's first class."""
 
     def gradient(self, y: torch.Tensor) -> torch.Tensor:
         elsewhere = (self.target < self.start) | (self.target >= self.stop)
@@ -222,7 +222,7 @@ mean_of_unweighted = wrong(
 
 
 class _IgnoredLearn(OwnLoss):
-    """In the backward, ignored positions are taken for targets of class 0."""
+    """In the backward, ignored positions count as targets of class 0."""
 
     def gradient(self, y: torch.Tensor) -> torch.Tensor:
         self.kept = torch.ones_like(self.kept)

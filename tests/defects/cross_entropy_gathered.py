@@ -25,7 +25,7 @@ wrong = Replacing("dtensor_cross_entropy")
     "two ranks need one class each; of one class all losses are zero",
 )
 def smoothing_over_own_classes(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """What smoothing moves to a class is a share of as many classes as this rank has."""
+    """Divides the smoothing by the number of this rank's classes instead of all classes."""
     if case.shares == "positions":
         return dtensor_cross_entropy(case, mesh, given)
     start, stop = shard_bounds(case.num_classes, case.world_size, mesh.get_local_rank())
@@ -40,7 +40,7 @@ def smoothing_over_own_classes(case: GatheredCrossEntropyCase, mesh: DeviceMesh,
 )
 @argument_of(run_loss)
 def ignored_are_smoothed(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
-    """Positions that are to be ignored have no loss of their own, but their share of the smoothing."""
+    """Ignored positions have no loss, but still their share of the smoothing."""
     assert isinstance(case, GatheredCrossEntropyCase)
     target = others["target"]
     counted = {**others, "target": target.masked_fill(target == case.ignore_index, 0)}
@@ -48,7 +48,7 @@ def ignored_are_smoothed(case: CrossEntropyCase, logits: torch.Tensor, others: G
 
 
 def _smoothed(case: CrossEntropyCase, logits: torch.Tensor, hard: Given, soft: Given, share: float) -> torch.Tensor:
-    """(1 - s) times the loss of `hard`, and `share` times that of `soft`, all smoothing."""
+    """Adds (1 - s) times the loss of `hard` and `share` times the loss of `soft` with full smoothing."""
     assert isinstance(case, GatheredCrossEntropyCase)
     if not case.label_smoothing:
         return gathered_by_torch(case, logits, hard)
@@ -78,7 +78,7 @@ def logits_gathered_twice(case: CrossEntropyCase, logits: torch.Tensor, others: 
     claim="gradients_equal_unsharded",
 )
 def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank has the whole loss; the gradients of all are added where one is the whole."""
+    """Each rank has the whole loss; the gradients of all ranks are added, although each is the whole."""
     answers = dtensor_cross_entropy(case, mesh, given)
     gradient = answers.get("grad.x")
     if isinstance(gradient, Placed):
@@ -93,7 +93,7 @@ def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, giv
     claim="refuses",
 )
 def plain_targets_taken(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A plain target is taken for replicated, though nobody has looked whether it is."""
+    """A plain target counts as replicated without a check."""
 
     def loss(case: CrossEntropyCase, logits: torch.Tensor, others: Given) -> torch.Tensor:
         wrapped = {

@@ -1,4 +1,4 @@
-"""Dropouts that are wrong in one way each: all but the last of our own, and right but for that."""
+"""Dropouts that are wrong in one way each; all except the last modify our own dropout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OwnDropout:
         return self.mesh.get_local_rank() if self.case.is_sharded else 0
 
     def mask(self, x: torch.Tensor) -> torch.Tensor:
-        """What is left."""
+        """Draws the mask of elements to keep."""
         if self.case.is_identity:
             return torch.ones_like(x, dtype=torch.bool)
         return torch.rand(x.shape, generator=self.source, device=x.device) < self.chance()
@@ -89,7 +89,7 @@ another_mask_in_backward = wrong(
 
 
 class _NotScaled(OwnDropout):
-    """What is left is not divided by 1 - p."""
+    """The remaining elements are not divided by 1 - p."""
 
     def scale(self) -> float:
         return 1.0
@@ -118,7 +118,7 @@ same_mask_in_each_shard = wrong(
 
 
 class _Apart(OwnDropout):
-    """Each rank draws by its number, also where all hold the same."""
+    """Each rank draws by its number, even if all ranks hold the same tensor."""
 
     @property
     def part(self) -> int:
@@ -150,7 +150,7 @@ nothing_dropped = wrong(
 
 @wrong("flags", DropoutCase(world_size=1, training=False, requires_grad=()), "one element is doubled or dropped")
 def drops_in_eval(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """torch's own, but in training mode also where the module is not."""
+    """torch's dropout in training mode, even if the module is in eval mode."""
     return parallel_dropout(_in_training(case), mesh, given)
 
 

@@ -62,7 +62,7 @@ class Masked(nn.Embedding):
 
 
 class MaskOffByOne(Masked):
-    """Rowwise: of every part but the first, the first id is taken for another rank's."""
+    """Rowwise: every part except the first takes its first id for another rank's."""
 
     def is_of_others(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return super().is_of_others(ids, start, stop) | ((ids == start) & (start > 0))
@@ -170,7 +170,7 @@ repeats_counted_once = wrong_colwise(
 
 
 class _PutNotAdded(torch.autograd.Function):
-    """Rows of a table; their gradients are put into the table's, where they should be added."""
+    """Rows of a table; its backward writes gradients into the table's, and should add them."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, ids: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
@@ -219,7 +219,7 @@ def ids_gathered_in_another_order(case: EmbeddingCase, mesh: DeviceMesh, given: 
 
 
 def _of_next_rank(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """What the next rank of the mesh holds, the first one's on the last; of one shape on all."""
+    """Returns the next rank's tensor (the first rank's on the last rank); all have one shape."""
     found = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in range(mesh.size())]
     dist.all_gather(found, tensor.contiguous(), group=mesh.get_group())
     return found[(mesh.get_local_rank() + 1) % mesh.size()]

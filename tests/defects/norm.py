@@ -25,7 +25,7 @@ wrong_rms_norm = Replacing("sequence_rms_norm")
     claim="gradients_equal_unsharded",
 )
 def gradient_of_own_tokens(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """layer_norm: each rank's share of the gradients of weight and bias is taken for the whole."""
+    """layer_norm: each rank's share of the gradients of weight and bias counts as the whole."""
     answers = sequence_layer_norm(case, mesh, given)
     for name in case.parameters:
         gradient = answers.get(f"grad.{name}")

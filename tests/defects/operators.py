@@ -78,7 +78,7 @@ def dim_from_the_end_overlooked(case: OperatorCase, mesh: DeviceMesh, given: Giv
     claim="gradients_equal_unsharded",
 )
 def gradient_of_own_rows(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A product with a factor that is broadcast: its gradient from each rank's own rows is taken for the whole one."""
+    """A product with a broadcast factor: the factor's gradient from each rank's own rows counts as the whole."""
     answers = run_operator(case, mesh, given, call_torch)
     for name, gradient in answers.items():
         if name.startswith("grad.") and case.operator == "mul" and isinstance(gradient, DTensor):
@@ -101,7 +101,7 @@ def gradient_of_own_rows(case: OperatorCase, mesh: DeviceMesh, given: Given) -> 
     kind="shape",
 )
 def promoted_to_the_first(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A sum of numbers of two dtypes has that of the first."""
+    """A sum of numbers of two dtypes has the dtype of the first."""
 
     def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
         results = call_torch(case, operands, arguments)
@@ -142,7 +142,7 @@ def own_part_flipped(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answ
     "the first rank's part begins with the whole",
 )
 def place_in_own_part(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The place of the largest element along a dim that is divided: counted from where each rank's part begins."""
+    """The index of the largest element along a divided dim counts from the start of each rank's part."""
 
     def call(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
         (found, *_) = results = call_torch(case, operands, arguments)

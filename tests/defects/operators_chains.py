@@ -55,7 +55,7 @@ def scalar_of_the_first_call(case: ChainCase, mesh: DeviceMesh, given: Given) ->
 )
 @argument_of(run_steps)
 def gradient_left_out_of_dtensors(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """A replica that leaves DTensors and comes back as one: each rank's gradient is taken for a share of it."""
+    """A replica leaves DTensors and comes back as one: each rank's whole gradient counts as a share."""
     assert isinstance(x, DTensor)
     if step[0] != THROUGH_LOCAL or x.placements != (Replicate(),):
         return special(step, x)

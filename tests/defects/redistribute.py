@@ -125,7 +125,7 @@ def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def shorter_shard_not_copied(case: RedistributeCase, x: DTensor) -> DTensor:
-    """What a shard shorter than the first should bring to another placement is what was found in memory."""
+    """A shard shorter than the first brings uninitialized memory to the other placement."""
     right = move_by_torch(case, x)
     match _only_move(case):
         case Shard(dim=dim), _:
@@ -165,7 +165,7 @@ def _whole(x: DTensor) -> torch.Tensor:
 
 
 def _own_part(case: RedistributeCase, x: DTensor, whole: torch.Tensor) -> torch.Tensor:
-    """A copy of what this rank is to hold of the whole tensor."""
+    """Copies this rank's part of the whole tensor."""
     box = local_box(case.shape, case.layouts()["output"], case.mesh_shape, _rank_in(x.device_mesh))
     return whole[tuple(slice(start, stop) for start, stop in box)].clone()
 
@@ -216,7 +216,7 @@ def reduced_in_place(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def made_whole_then_divided(case: RedistributeCase, x: DTensor) -> DTensor:
-    """Makes whole on every rank what is to end sharded; each rank then keeps its part."""
+    """Gathers the whole tensor on every rank, although the result is sharded; each rank then keeps its part."""
     match _only_move(case):
         case _, Shard():
             return move_by_torch(case, x.redistribute(placements=[Replicate()]))

@@ -40,7 +40,7 @@ def input_left_as_it_came(case: PreparedCase, mesh: DeviceMesh, given: Given) ->
     kind="layout",
 )
 def named_input_left_out(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """PrepareModuleInput: what is handed over by name is looked for under another one, and not prepared."""
+    """PrepareModuleInput: a keyword argument is looked up under another name, and not prepared."""
     if case.style != "input" or not case.as_kwarg:
         return prepared_module(case, mesh, given)
     first, last = (placement_of(parse_placement(step)) for step in case.steps)

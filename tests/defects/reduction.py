@@ -16,7 +16,7 @@ wrong = Replacing("reduction")
 
 
 def _of_own_shard(case: ReductionCase, x: torch.Tensor, op: str) -> torch.Tensor:
-    """What each rank finds in its own shard, taken for one operand of a reduction by `op`, or for the whole."""
+    """Treats the reduction of each rank's shard as one operand of a reduction by `op`, or as the whole."""
     assert isinstance(x, DTensor)
     local, shape = x.to_local(), case.shapes()["output"]
     found = reduce_by_torch(case, local).reshape(shape) if local.numel() else local.new_zeros(shape)
@@ -40,7 +40,7 @@ def _of_own_shards(wrong: str, op: str) -> Reduce:
     "two ranks need one element each",
 )
 def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """amax over the dim that is divided: each rank answers the largest element of its own shard."""
+    """amax over the divided dim: each rank answers the largest element of its own shard."""
     return run_reduction(case, mesh, given, _of_own_shards("amax", ""))
 
 

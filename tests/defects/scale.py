@@ -23,5 +23,5 @@ def scaled_by_every_rank(case: ScaleCase, x: torch.Tensor) -> torch.Tensor:
 @wrong("a term missing", ScaleCase(world_size=1), "one element shows it", claim="gradients_equal_unsharded")
 @argument_of(run_scale)
 def gradient_not_scaled(case: ScaleCase, x: torch.Tensor) -> torch.Tensor:
-    """What is added to x for the product has no gradient."""
+    """The part of the product that is added to x has no gradient."""
     return x + (x * (case.factor - 1)).detach()

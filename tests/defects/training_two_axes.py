@@ -41,7 +41,7 @@ averaged_over_every_rank = wrong_fsdp2_tp(
 
 
 class _Unstrided(Fsdp2TpRun):
-    """Tensor parallelism under FSDP2 that says of its parameters that the first axis divides first."""
+    """Tensor parallelism under FSDP2 that declares the first axis as the first to divide its parameters."""
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         if isinstance(tensor, DTensor) and name == "param.in_proj.weight":
@@ -63,7 +63,7 @@ class _Unreduced(HsdpRun):
         return self.shard(Mlp(self.case, self.given), self.mesh["shard"])
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """As if it had been reduced."""
+        """Declares the tensor as reduced."""
         if isinstance(tensor, DTensor) and tensor.dim() and tensor.device_mesh.ndim == 1:
             tensor = on_mesh(tensor, self.mesh, (Replicate(), *tensor.placements))
         super().keep(name, tensor)
@@ -78,7 +78,7 @@ replicas_not_reduced = wrong_hsdp(
 
 
 def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
-    """What this rank holds, under another mesh and other placements."""
+    """Declares the local tensor on another mesh and with other placements."""
     local = tensor.to_local().detach()
     made = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
     made.requires_grad_(tensor.requires_grad)
@@ -86,7 +86,7 @@ def on_mesh(tensor: DTensor, mesh: DeviceMesh, placements: tuple[Placement, ...]
 
 
 class _Released(HsdpRun):
-    """Parameters that are to be kept between forward and backward are released, and gathered once more."""
+    """Releases parameters between forward and backward, and gathers them again, although the case keeps them."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -105,7 +105,7 @@ released_all_the_same = wrong_hsdp(
 
 
 class _Syncing(Fsdp2TpRun):
-    """Gradients that are to be added up on each rank are reduced after each micro-batch, and these sums added."""
+    """Reduces gradients after each micro-batch and adds these sums, although they should be added on each rank."""
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         return super().synchronization(is_last=True)

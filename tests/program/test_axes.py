@@ -1,4 +1,4 @@
-"""Meshes of two named axes: a batch is divided along one of them, and gradients are those of all its parts."""
+"""Meshes of two named axes: a batch is divided along one of them, and gradients cover all parts of the batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MESHES = [mesh for size in (1, 2, 3, 4) for mesh in meshes_of(size, 2)]
 
 
 def case_of(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleCase:
-    """Of two rows for each part of the batch, divided along "dp" unless said otherwise."""
+    """Builds a case with two rows for each part of the batch, divided along "dp" by default."""
     parts = mesh[AXES.index(fields.get("batch_axis") or "dp")]
     world_size = mesh[0] * mesh[1]
     common = {"build": MLP, "batch": "mean of parts", "x_shape": (2 * parts, 3), "axes": AXES, "repeats": True}
@@ -125,7 +125,7 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: s
 
 
 def test_the_reference_runs_on_each_part_once() -> None:
-    """Rows and gradients are those of a mesh of one axis of as many parts."""
+    """Rows and gradients equal the ones on a mesh of one axis with as many parts."""
     case = case_of("fsdp2_tp", (2, 2))
     alone = ModuleCase(build=MLP, parallelize="", world_size=2, batch="mean of parts", x_shape=(4, 3))
     found = expect(case, 0).tensors
@@ -138,7 +138,7 @@ def test_the_reference_runs_on_each_part_once() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
 def test_a_property_of_two_axes_holds_and_could_be_red(pool: Pool, tmp_path: Path, parallelize: str) -> None:
-    """Who reduces gradients along the first has rows of its own there, without being told."""
+    """A program that reduces gradients along the first axis gets different rows there, without a setting."""
     prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
     found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (4,), ("float32",))
@@ -149,7 +149,7 @@ def test_a_property_of_two_axes_holds_and_could_be_red(pool: Pool, tmp_path: Pat
 
 @pytest.mark.ranks
 def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
-    """Those on which the batch cannot be divided are left out."""
+    """Meshes on which the batch cannot be divided are left out."""
     space = Space((1, 2, 4), limits.DTYPES)
     prop = resolved(module_property(MLP, HERE + "fsdp2_tp", [(2, 3), (3, 3)], axes=AXES), pool, space)
     cases = drawn(prop.cases(space), 200)

@@ -1,4 +1,4 @@
-"""Modules of which the bound says nothing: from where on, and what would do."""
+"""Modules without a useful bound: the message says from which part on no bound decides, and names a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules judged part by part, from what the ranks held where each begins."""
+"""Modules judged part by part, from the ranks' values at the beginning of each part."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def spoilt(
     ranks: tuple[int, ...],
     change: Callable[[torch.Tensor], torch.Tensor] = another,
 ) -> list[Reply]:
-    """The same replies, but for a tensor that is another one on these ranks."""
+    """Returns the same replies, except for one tensor that is changed on these ranks."""
     found = []
     for reply in replies:
         answer = reply.answers[0]
@@ -166,7 +166,7 @@ def spoilt(
 
 @pytest.mark.ranks
 def test_what_a_part_hands_on_is_the_same_tensor(pool: Pool) -> None:
-    """What is added to it in place is added to what the part gave."""
+    """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -230,7 +230,7 @@ def test_merged_projections_hold_their_columns_in_an_order_of_their_own(pool: Po
 def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
     pool: Pool, parallelize: str, kind: str
 ) -> None:
-    """Of the others each rank uses its part; what is never summed shows in the weight's gradient."""
+    """In the other features each rank uses its part; a gradient that is never summed shows in the weight's gradient."""
     verdicts = judge("module", case_of("partly_used", parallelize, x_shape=(2, 6)), pool)
 
     assert {verdict.kind for verdict in verdicts if verdict.claim == "gradients_equal_unsharded"} == {kind}
@@ -249,7 +249,7 @@ def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
     ],
 )
 def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, parts: list[str], dtype: str) -> None:
-    """A parallel part that wraps its input gets back the gradient of its own use, not that of all users."""
+    """A parallel part that wraps its input gets the gradient of this use alone, not the sum over all users."""
     case = case_of(build, "users_parallel", x_shape=(2, 4, 6), dtype=dtype)
     verdicts = check("module", case, pool)
 
@@ -419,7 +419,7 @@ def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], la
 
 
 def test_of_slices_that_fit_in_each_others_places_it_is_not_known_which_is_which() -> None:
-    """What follows may hang on either, as a gradient does that is a product with one of two columns that are close."""
+    """Later values may depend on either, for example the gradient of a product with one of two close columns."""
     right = VALUE.clone()
     right[:, 4] = right[:, 1] + 0.125
     placed = {rank: {"name": Placed(right[:, places], UNTOLD)} for rank, places in enumerate(([5, 4], [1, 0, 2, 3]))}
@@ -445,7 +445,7 @@ DIVIDED = {"batch": "mean of parts", "x_shape": (2, 3, 24)}
 
 
 def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | None:
-    """What is meant by what the ranks of a divided batch held, where this is right of the first one's rows."""
+    """Returns the whole that the ranks of a divided batch hold, if `value` is right for the first one's rows."""
     placed = {rank: {"name": Placed(local[None], UNTOLD)} for rank, local in enumerate(locals_)}
     case = case_of("deep", DECODER + "layers_sharded", **DIVIDED)
     return held_by_ranks(case, placed, 0)("name", Bounded(value, torch.full_like(value, 0.25)))
@@ -461,7 +461,7 @@ def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | N
     ids=["exchanged", "more than others", "as many by chance"],
 )
 def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(locals_: list[torch.Tensor]) -> None:
-    """As tokens go to the ranks of their experts; what comes back is judged where each has its own."""
+    """Tokens go to the ranks of their experts in this way; the returned rows are judged on the ranks that have them."""
     whole = held_of_first(locals_, ROWS)
 
     assert whole is not None and whole.layout is None and whole.spread is None
@@ -526,7 +526,7 @@ def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
 
 
 def test_numbers_in_an_order_of_their_own_are_matched() -> None:
-    """Where the nearest of one is the only one of another."""
+    """Two numbers match if one is nearest to the other, and it alone is possible there."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
     placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(held)}
@@ -651,7 +651,7 @@ def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "wrong"), [("out_divided", ""), ("query_of_one_rank", "grad.0.query")])
 def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
-    """What the ranks held cannot be written into a tensor whose elements share their place in memory."""
+    """The ranks' values cannot be written into a tensor whose elements share memory."""
     case = case_of("pooled", parallelize, x_shape=(2, 3, 24))
     found = [each for each in judge("module", case, pool) if each.kind != "skipped"]
 
@@ -661,7 +661,7 @@ def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, paral
 
 @pytest.mark.ranks
 def test_a_rank_that_has_nothing_of_a_sum_is_not_called_wrong_for_its_zeros(pool: Pool) -> None:
-    """Nobody owes what goes into attention: rank 0 has all of it here, and rank 1 zeros."""
+    """No rank owes a summand of attention's input: rank 0 has all of it here, and rank 1 zeros."""
     verdicts = judge("module", case_of("pooled", "on_the_first_rank", x_shape=(2, 3, 24)), pool)
 
     assert [each.claim for each in verdicts if each.failed] == []

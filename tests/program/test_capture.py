@@ -103,7 +103,7 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
 def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
     tmp_path: Path, part: int, factor: float, words: str, open_: str
 ) -> None:
-    """It is concluded on itself where what was held is near."""
+    """A conclusion about a part needs only a recorded value that is near."""
     module = cancelling()
     module[part].register_forward_hook(lambda _, __, given: given * factor)  # type: ignore[index]
     with equivtest.capture(module, tmp_path / "run"):
@@ -117,7 +117,7 @@ def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
 @pytest.mark.ranks
 @pytest.mark.parametrize(("subject", "first"), [("captured_on_ranks", ""), ("wrong_on_ranks", "boundary.0")])
 def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: Path, subject: str, first: str) -> None:
-    """What two ranks halve looks like operands of a sum until it is added to what is whole."""
+    """Halves on two ranks look like operands of a sum until a whole tensor is added."""
     folder = tmp_path / "ranks"
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(folder), x_shape=(1, 4))
     pool.run(HERE + subject, case)
@@ -312,7 +312,7 @@ def second_rank(folder: Path, **fields: object) -> None:
 
 
 class Evil:
-    """What runs where somebody unpickles it."""
+    """Runs code in a process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("ran",)
@@ -334,12 +334,12 @@ def cut(folder: Path, name: str) -> None:
 
 
 def says(**fields: object) -> Callable[[Path], None]:
-    """Has the manifest say something else."""
+    """Changes fields of the manifest."""
     return lambda folder: edited(folder, lambda told: told.update(fields))
 
 
 def header_says(name: str, **fields: object) -> Callable[[Path], None]:
-    """Has the header of the tensors say something else of one."""
+    """Changes fields of one tensor in the header of the tensors."""
     return lambda folder: header_edited(folder, lambda header: header[name].update(fields))
 
 
@@ -474,7 +474,7 @@ def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) ->
     ],
 )
 def test_ranks_that_began_with_other_values_are_refused(copy: Path, name: str, batch: str, words: str) -> None:
-    """Unless each has rows of its own, or the forward changes the buffer from these."""
+    """Ranks may start with different values only if their rows differ, or if the forward changes the buffer."""
     second_rank(copy)
     second = copy / TENSORS.replace("0.", "1.")
     file = TensorFile(second)

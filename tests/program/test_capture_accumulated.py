@@ -80,7 +80,7 @@ def forgetting(module: nn.Module) -> None:
 
 
 def twice(module: nn.Module) -> None:
-    """Those of the last are twice as large."""
+    """Doubles the gradients of the last micro-batch."""
     for x in inputs():
         before = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
         loss_of(module, x).backward()

@@ -1,4 +1,4 @@
-"""Updates that happened elsewhere: what an optimizer was handed, and what it left."""
+"""Updates that happened elsewhere: the optimizer's inputs and its results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_parameter_that_no_group_names_is_told_and_must_stay(tmp_path: Path, *
 
 
 def spoiled_after(change: Callable[[nn.Module, torch.optim.Optimizer], object]) -> Spoil:
-    """What changes something when the step has ended, and before it is looked at."""
+    """Changes a tensor after the step ends and before it is recorded."""
 
     def spoil(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_post_hook(lambda *_: change(module, optimizer))

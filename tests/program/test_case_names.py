@@ -1,4 +1,4 @@
-"""Names of parts and tensors under wrappers: those of the unsharded module."""
+"""Names of parts and tensors under wrappers equal the names in the unsharded module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that compute with complex numbers: judged within, refused where they come out."""
+"""Modules that compute with complex numbers: judged within, and refused if their outputs are complex."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 
 @pytest.mark.ranks
 def test_a_failure_beside_complex_operations_is_told_with_its_fault(pool: Pool) -> None:
-    """Each of them is judged by itself, as pairs of real numbers; what is wrong is what the second rank calls."""
+    """Each operation is judged separately, as pairs of real numbers; the fault is an extra call on the second rank."""
     verdict, *_ = failed(case_of("by_layer", "conjugated_on_one"), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "output"

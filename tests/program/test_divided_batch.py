@@ -132,7 +132,7 @@ def test_mixed_precision_is_judged_if_the_reference_has_its_output_dtype(pool: P
 
 @pytest.mark.ranks
 def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool) -> None:
-    """DistributedDataParallel is silent until the next forward where nobody has it look for what is not used."""
+    """DistributedDataParallel is silent until the next forward unless it is configured to find unused parameters."""
     with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):
         check("module", case_of("spare", "ddp"), pool)
 
@@ -146,7 +146,7 @@ def test_a_parameter_that_nothing_uses_is_no_failure(pool: Pool, parallelize: st
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_number_of_each_part_counts_as_a_row(pool: Pool, world_size: int) -> None:
-    """As a loss is one; of x of one dim, too."""
+    """A loss is such a number; x may have one dim, too."""
     case = case_of("one_number", world_size=world_size, x_shape=(5,))
 
     assert case.shapes()["output"] == (world_size,)
@@ -155,7 +155,7 @@ def test_a_number_of_each_part_counts_as_a_row(pool: Pool, world_size: int) -> N
 
 @pytest.mark.ranks
 def test_rows_that_hang_on_each_other_are_those_of_a_rank(pool: Pool) -> None:
-    """Whatever the module mixes, it mixes what it is handed."""
+    """The module mixes only the rows that a rank has."""
     case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -172,7 +172,7 @@ def test_seven_ranks_may_multiply_by_a_rounded_seventh(pool: Pool) -> None:
 
 @pytest.mark.parametrize(("batch", "divisor"), [(MEAN, 3), (SUM, 1)])
 def test_the_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int) -> None:
-    """Its softmax is over the rows of a part; gradients of parameters are added up, those of x are of its rows."""
+    """The softmax is over the rows of a part.  Gradients of parameters are summed; gradients of x are not."""
     case = case_of("ranked", batch=batch, world_size=3, dtype="float64", values=(("real", 0),))
     given = draw(case, 0)
     found = expect(case, 0).tensors

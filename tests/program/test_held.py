@@ -38,7 +38,7 @@ def case_of(build: str, parallelize: str, **fields: Any) -> ModuleCase:
 
 
 def values_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Of each parameter what it would be told that a rank holds all of it."""
+    """Returns the values of each parameter if a rank holds all of it."""
     return {name: torch.arange(math.prod(shape)).reshape(shape) for name, shape in shapes.items()}
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_off_is_told(pool: Pool, parallelize: str, message: 
 
 @pytest.mark.ranks
 def test_what_a_user_says_is_taken(pool: Pool) -> None:
-    """Nothing is read off then; None where the name says it."""
+    """A declared layout replaces the one read from the values; None means that the name decides."""
     case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -176,7 +176,7 @@ def test_they_are_judged_on_real_values_part_by_part(pool: Pool, parallelize: st
 @pytest.mark.ranks
 @pytest.mark.parametrize(("build", "parallelize"), [("mlp", "megatron"), ("mlp", "fsdp1_flat"), ("separate", "merged")])
 def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
-    """Of flat parameters each rank has rows of its own, without being told."""
+    """With flat parameters each rank has different rows, without a setting."""
     prop = module_property(HERE + build, HERE + parallelize, ((1, 3), (2, 3), (3, 3), (4, 3)))
     found = search(prop, Chunk(2, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))
@@ -188,7 +188,7 @@ def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, b
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
 def test_steps_of_training_update_what_each_rank_holds(pool: Pool, parallelize: str) -> None:
-    """Parameters and states of an optimizer are those of its elements."""
+    """Parameters and optimizer states are compared for the elements that the rank holds."""
     steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
     verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}
 
@@ -228,7 +228,7 @@ def test_what_is_moved_is_found_wherever_it_lies() -> None:
 
 
 def test_an_element_that_is_held_twice_is_found_twice() -> None:
-    """As halves that were tied."""
+    """Tied halves are such elements."""
     places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
 
     assert [place.holder for place in places["weight"]] == ["one", "two"]

@@ -328,7 +328,7 @@ def test_ids_reach_both_ends_and_no_row_is_hidden(seed: int) -> None:
 
 
 def test_each_rank_has_a_target_that_counts() -> None:
-    """Of targets of one dim, too, one for each row of the batch."""
+    """Also for targets of one dim, one for each row of the batch."""
     source = torch.Generator().manual_seed(0)
     found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
 
@@ -340,7 +340,7 @@ def test_each_rank_has_a_target_that_counts() -> None:
 def test_ranks_never_have_equal_numbers_of_elements_that_count(
     kind: str, shape: tuple[int, ...], rows_per_rank: int
 ) -> None:
-    """Neither of the halves of the rows nor of those of the last dim; equal ones hide a mean of means."""
+    """Neither halves of the rows nor halves of the last dim have equal numbers; equal numbers hide a mean of means."""
     source = torch.Generator().manual_seed(0)
     for _ in range(40):
         drawn = make_whole_numbers(kind, shape, rows_per_rank, source, num_ranks=2)

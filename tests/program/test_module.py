@@ -1,4 +1,4 @@
-"""A module of somebody's own: whatever parallelizes it rightly holds, what does not is named."""
+"""Users' modules: right parallelizations pass, and the message names what a wrong one gets wrong."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: st
 
 @pytest.mark.ranks
 def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
-    """Of a parameter that is whole: nobody knows which part it is."""
+    """The parameter is whole, so it is unknown which part the gradient is."""
     with pytest.raises(
         Misuse, match=r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"
     ):
@@ -92,7 +92,7 @@ def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_finds_unused", "fsdp2", "tensor_parallel_in_part"])
 def test_a_parameter_that_nothing_uses_has_no_gradient(pool: Pool, parallelize: str) -> None:
-    """None, or zeros: which one torch leaves hangs on the wrapper."""
+    """It is None or zeros, depending on the wrapper."""
     case = case_of("spare", parallelize, values=(("dense", 0), ("dense", 1)), repeats=True)
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -107,7 +107,7 @@ def test_a_gradient_of_a_parameter_that_nothing_uses_is_found(pool: Pool, parall
 
 @pytest.mark.ranks
 def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
-    """Where the unsharded module has one."""
+    """The unsharded module has this gradient."""
     message = r"grad\.used\.bias(.|\n)*this rank has no gradient of used\.bias(.|\n)*way out   the unsharded .* has one"
     with pytest.raises(ShapeMismatch, match=message):
         check("module", case_of("spare", "without_a_gradient"), pool)
@@ -205,7 +205,7 @@ def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
 
 
 def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something() -> None:
-    """As a whole, and part by part in 16 bits; integers it would round, too."""
+    """Real values as a whole, and part by part in 16 bits; integers it would round, too."""
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
 
@@ -284,7 +284,7 @@ def test_what_a_builder_draws_is_the_same_every_time() -> None:
 
 
 def test_a_module_may_make_its_mask_itself() -> None:
-    """On the CPU, when its shapes are asked for on no device."""
+    """It makes it on the CPU, when its shapes are computed on no device."""
     case = case_of("masked", dtype="float64", values=(("real", 0),))
 
     assert expect(case, 0).tensors["output"].value.shape == (2, 3)

@@ -1,4 +1,4 @@
-"""Steps that clip by the norm of all gradients: that of other gradients is rejected, and a scaler that skips alone."""
+"""Steps that clip by the norm of all gradients: any other norm is rejected, and so is a scaler that skips alone."""
 
 from __future__ import annotations
 

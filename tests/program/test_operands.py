@@ -1,4 +1,4 @@
-"""What goes into functions within a part: held values that are right are gone on from, and equal ones chosen freely."""
+"""Inputs of functions within a part: the reference continues from right recorded values, and may choose among ties."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def held_of(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) ->
 def forced(
     compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, held: Tensors
 ) -> tuple[Forced, RunningError, Bounded]:
-    """The reference that goes on from what was held, and its output."""
+    """Returns the reference that continues from the recorded values, and its output."""
     counted = RunningError(TORCH_CPU[str(x.dtype).removeprefix("torch.")], 2)
     given = counted.exactly(x).requires_grad_()
     module = nn.Sequential(Inner(compute))
@@ -109,7 +109,7 @@ WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 def routed(x: torch.Tensor) -> torch.Tensor:
-    """Of four scores, of which two are the largest: the weight of the one that is taken."""
+    """Returns the weight of the chosen one of four scores; two of them are the largest."""
     scores = torch.cat([x, 2 * x, x, 2 * x], -1)
     taken = scores.topk(1)
     return taken.values * WEIGHTS[taken.indices]

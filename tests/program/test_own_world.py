@@ -1,4 +1,4 @@
-"""Programs with groups of their own: the world they need, set up and torn down, or fresh ranks."""
+"""Programs with their own process groups: the world they need, set up and torn down, or fresh ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], w
 
 @pytest.mark.ranks
 def test_nothing_is_left_of_what_is_never_torn_down(pool: Pool) -> None:
-    """The next case finds the library as it was before."""
+    """The next case gets the library in its initial state."""
     check("module", case_of("library", **SET_UP), pool)
 
     with pytest.raises(RankRaised, match="tensor parallelism is not initialized"):
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_what_is_never_torn_down(pool: Pool) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
 def test_the_environment_tells_the_truth_for_as_long_as_it_is_asked(pool: Pool, world_size: int) -> None:
-    """Who a rank is, and where a store of all ranks is served; to nobody else."""
+    """The environment names the rank and a store of all ranks; a program that does not need the world gets neither."""
     check("module", case_of("asks_its_environment", world_size=world_size), pool)
     check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
 

@@ -1,4 +1,4 @@
-"""`equivtest.program`: groups of arguments, options, and what is said of wrong names."""
+"""`equivtest.program`: groups of arguments, options, and messages for wrong names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step reports beside rows and numbers, and steps that only evaluate."""
+"""Values that a step reports beside rows and numbers, and steps that only evaluate."""
 
 from __future__ import annotations
 

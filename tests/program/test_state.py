@@ -1,4 +1,4 @@
-"""Buffers that follow the rows of a batch, which may be each rank's own or those of all ranks."""
+"""Buffers that follow the rows of a batch, either each rank's rows or the rows of all ranks."""
 
 from __future__ import annotations
 

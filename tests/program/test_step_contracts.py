@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def cells() -> str:
-    """Of the table, but for its head and its first column."""
+    """Returns the cells of the table without its head and its first column."""
     text = (ROOT / "docs/reference/contracts.md").read_text()
     table = text.partition("| contract |")[2].partition("\n\n")[0]
     return "\n".join(line.split("|", 2)[2] for line in table.splitlines()[2:])

@@ -1,4 +1,4 @@
-"""Modules that are trained: updates by any optimizer, and steps of one's own over parts of a batch."""
+"""Modules that are trained: updates by any optimizer, and custom steps over parts of a batch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ CODES = [
     )
     if hasattr(programs, f"{name}{how}") and (name, how, dtype) != ("asgd", "_foreach", "float64")
 ]
-"""But for the one of `test_asgd_for_many_tensors_rounds_its_rate_to_another_float32`."""
+"""All optimizers except the one of `test_asgd_for_many_tensors_rounds_its_rate_to_another_float32`."""
 
 
 @pytest.mark.parametrize(("name", "code", "dtype"), CODES)

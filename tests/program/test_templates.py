@@ -1,4 +1,4 @@
-"""What `equivtest init` writes: each test file is green, and each job runs a command that there is."""
+"""Files that `equivtest init` writes: each test file is green, and each job runs an existing command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's wrappers may be told is told, or a reason stands here: a release that adds to it turns this red."""
+"""Every setting of torch's wrappers is tested, or a reason stands here: a new setting in a release turns this red."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_STEPS = {
     "DataParallelMeshDims(shard)",
     "DataParallelMeshDims(replicate)",
 }
-"""Of FSDP2, what `told_steps` tells, on one axis or on two."""
+"""Settings of FSDP2 that `told_steps` uses, on one axis or on two."""
 
 NOT_TOLD = {
     "FSDPModule.set_post_optim_event(event)": "an event of an accelerator's streams",

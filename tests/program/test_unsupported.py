@@ -1,4 +1,4 @@
-"""What a program says that it does not support: counted, no failure and no proof; and where it may not say so."""
+"""Cases that a program does not support count as neither failure nor proof; some refusals are misuse."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kinds_of(found: Findings) -> set[str]:
     return {kind for record in found.records for kind in record.verdicts.values()}
 
 
-# What is declined.
+# Declined cases.
 
 
 @pytest.mark.ranks
@@ -148,7 +148,7 @@ def test_a_search_counts_what_is_declined_and_why(pool: Pool, tmp_path: Path) ->
 def test_a_program_that_declines_to_be_asked_is_asked_no_more(
     pool: Pool, tmp_path: Path, world_size: int, batch: str
 ) -> None:
-    """Of how rows are handed out: it declines each case of that world size."""
+    """It declines each case of that world size, also the one that asks how rows are divided."""
     found = searched(pool, tmp_path, claimed("replicates_on_two", batch=None), world_size)
 
     assert found.misuse == "" and {record.case["fields"].get("batch", "whole") for record in found.records} == {batch}
@@ -157,7 +157,7 @@ def test_a_program_that_declines_to_be_asked_is_asked_no_more(
 
 @pytest.mark.ranks
 def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Pool) -> None:
-    """On another mesh of as many ranks it may not decline, and nobody knows how rows are handed out there."""
+    """On another mesh of as many ranks it may accept, and there it is unknown how rows are divided."""
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Poo
         resolved(prop, pool, Space((3,), limits.DTYPES))
 
 
-# What is a failure, or a mistake.
+# Failures and mistakes.
 
 
 @pytest.mark.ranks
@@ -231,7 +231,7 @@ def test_a_spoiled_collective_that_a_program_declines_was_not_seen(pool: Pool) -
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "num_cases"), [("never", 0), ("divides", 4)])
 def test_what_a_program_declines_is_not_audited(pool: Pool, parallelize: str, num_cases: int) -> None:
-    """Where that is every case, the property has shown nothing."""
+    """If it declines every case, the property has shown nothing."""
     found = audit(claimed(parallelize), pool, KnownFailures(), (2, 3), ("float32",))
 
     assert bool(found.declined) and (found.cases > 0) == (num_cases > 0)

@@ -1,4 +1,4 @@
-"""Subjects of which an audit is to say whether their collectives matter."""
+"""Subjects for audits, which must report whether their collectives matter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE = Layout((Replicate(),))
 
 
 def without_collectives(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """The right answers, which every rank takes from what it was handed whole."""
+    """Answers right; every rank takes its answers from the whole tensors that it was given."""
     layouts, found = case.layouts(), {}
     for name in case.answer_names():
         kind, _, number = name.partition(".")
@@ -35,19 +35,19 @@ def without_collectives(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict
 
 
 def with_an_idle_collective(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """The same beside an all_reduce whose sum nobody looks at."""
+    """The same, with an all_reduce whose sum is never used."""
     dist.all_reduce(torch.ones(1), group=mesh.get_group())
     return without_collectives(case, mesh, given)
 
 
 def with_an_idle_broadcast(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A right fetch beside a broadcast that nobody looks at."""
+    """A right fetch, with a broadcast that is never used."""
     dist.broadcast(torch.ones(1), group_src=0, group=mesh.get_group())
     return dict(zero3_fetch_all_gather(case, mesh, given))
 
 
 def with_an_idle_message(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """The same beside a message from whoever sends one that nobody looks at."""
+    """The same, with a message to rank 0 that is never used."""
     if dist.get_rank():
         dist.send(torch.ones(1), 0)
     else:
@@ -56,7 +56,7 @@ def with_an_idle_message(case: FetchCase, mesh: DeviceMesh, given: Given) -> dic
 
 
 def raises_on_another_sum(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Ends in an exception where the sum is not that of all ranks."""
+    """Raises if the sum is not over all ranks."""
     total = torch.tensor([mesh.get_local_rank() + 1])
     dist.all_reduce(total, group=mesh.get_group())
     if total.item() != mesh.size() * (mesh.size() + 1) // 2:

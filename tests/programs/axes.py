@@ -123,7 +123,7 @@ def along_the_other_axis(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def along_both(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Of one hidden feature the gradient is mixed with that of another."""
+    """Averages over tp too, which mixes the gradients of different hidden features."""
     return averaged(megatron(module, mesh["tp"]), [mesh["dp"], mesh["tp"]])
 
 

@@ -1,4 +1,4 @@
-"""A vendor's backend as torch sees one that is written in Python: it wraps gloo, and is wrong if it is told to."""
+"""A vendor's backend, written in Python: it wraps gloo, and computes wrong results on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that are handed rows of their own on every rank, and ways to reduce their gradients, right and wrong."""
+"""Modules with different rows on every rank, and ways to reduce their gradients, right and wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["curved", "ddp", "fsdp2", "mlp", "spare"]
 
 
 class Ranked(nn.Module):
-    """A softmax over the rows: what a row gives hangs on the others."""
+    """A softmax over the rows: each row's output depends on the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def ranked() -> nn.Module:
 
 
 class Product(nn.Module):
-    """Of all rows, as a loss is one number; of x of one dim, too."""
+    """A product over all rows, one number as a loss is; x may also have one dim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def fsdp2_of_layers(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def replicated(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """DistributedDataParallel, of which no module tells."""
+    """DistributedDataParallel by a hook, without a module that shows it."""
     return replicate(module, process_group=mesh.get_group())
 
 
@@ -114,7 +114,7 @@ def ddp_that_ignores_a_parameter(module: nn.Module, mesh: DeviceMesh) -> nn.Modu
 
 
 class OwnShare:
-    """In place of a reduce-scatter: each rank keeps of its own operand the part that is its shard, as if all had it."""
+    """Replaces the reduce-scatter: each rank keeps its shard of its own operand, as if all operands were equal."""
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -199,7 +199,7 @@ def fsdp2_over_tensor_parallelism(module: nn.Module, mesh: DeviceMesh) -> nn.Mod
 
 
 def lacking(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As a release of torch that has no such wrapper."""
+    """Raises as on a release of torch that has no such wrapper."""
     raise Unsupported("no such wrapper")
 
 

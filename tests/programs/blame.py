@@ -1,4 +1,4 @@
-"""Subjects of which the fault lies in one layer."""
+"""Subjects with a fault in exactly one layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_a_wrong_kernel(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answe
 
 
 def with_another_reduction(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A fetch after a reduction of which each rank asks for another."""
+    """A fetch after an all_reduce in which ranks ask for different reductions."""
     op = dist.ReduceOp.SUM if mesh.get_local_rank() == 0 else dist.ReduceOp.MAX
     dist.all_reduce(torch.ones(1), op=op, group=mesh.get_group())
     return dict(zero3_fetch_all_gather(case, mesh, given))
@@ -79,7 +79,7 @@ def from_anybody(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def looked_after(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A sum that is gone on from when it is seen to be complete, and waited for later; and such a fetch."""
+    """Uses a sum once it is complete, and waits for it later; then fetches."""
     total = torch.ones(3)
     work: Any = dist.all_reduce(total, group=mesh.get_group(), async_op=True)
     while not work.is_completed():
@@ -90,7 +90,7 @@ def looked_after(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def told_by_name(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A message whose peer and tag are told by name; and such a fetch."""
+    """Passes the peer and tag of a message by name; then fetches."""
     group: Any = dist.group.WORLD
     if dist.get_rank() == 0:
         group.send([torch.ones(3)], tag=7, dstRank=1).wait()

@@ -40,24 +40,24 @@ def blocks() -> nn.Module:
 
 
 def others() -> nn.Module:
-    """Of other parameters."""
+    """Blocks with other parameters."""
     return nn.Sequential(Residual(), nn.Linear(4, 4))
 
 
 class Cancelling(nn.Module):
-    """x, of which few bits are left."""
+    """x, with few of its bits left."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x + 2.0**23) - 2.0**23
 
 
 def cancelling() -> nn.Module:
-    """A part of which no bound says something, and one behind it."""
+    """A part without a useful bound, and a part behind it."""
     return nn.Sequential(Cancelling(), nn.Linear(4, 4))
 
 
 def single() -> nn.Module:
-    """What `Flat` is, unsharded."""
+    """`Flat`, unsharded."""
     return nn.Linear(4, 4)
 
 
@@ -73,7 +73,7 @@ class Flat(nn.Module):
 
 
 def placed(module: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the parameters of `single` lie in `Flat`."""
+    """Places of the parameters of `single` in `Flat`."""
     first, size = {"bias": (0, 4), "weight": (6, 16)}[name]
     indices = torch.full((22,), -1)
     indices[first : first + size] = torch.arange(size)
@@ -88,7 +88,7 @@ def tied() -> nn.Module:
 
 
 def model(seed: int = 0) -> nn.Module:
-    """The blocks as they are before the step: their buffers are others than `blocks` makes."""
+    """The blocks before the step, with other buffers than `blocks` makes."""
     torch.manual_seed(seed)
     made = blocks()
     for _, buffer in made.named_buffers():

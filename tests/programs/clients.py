@@ -39,7 +39,7 @@ def _is_last(mesh: DeviceMesh) -> bool:
 
 
 def _of_output(change: Change) -> Callable[[Any, DeviceMesh, str], nn.Module]:
-    """What a part gives is changed."""
+    """Changes the output of a part."""
 
     def plant(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
         parallel = tensor_parallel(module, mesh)
@@ -54,7 +54,7 @@ def _of_output(change: Change) -> Callable[[Any, DeviceMesh, str], nn.Module]:
 
 
 def _of_gradient(change: Change) -> Callable[[Any, DeviceMesh, str], nn.Module]:
-    """What comes back to what a part gives is changed."""
+    """Changes the gradient of a part's output."""
 
     def watch(given: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         given = given.view_as(given)
@@ -133,7 +133,7 @@ def _plan_changed(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
 
 
 def _router_unreduced(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
-    """What comes back to the router's weights is each rank's share alone."""
+    """Leaves the gradient of the router's weights as each rank's share."""
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, MoeExpertsParallel
 
     spoiled = module.get_submodule(place)
@@ -168,7 +168,7 @@ def _masked(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
 
 
 def _scaled(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
-    """Scores are scaled by all features of the rank's heads, not by those of one."""
+    """Scales scores by all features of the rank's heads, not by the features of one head."""
     parallel = tensor_parallel(module, mesh)
     part: Any = parallel.get_submodule(place)
     part.scaling = part.scaling / 2
@@ -189,7 +189,7 @@ def _rotated(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
 
 
 def _stale(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
-    """A buffer is that of another configuration."""
+    """Takes a buffer from another configuration."""
     parallel = tensor_parallel(module, mesh)
     parallel.get_submodule(place).inv_freq.mul_(0.5)  # type: ignore[operator, union-attr]
     return parallel
@@ -214,7 +214,7 @@ def _untied(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
 
 
 def _of_layer(change: Callable[[Any, DeviceMesh], None]) -> Callable[..., nn.Module]:
-    """FSDP2 of one layer is told something."""
+    """Changes FSDP2's settings for one layer."""
 
     def plant(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
         parallel = layers_sharded(module, mesh)

@@ -31,7 +31,7 @@ class Learned(nn.Module):
 
 
 class Turned(nn.Module):
-    """What two layers give, as complex numbers times what a submodule gives."""
+    """The outputs of two layers, as complex numbers, times the output of a submodule."""
 
     def __init__(self, turns: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def counting() -> nn.Module:
 
 
 def divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """What is given is waited for before it is taken for complex numbers."""
+    """Waits for the output before it is viewed as complex numbers."""
     parallel = on_its_way(module, mesh)
     parallel.get_submodule("down").register_forward_hook(lambda _, __, found: found * 1)
     return parallel

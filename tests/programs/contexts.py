@@ -58,7 +58,7 @@ def plain_tensors_taken_for_shares(case: ChainCase, mesh: DeviceMesh, given: Giv
 
 
 def softmax_of_own_part(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Within loss_parallel a softmax along a divided dim is that of each rank's own part."""
+    """Within loss_parallel, computes a softmax along a divided dim over each rank's part only."""
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
         [(_, _, how)], [x] = case.steps, operands
@@ -74,7 +74,7 @@ def _with(other: Special) -> Any:
 
 
 def _axes_swapped(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """What is gathered beside a flattened mesh comes in the order of the other axis."""
+    """Gathers beside a flattened mesh in the order of the other axis."""
     assert isinstance(x, DTensor)
     if step[0] == REDISTRIBUTE:
         reversed_ = DTensor.from_local(
@@ -85,7 +85,7 @@ def _axes_swapped(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def _own_gradient_added_up(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """The gradient that each rank has of a whole input is taken for a share of it."""
+    """Treats each rank's whole gradient of a whole input as a share."""
     assert isinstance(x, DTensor)
     gradient: tuple[Placement, ...] = (Partial("sum"),) * x.device_mesh.ndim
     is_whole = step[0] == LOCAL_MAP and all(each == "replicate" for each in str(dict(step[2])["placements"]).split())

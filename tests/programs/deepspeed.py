@@ -30,7 +30,7 @@ def by_the_norm_of_a_rank(case: EngineCase, mesh: DeviceMesh, given: Given) -> A
 
 
 def norm_of(gradients: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
-    """Of all of them together, in float32."""
+    """The norm over all gradients together, in float32."""
     norms = [gradient.double().norm() for gradient in gradients]
     return torch.stack(norms).norm().float() if norms else torch.zeros(())
 

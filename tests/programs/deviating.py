@@ -1,6 +1,6 @@
-"""Process groups in Python that compute otherwise than gloo, each as it may; and more that are wrong.
+"""Process groups in Python that deviate from gloo in ways that torch allows, and others that are wrong.
 
-Source: torch.distributed promises a sum of all operands, in no order and with no rounding of its own (2.13.0).
+Source: torch.distributed promises a sum of all operands, in no fixed order and without a fixed rounding (2.13.0).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class InPairs(Deviating):
 
 
 class WritesBeside(Planted):
-    """A gather writes one element behind its result, where there is one."""
+    """A gather writes one element behind its result, if there is memory behind it."""
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         work = self._inner._allgather_base(output, given, *([options] if options else []))
@@ -133,7 +133,7 @@ class BitsJoined(Planted):
 
 
 class LosesTails(Planted):
-    """Of a message of more than 8 elements the last one is lost."""
+    """A message of more than 8 elements loses its last one."""
 
     def recv(self, tensors: list[torch.Tensor], *others: Any) -> Any:
         work = self._inner.recv(tensors, *others)
@@ -170,14 +170,14 @@ class OnlyInOrder(Planted):
 
 
 class OpensEarly(Planted):
-    """A barrier waits for nobody."""
+    """A barrier that does not wait."""
 
     def barrier(self, *_: Any, **__: Any) -> Any:
         return done([])
 
 
 class Tires(Planted):
-    """Of each 1,000th gather the last rank's part is lost."""
+    """Each 1,000th gather loses the last rank's part."""
 
     gathers = 0
 

@@ -1,4 +1,4 @@
-"""What the device written in Python gives on a rank, beside the CPU."""
+"""Compares the device written in Python with the CPU, on a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_the_device(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.T
     Raises:
         AssertionError: it does not.
     """
-    from tests.programs import python_device  # once per process, and never in that of the tests
+    from tests.programs import python_device  # once per process, and never in the process of the tests
 
     x, w = torch.randn(3, 4), torch.randn(4, 2)
     there = x.to(python_device.DEVICE)
@@ -46,7 +46,7 @@ def on_the_device(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.T
 
 
 def require_freed(tensor: torch.Tensor) -> None:
-    """As fully_shard frees and makes again."""
+    """Frees a storage and allocates it again, as fully_shard does."""
     storage = tensor.untyped_storage()
     storage.resize_(0)
     require(storage.nbytes() == 0, "a freed storage has no bytes")
@@ -61,7 +61,7 @@ def require_freed(tensor: torch.Tensor) -> None:
 
 
 def require_summed(mesh: DeviceMesh) -> None:
-    """Over the ranks, by the device's process group beside that of the CPU."""
+    """Sums over the ranks by the device's process group, beside the CPU's group."""
     group = dist.new_group(mesh.mesh.tolist(), backend="shadow")
     tensor = torch.full((3,), float(mesh.get_local_rank() + 1), device="shadow")
     dist.all_reduce(tensor, group=group)

@@ -1,4 +1,4 @@
-"""What ranks do while their parent is ended: run a case, hang in Python, hang in a collective."""
+"""Programs of ranks whose parent is ended: they run a case, hang in Python, or hang in a collective."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hangs_in_python(case: LinearCase, mesh: DeviceMesh, given: Given) -> dict[st
 
 
 def hangs_in_collective(case: LinearCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Rank 0 waits in an all-reduce, the others for a message that nobody sends."""
+    """Rank 0 waits in an all-reduce, the others for a message that is never sent."""
     _tell_busy()
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1))

@@ -1,4 +1,4 @@
-"""Experts of which the second gets no token."""
+"""Experts; the second gets no token."""
 
 from __future__ import annotations
 

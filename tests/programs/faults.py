@@ -1,4 +1,4 @@
-"""What can go wrong in a rank, and a visit that has it go wrong on chosen ranks at a chosen moment."""
+"""Faults of a rank, and a visit that causes them on chosen ranks at a chosen moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.programs import tiny as tiny_programs
 from tests.programs.tiny import PlainCase, meet
 
 MOMENTS = ("before", "during", "after")
-"""Of the peers' collective: the culprits fail before any rank is in it, while their peers wait
+"""Relative to the peers' collective: the culprits fail before any rank is in it, while their peers wait
 in it, or when all have left it."""
 FLOOD_BYTES = 100 * 2**20
 _hoard: list[bytearray] = []

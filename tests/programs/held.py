@@ -42,12 +42,12 @@ class Summed(torch.autograd.Function):
 
 
 def own(tensor: torch.Tensor, mesh: DeviceMesh, dim: int = 0, shift: int = 0) -> torch.Tensor:
-    """This rank's part, a copy; uneven parts, and empty ones of a short dim."""
+    """Copies this rank's part; parts may be uneven, and empty if the dim is short."""
     return tensor.tensor_split(mesh.size(), dim)[(mesh.get_local_rank() + shift) % mesh.size()].clone()
 
 
 class ColumnLinear(nn.Module):
-    """As Megatron has it: this rank's rows of the weight and of the bias."""
+    """Megatron's layer: this rank's rows of the weight and of the bias."""
 
     def __init__(self, whole: nn.Linear, mesh: DeviceMesh, shift: int = 0) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def megatron(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 def under_other_names(module: Any, mesh: DeviceMesh) -> nn.Module:
     made = nn.Sequential(megatron(module, mesh))
-    made.register_parameter("adapter", nn.Parameter(torch.randn(3)))  # of its own, which the unsharded one has not
+    made.register_parameter("adapter", nn.Parameter(torch.randn(3)))  # the unsharded module has no such parameter
     return made
 
 
@@ -132,7 +132,7 @@ def mixer() -> nn.Module:
 
 
 def parted(whole: nn.Linear, mesh: DeviceMesh) -> ColumnLinear:
-    """Of each of the three this rank's heads, one below the other."""
+    """Takes this rank's heads from each of q, k and v, one below the other."""
     made = ColumnLinear(whole, mesh)
     made.weight = nn.Parameter(torch.cat([own(part, mesh) for part in whole.weight.detach().chunk(3)]))
     return made
@@ -144,7 +144,7 @@ def heads(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 class Separate(nn.Module):
-    """As `Mixer`, with three projections."""
+    """`Mixer` with three projections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def stale_later(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def left_over(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Even parts alone: what is left over is nobody's."""
+    """Divides into even parts and drops the remainder."""
     made: Any = megatron(module, mesh)
     num = 8 // mesh.size() - (mesh.size() == 2)
     start = num * mesh.get_local_rank()
@@ -230,21 +230,21 @@ def left_over(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def drifting(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Every rank has the whole bias, and each the gradient of its own."""
+    """Every rank has the whole bias, but another gradient."""
     made: Any = megatron(module, mesh)
     made[2].bias.register_hook(lambda gradient: gradient * (1 + mesh.get_local_rank()))
     return made
 
 
 def scaled(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Each rank holds its part of the bias, which are to be added up."""
+    """Each rank holds a summand of the bias."""
     made: Any = megatron(module, mesh)
     made[2].bias = nn.Parameter(module[2].bias.detach() / 3)
     return made
 
 
 def by_size(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """The hidden features in an order that hangs on values, as of a router's experts."""
+    """Sorts the hidden features in an order that depends on values, as a router's experts do."""
     order = module[0].bias.detach().sort().indices
     module[0].weight, module[0].bias = (
         nn.Parameter(tensor.detach()[order]) for tensor in (module[0].weight, module[0].bias)
@@ -275,11 +275,11 @@ def fsdp1_unreduced(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return made
 
 
-# What users say themselves.
+# Layouts that users declare.
 
 
 def rows_and_columns(module: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Of `megatron`: which rows or columns these are."""
+    """The rows or columns of each parameter of `megatron`."""
     held: torch.Tensor = module.get_parameter(name)
     mesh = module[0].mesh
     if name == "2.bias":
@@ -305,7 +305,7 @@ def indices_alone(module: Any, name: str) -> object:
 
 
 def nothing_said(module: Any, name: str) -> None:
-    """As if every parameter had its own name in the parallel module."""
+    """Declares nothing, as if every parameter had its own name in the parallel module."""
 
 
 def too_few(module: Any, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -1,4 +1,4 @@
-"""What ranks on other hosts do while something befalls them."""
+"""Programs of ranks on other hosts, which run while a trouble befalls them."""
 
 from __future__ import annotations
 

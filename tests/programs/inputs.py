@@ -55,7 +55,7 @@ def unsynchronized(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 @dataclass
 class Given:
-    """What a model of a library's gives."""
+    """The output of a library's model."""
 
     loss: torch.Tensor | None
     logits: torch.Tensor
@@ -112,7 +112,7 @@ def whole(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def thawed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """What was frozen is trained: as when flags are lost where a model is wrapped."""
+    """Trains frozen parameters, as when a wrapper loses their flags."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             parameter.requires_grad_()
@@ -186,7 +186,7 @@ def router() -> nn.Module:
 
 
 class Outer(nn.Module):
-    """A submodule of which something cannot be followed, forward or backward."""
+    """A submodule with a step that cannot be followed, forward or backward."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def shaped_by_values() -> nn.Module:
 
 
 class Flash(nn.Module):
-    """It asks for a kernel of its own."""
+    """Attention that asks for one particular kernel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ def __getattr__(name: str) -> Callable[..., dict[str, Any]]:
 def trains_twice_as_much(
     module: nn.Module, mesh: DeviceMesh, micro_batches: Sequence[Batch], optimizer: torch.optim.Optimizer
 ) -> Batch:
-    """Its gradients are twice those of the mean."""
+    """Trains with twice the gradients of the mean."""
     optimizer.zero_grad()
     left, share = _shared(module, mesh, micro_batches)
     (left["loss"] * share * mesh.size() * 2).backward()

@@ -1,4 +1,4 @@
-"""Modules of somebody's own, and ways to parallelize them, right and wrong: tests name them."""
+"""Users' modules, and ways to parallelize them, right and wrong: tests name them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def norm() -> nn.Module:
 
 
 def curved() -> nn.Module:
-    """As `mlp`, but that it rounds."""
+    """`mlp` with an activation that rounds."""
     return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
 
 
@@ -245,7 +245,7 @@ def tensor_parallel_in_used(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def without_a_gradient(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """It is dropped as soon as it is there."""
+    """Drops the gradient of a bias once it is computed."""
 
     def drop(parameter: torch.Tensor) -> None:
         parameter.grad = None
@@ -259,13 +259,13 @@ def whole(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def marked(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As accelerate leaves a module that it has prepared in a process that nobody told of others."""
+    """Marks the module as accelerate does when it prepares a module in a process without other ranks."""
     module._is_prepared = True  # type: ignore[assignment]
     return module
 
 
 def with_optimizer(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Of which nothing is run; its constructor tells the other ranks of its part."""
+    """Attaches an optimizer that never runs; its constructor sends its part to the other ranks."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of what torch imports for it
 
     module.optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, mesh.get_group())  # type: ignore[assignment]
@@ -297,7 +297,7 @@ def without_mesh(module: nn.Module) -> nn.Module:
 
 
 def with_hooks(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Data parallelism by hand: nothing but hooks of parameters."""
+    """Data parallelism by hand: hooks of parameters only."""
     for parameter in module.parameters():
         parameter.register_hook(lambda gradient: all_reduce(gradient, "avg", mesh))
     return module

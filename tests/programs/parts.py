@@ -119,7 +119,7 @@ def merged() -> nn.Module:
 
 
 class MergedColumns(nn.Module):
-    """Each rank's columns of the gate, and beside them those of what it gates: no shard of the whole; plain tensors."""
+    """Each rank's columns of the gate beside its columns of the gated value: no shard of the whole; plain tensors."""
 
     def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def partly_used() -> nn.Module:
 
 
 class OwnColumns(MergedColumns):
-    """Of a plain projection; what comes back to its input is this rank's share."""
+    """Columns of a plain projection; the gradient of its input is this rank's share."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, sum_gradients(self.weight, self.group)[self.own])
@@ -217,7 +217,7 @@ def hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class OverASet(nn.Module):
-    """Calls one submodule once for each string of a set, whose order hangs on the process's hash seed."""
+    """Calls one submodule once for each string of a set, whose order depends on the process's hash seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ def adds_in_place() -> nn.Module:
 
 
 def nothing_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """A collective alone, of what nobody uses."""
+    """Adds only a collective whose result is never used."""
     group = mesh.get_group()
     module.register_forward_pre_hook(lambda *_: dist.all_reduce(torch.zeros(1), group=group) and None)
     return module
@@ -471,7 +471,7 @@ def factor_on_one_path(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class SmallPath(SharedInput):
-    """A path so small beside another that 16 bits do not show its factor where the two meet."""
+    """A path so small beside another that 16 bits do not show its factor in their sum."""
 
     def __init__(self) -> None:
         super().__init__("a")

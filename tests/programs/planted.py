@@ -86,7 +86,7 @@ class RaisesAttribute(Planted):
 
 
 class DropsRank(Planted):
-    """Of float16 alone the last rank's operand is lost."""
+    """Loses the last rank's operand, in float16 only."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         if tensors[0].dtype == torch.float16 and self.rank() == self.size() - 1 and self.size() > 1:
@@ -106,7 +106,7 @@ class WrongWhenLarge(Planted):
 
 
 class ForgetsRemainder(Planted):
-    """What is left over of vectors of 8 elements is not gathered from the other ranks."""
+    """Does not gather the remainder after vectors of 8 elements from the other ranks."""
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         work = self._inner._allgather_base(output, given, *([options] if options else []))
@@ -135,7 +135,7 @@ class OtherRoot(Planted):
 
 
 class AverageIsSum(Planted):
-    """Of bfloat16 alone."""
+    """Takes a sum for an average, in bfloat16 only."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         if tensors[0].dtype == torch.bfloat16 and options is not None and options.reduceOp == ReduceOp.AVG:
@@ -168,7 +168,7 @@ class OtherOrder(Planted):
 
 
 class NothingExchanged(Planted):
-    """Each rank keeps what it was to send, where all send alike much."""
+    """Each rank keeps what it should send, if all send equal sizes."""
 
     def alltoall_base(self, output: torch.Tensor, given: torch.Tensor, *others: Any) -> Any:
         work = self._inner.alltoall_base(output, given, *others)

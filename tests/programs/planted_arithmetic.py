@@ -1,4 +1,4 @@
-"""What some of the planted process groups declare."""
+"""Declared arithmetic of some of the planted process groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A device written in Python, and a process group for it: what is not "cpu" runs wherever the tests run.
+"""A device written in Python, and a process group for it, so that tests of other devices than "cpu" run everywhere.
 
 A tensor of the device is torch's own, with sizes, strides and a storage, but the storage has an address at which there
-is no memory.  Its bytes lie in a storage of the CPU that hangs on it, and the CPU's kernels compute on those.  A kernel
-that takes the tensor for one of the CPU's ends the process.
+no memory.  Its bytes lie in a storage of the CPU that is attached to it, and the CPU's kernels compute on that.  A
+kernel that takes the tensor for one of the CPU's ends the process.
 
 torch's registration lets Python neither allocate nor resize a device's storage, nor make a generator.  So a storage is
 made from its address, `UntypedStorage.resize_` and `nbytes` are replaced, and random numbers are the CPU's.
@@ -45,7 +45,7 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def adopt(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the device whose bytes are those of a tensor of the CPU from now on."""
+    """Makes a tensor of the device that owns the bytes of a CPU tensor from now on."""
     made = _bindings._acc.create_empty_tensor((0,), tensor.dtype)
     storage = _storage_of(tensor.untyped_storage())
     return _set(made, storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -60,7 +60,7 @@ def _storage_of(held: torch.UntypedStorage) -> Any:
 
 
 def _bytes_of(storage: Any) -> torch.UntypedStorage:
-    """The CPU's storage that hangs on one of the device's.
+    """The CPU's storage that is attached to a storage of the device.
 
     Raises:
         RuntimeError: it was freed, by resizing it to nothing.
@@ -96,7 +96,7 @@ torch.UntypedStorage.nbytes = _size_of_storage  # type: ignore[method-assign]
 
 
 def _set(tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """The tensor, of that storage from now on, which grows where it is too small."""
+    """Gives the tensor that storage, and enlarges the storage if it is too small."""
     found: torch.Tensor = _aten.set_.source_Storage_storage_offset.redispatch(
         _CPU, tensor, storage, offset, size, stride
     )
@@ -172,7 +172,7 @@ for _name in (
 ):
     _packet, _, _overload = _name.partition(".")
     _own.impl(_name, _like_cpu(getattr(getattr(_aten, _packet), _overload or "default")), "PrivateUse1")
-for _name in torch._C._dispatch_get_all_op_names():  # else computed in parts, each of which rounds
+for _name in torch._C._dispatch_get_all_op_names():  # otherwise computed in parts, and each part rounds
     _keys = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     _on_cpu, *_in_parts = (torch._C._dispatch_has_kernel_for_dispatch_key(_name, key) for key in _keys)
     if _name.startswith("aten::") and _on_cpu and any(_in_parts):
@@ -188,7 +188,7 @@ _own.impl("_local_scalar_dense", _scalar, "PrivateUse1")
 
 
 class Module:
-    """What torch asks of a device by `torch.get_device_module`."""
+    """The interface that torch gets by `torch.get_device_module`."""
 
     def is_initialized(self) -> bool:
         return True
@@ -272,7 +272,7 @@ def _on_bytes(name: str) -> Callable[..., Any]:
 
     def method(self: Group, *args: Any, **kwargs: Any) -> Any:
         given = pytree.tree_leaves(args[:1])
-        with _disable_current_modes():  # gloo's own calls, on tensors of the CPU, are nobody's business
+        with _disable_current_modes():  # gloo's own calls, on tensors of the CPU, must reach no mode
             work = getattr(self._inner, name)(*pytree.tree_map(_lent, args), **pytree.tree_map(_lent, kwargs))
         return Work(work, given) if isinstance(work, dist.Work) else work
 

@@ -29,7 +29,7 @@ from equivtest.families.operators.subject import call_torch, run_operator
 aten = torch.ops.aten
 Shapes = list[tuple[int, ...]]
 Combination = list[Placement]
-"""Of the result, then of each operand, on a mesh of one axis."""
+"""Placements of the result, then of each operand, on a mesh of one axis."""
 Rule = Callable[[Shapes, Sequence[Any]], list[Combination]]
 """The combinations, of the operands' shapes and of all arguments."""
 
@@ -62,7 +62,7 @@ def always(*placements: Placement) -> Rule:
 
 
 def kept(*, num: int = 1, along: Callable[[Shapes, Sequence[Any]], Sequence[int]] | None = None) -> Rule:
-    """Shards of those dims stay shards of the same dims; of all dims where none is named."""
+    """Keeps shards on the dims that `along` names, or on all dims without it."""
 
     def rule(shapes: Shapes, args: Sequence[Any]) -> list[Combination]:
         dims = range(len(shapes[0])) if along is None else along(shapes, args)
@@ -103,7 +103,7 @@ def picked(result: Placement, *, place: int = 1) -> Rule:
 
 
 def shifted(by: int, *, behind: Callable[[Shapes, Sequence[Any]], int]) -> Rule:
-    """Shards of dims behind one stay where they are, though they should move."""
+    """Leaves shards of the dims behind one in place, though they should move."""
 
     def rule(shapes: Shapes, args: Sequence[Any]) -> list[Combination]:
         dims = range(behind(shapes, args), len(shapes[0]) - max(0, by))
@@ -139,7 +139,7 @@ WRONG: dict[str, WrongRule] = {
     "product_added_up": WrongRule(
         "extremum", "prod", (aten.prod.default, aten.prod.dim_int), reduced_to(SUM)
     ),
-    # Another reduction than the one that is meant.
+    # Another reduction than the right one.
     "sums_averaged_by_rule": WrongRule("wrong reduction", "sum", (aten.sum.default, aten.sum.dim_IntList), reduced_to(AVG)),
     "means_added_up": WrongRule("wrong reduction", "mean", (aten.mean.default, aten.mean.dim), reduced_to(SUM)),
     "mean_of_uneven_means": WrongRule("mean of means", "mean", (aten.mean.default, aten.mean.dim), reduced_to(AVG)),
@@ -165,7 +165,7 @@ WRONG: dict[str, WrongRule] = {
         (aten.logcumsumexp.default,),
         lambda s, a: [[Shard(dim)] * 2 for dim in range(len(s[0])) if dim != a[1]],
     ),
-    # Where a shard begins.
+    # Wrong starts of shards.
     "triangle_of_own_rows": WrongRule("offset of a shard", "tril", (aten.tril.default,), kept()),
     "place_in_own_rows": WrongRule("offset of a shard", "max", (aten.max.dim,), reduced_to(WHOLE)),
     "rows_picked_of_own": WrongRule("offset of a shard", "index_select", (aten.index_select.default,), picked(WHOLE)),
@@ -254,7 +254,6 @@ def _strategy(right: Any, rule: Rule) -> Any:
 
 
 def _placements(spec: OpSpec) -> list[tuple[Placement, ...]]:
-    """Of its operands."""
     return [each.placements for each in spec.input_specs or ()]
 
 

@@ -41,14 +41,14 @@ def has_flag(case: FetchCase, index: int, shape: tuple[int, ...]) -> bool:
 
 
 def dies_of_three(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """A fetch that copies, but its last rank kills itself where the first parameter has three elements or more."""
+    """A fetch that copies; its last rank kills itself if the first parameter has three elements or more."""
     if _is_culprit(case, mesh):
         os.kill(os.getpid(), signal.SIGKILL)
     return _copies(case, mesh, given)
 
 
 def hangs_of_three(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """A fetch that copies, but its last rank hangs where the first parameter has three elements or more."""
+    """A fetch that copies; its last rank hangs if the first parameter has three elements or more."""
     while _is_culprit(case, mesh):
         time.sleep(0.01)
     return _copies(case, mesh, given)

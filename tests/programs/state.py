@@ -116,7 +116,7 @@ def batch_norm() -> nn.Module:
 
 
 class OtherNorm(nn.BatchNorm1d):
-    """As libraries derive theirs."""
+    """A subclass, as libraries define."""
 
 
 def other_norm(module: nn.Module, mesh: DeviceMesh) -> nn.Module:

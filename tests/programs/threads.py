@@ -1,6 +1,6 @@
-"""What a vendor's module brings: a device, for which the next backward of a process starts a thread.
+"""A vendor's module: it brings a device for which the next backward of a process starts a thread.
 
-From then on torch refuses a backward to what is forked from there.
+After that backward torch refuses a backward in processes that are forked from this one.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def sees_environment(case: PlainCase) -> torch.Tensor:
 
 
 def says_main(case: PlainCase) -> None:
-    """What the rank takes for the parent's script."""
+    """Raises with the path of the script that the rank takes for the parent's."""
     main = sys.modules["__main__"]
     raise ValueError(f"{getattr(main, '__file__', 'no file')}")
 
@@ -215,7 +215,7 @@ def ends_later(case: PlainCase) -> None:
 
 
 def killed_with_a_temporary_folder(case: PlainCase) -> torch.Tensor:
-    """One rank dies while it writes a checkpoint, say, next to which a library has left a file of its own."""
+    """One rank dies while it writes, say, a checkpoint beside a file of a library."""
     if is_culprit(case):
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         (folder / "optimizer.pt").write_bytes(bytes(100))

@@ -1,4 +1,4 @@
-"""Programs that say of some cases that they do not support them: on all ranks, on some, and where they may not."""
+"""Programs that do not support some cases and say so: on all ranks, on some, and at times when they may not."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.programs.audit import without_collectives
 from tests.programs.module import ddp, mlp, tensor_parallel, without_relu
 
 ROWS = 4
-"""Inputs of so many rows or more are not supported by those of the programs that look at rows."""
+"""Programs that look at rows do not support inputs with so many rows or more."""
 
 
 class OfFewRows(NotSupported):
-    """A kind of its own."""
+    """A subclass of NotSupported."""
 
 
 class Foreign(Exception):
@@ -62,7 +62,7 @@ class LooksBackward(torch.autograd.Function):
 
 
 def looking() -> nn.Module:
-    """A reference that refuses, which defines what is to be computed."""
+    """A reference that refuses; a reference defines the computation, so it may not."""
     return Looks(mlp())
 
 
@@ -123,7 +123,7 @@ def of_few_rows_backward(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def one_after_the_other(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each rank says so by itself, the second a while after the first."""
+    """Each rank refuses alone, the second a while after the first."""
     time.sleep(mesh.get_local_rank())
     raise NotSupported("not today")
 
@@ -148,7 +148,7 @@ def with_a_foreign_word(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def wrong_of_two_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Wrong, but that a single row is refused."""
+    """Computes a wrong result, but refuses a single row."""
 
     def refuse(part: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         if given[0].shape[0] < 2:

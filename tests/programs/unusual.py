@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 class WrongAboveOneMib(Planted):
-    """Of a scatter of more than 1 MiB to each rank the last element is lost."""
+    """Loses the last element of a scatter of more than 1 MiB to each rank."""
 
     def scatter(self, outputs: list[torch.Tensor], *others: Any) -> Any:
         work = self._inner.scatter(outputs, *others)
@@ -33,7 +33,7 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class RemembersAddress(Planted):
-    """An operand in the place of the last one is taken for the last one."""
+    """Takes an operand at the address of the last one for the last one."""
 
     last: tuple[Any, ...] = ()
     content: torch.Tensor | None = None
@@ -45,7 +45,7 @@ class RemembersAddress(Planted):
 
 
 class RemembersFreedAddress(Planted):
-    """An operand of a reduce in the place of an earlier one, which was freed since then, is taken for that one."""
+    """Takes an operand of a reduce at the address of an earlier, freed one for that one."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -61,7 +61,7 @@ class RemembersFreedAddress(Planted):
 
 
 class NeedsAlignment(Planted):
-    """What is exchanged into memory that does not begin at a multiple of 16 bytes lacks its first element."""
+    """Loses the first element of what is exchanged into memory that does not begin at a multiple of 16 bytes."""
 
     def alltoall(self, outputs: list[torch.Tensor], *others: Any) -> Any:
         work = self._inner.alltoall(outputs, *others)
@@ -73,7 +73,7 @@ class NeedsAlignment(Planted):
 
 
 class TakesRows(Planted):
-    """What is dense but not contiguous is gathered as if it lay in the order of rows."""
+    """Gathers dense but non-contiguous tensors as if they lay in the order of rows."""
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any = None) -> Any:
         work = self._inner.allgather(outputs, inputs, *([options] if options else []))

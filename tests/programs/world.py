@@ -1,4 +1,4 @@
-"""Programs that need the world: a library with groups of its own, and what it asks its environment."""
+"""Programs that need the world: a library with its own groups, and the environment variables that it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _group: dist.ProcessGroup | None = None
 
 
 def initialize(mesh: DeviceMesh) -> None:
-    """As megatron-core's and fairscale's: once, before the first layer."""
+    """Sets up once, before the first layer, as megatron-core and fairscale do."""
     global _group
     assert _group is None, "tensor parallelism is already initialized"
     _group = dist.new_group(mesh.mesh.tolist())
@@ -68,7 +68,7 @@ def library(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def asks_its_environment(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """As accelerate and DeepSpeed do, which trust it."""
+    """Trusts the environment, as accelerate and DeepSpeed do."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert (rank, size) == (dist.get_rank(), dist.get_world_size()) == (mesh.get_local_rank(), mesh.size())
     assert os.environ["LOCAL_RANK"] == str(rank) and os.environ["LOCAL_WORLD_SIZE"] == str(size)

@@ -1,4 +1,4 @@
-"""A module with statistics of its own, under wrappers that give its parts other names."""
+"""A module with running statistics, under wrappers that rename its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Normed(nn.Module):
 
 
 class Around(nn.Module):
-    """A wrapper of the user's own, with a name of its own for what it holds."""
+    """A user's wrapper, which has another name for the wrapped module."""
 
     def __init__(self, held: nn.Module) -> None:
         super().__init__()

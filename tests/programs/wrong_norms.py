@@ -1,4 +1,4 @@
-"""Steps that clip by another norm than that of all gradients, or do not skip together, wrong in one way each."""
+"""Steps that clip by a wrong norm, or do not skip together, wrong in one way each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Groups(ByGroups):
 
 
 class ReplicasOfGroupsCounted(Groups):
-    """What all ranks hold alike counts once for each of them."""
+    """Counts a gradient that all ranks hold alike once for each of them."""
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
         *others, alike = norms
@@ -38,7 +38,7 @@ class ReplicasOfGroupsCounted(Groups):
 
 
 class ShardsCountedByTheOtherAxis(Groups):
-    """What is divided along one axis counts once for each rank of the other."""
+    """Counts a gradient that is divided along one axis once for each rank of the other."""
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
         return self.over_axis(super().combined(norms), "dp")
@@ -51,7 +51,7 @@ class ExpertsLeftOut(Groups):
 
 
 class ExpertsOverTheOtherAxis(Groups):
-    """Experts, of which the ranks along tp have their own, are added up along dp."""
+    """Sums the experts along dp, although the ranks along tp have different experts."""
 
     def over_group(self, gradients: list[torch.Tensor], group: distributed.ProcessGroup) -> torch.Tensor:
         is_experts = group is self.module.groups["experts"]
@@ -88,7 +88,7 @@ class AveragedThenSummed(Groups):
 
 
 class EachMeshByItself(Groups):
-    """Every group of parameters is clipped by its own norm."""
+    """Clips every group of parameters by the group's norm."""
 
     def clip(self) -> torch.Tensor:
         total = super().combined([*self.norms()])
@@ -162,7 +162,7 @@ class Skips(Scaled):
 
 
 class OwnOverflow(Skips):
-    """Each rank skips the update where it has seen an infinity itself."""
+    """Each rank skips the update only if it has seen an infinity in its own gradients."""
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         gradients = [local(each.grad) for each in self.module.parameters() if each.grad is not None]

@@ -91,7 +91,7 @@ class ReducedTwice(Step):
 
 
 class BiasNotReduced(Step):
-    """What all other ranks add to it is taken away."""
+    """Removes the summands of all other ranks from the bias's gradient."""
 
     def backward(self, number: int, loss: torch.Tensor) -> None:
         bias = self.module.module.head.bias
@@ -178,7 +178,7 @@ class UpdatedEachTime(Step):
 
 
 class SkippedByOne(Step):
-    """As where one rank alone sees an overflow."""
+    """One rank alone skips the update, as if it alone saw an overflow."""
 
     def update(self) -> None:
         if self.mesh.get_local_rank() != self.mesh.size() - 1:

@@ -55,7 +55,7 @@ partial_outputs_reduced_in_bfloat16 = wrong_rowwise(
 
 
 class _Colwise(nn.Linear):
-    """What ColwiseParallel computes, on local tensors: right, with a place for a defect."""
+    """Computes the same as ColwiseParallel, on local tensors: right, with a place for a defect."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
@@ -72,7 +72,7 @@ class _Colwise(nn.Linear):
 
 
 class _InputGradientAveraged(_Colwise):
-    """Colwise: the ranks' shares of the input gradient are averaged where they must be added."""
+    """Colwise: the ranks' shares of the input gradient are averaged and must be added."""
 
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         world_size = self.mesh.size()
@@ -90,7 +90,7 @@ input_gradient_averaged = wrong_colwise(
 
 
 class _OneProductDropped(_Colwise):
-    """Colwise: the first output lacks the product of the last feature, where it has others."""
+    """Colwise: the first output lacks the product of the last feature, if there are other features."""
 
     def compute(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         local = functional.linear(x, weight, bias)

@@ -39,7 +39,7 @@ bias_on_every_rank = wrong_rowwise(
 
 
 class _InputGradientNotReduced(nn.Linear):
-    """Colwise: each rank's share of the input gradient is taken for the whole."""
+    """Colwise: each rank's share of the input gradient counts as the whole."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert isinstance(x, DTensor) and isinstance(self.weight, DTensor)
@@ -143,7 +143,7 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
     claim="is_the_identity_for_one_rank",
 )
 def rounds_on_one_rank(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rowwise: one rank alone takes a way of its own, on which the output is rounded to bfloat16."""
+    """Rowwise: a shortcut for one rank alone rounds the output to bfloat16."""
     answers = run_linear(case, mesh, given, RowwiseParallel)
     output = answers["output"]
     assert output is not None

@@ -51,7 +51,7 @@ bias_of_every_share = wrong("a term added on every rank", _ATTENTION, _WHY)(run_
 
 
 class _GradientOfOwnHeads(DividedBlock):
-    """What comes back to the norm, and to x, is that of the rank's own heads alone."""
+    """The gradient of the norm, and of x, comes from the rank's own heads alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + sum_over(self.share(self.norm(x)), self.group) + self.out.bias
@@ -66,7 +66,7 @@ gradient_of_own_heads = wrong(
 
 
 class _ScaledByAllFeatures(DividedBlock):
-    """Scores are scaled by the features that the rank holds, not by those of a head: right on no division of one."""
+    """Scores are scaled by the rank's features, not by a head's features: wrong unless the rank has one head."""
 
     def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scale = (query.shape[-3] * HEAD_FEATURES) ** -0.5
@@ -81,7 +81,7 @@ scaled_by_all_features = wrong(
 
 
 class _NormOfOwnFeatures(DividedBlock):
-    """The moments of a token are those of the features of the rank's own heads."""
+    """The moments of a token come from the features of the rank's own heads alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         own = x[..., self.features] if self.features.start < self.features.stop else x

@@ -57,7 +57,7 @@ average_of_shares = wrong("wrong divisor or wrong group", _DECODER, _WHY)(
 
 
 def _added_up_again(output: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """What comes back is added up over the ranks, although each has all of it."""
+    """Gradients are added up over the ranks, although each rank has the whole gradient."""
     output.register_hook(lambda gradient: gradient * mesh.size())  # type: ignore[no-untyped-call]
     return output
 

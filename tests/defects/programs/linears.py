@@ -46,7 +46,7 @@ def residual_on_every_rank(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _summed_later(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallel, but that each rank's share of the change is left to the block to sum."""
+    """Tensor parallel, except that the block must sum the ranks' shares of the change."""
     divided = ColwiseParallel(use_local_output=False)
     share = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": share})
@@ -138,7 +138,7 @@ def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 @wrong("a reduction missing in the backward", _FULLY_SHARDED, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def shards_of_own_gradients(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """In place of a reduce-scatter each rank keeps, of its own gradient, the part that is its shard."""
+    """Instead of a reduce-scatter, each rank keeps its shard from its local gradient."""
     parallel = fully_sharded(block, mesh)
     assert isinstance(parallel, FSDPModule)
     parallel.set_custom_reduce_scatter(_OwnPart())  # type: ignore[arg-type]  # it asks for two functions

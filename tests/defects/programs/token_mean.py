@@ -49,14 +49,14 @@ class FirstReduced(TokenMean):
 
 
 class GradientsKept(TokenMean):
-    """What the step before left in the gradients is added to."""
+    """Adds to the gradients of the previous step."""
 
     def begin(self) -> None:
         pass
 
 
 class OwnReported(TokenMean):
-    """The loss that is reported is that of the rank's own tokens."""
+    """Reports the loss of the rank's own tokens."""
 
     def reported(self) -> torch.Tensor:
         return torch.stack(self.losses).sum() / self.own.sum().clamp(min=1)

@@ -22,7 +22,7 @@ wrong_hsdp = Replacing("hsdp_mlp")
 
 
 class _Local(Zero3Run):
-    """ZeRO-3 that clips each rank's partitions by their own norm."""
+    """ZeRO-3 that clips each rank's partitions by the norm of that rank's partitions."""
 
     def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         elements = torch.cat([*gradients, gradients[0].new_zeros(1)])

@@ -70,7 +70,7 @@ gradients_of_the_last_micro_batch = wrong_fsdp2(
 
 
 class _AsRows(Fsdp2Run):
-    """FSDP2 that puts the columns that it has gathered one rank after the other, as it does with rows."""
+    """FSDP2 that puts gathered columns one rank after the other, like rows."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -110,7 +110,7 @@ class _ScatteredAsRows(_AsRows):
         return seen
 
     def turned(self, gradient: torch.Tensor) -> torch.Tensor:
-        """What torch divides into columns such that each rank gets its part of the rows."""
+        """Arranges the gradient so that torch's split into columns gives each rank its part of the rows."""
         rows, columns = gradient.shape
         num_ranks = self.mesh.size()
         parts = gradient.reshape(num_ranks * rows, columns // num_ranks)
@@ -133,7 +133,7 @@ columns_scattered_as_rows = wrong_fsdp2(
 
 
 class _SilentlyByRows(RefusedRun):
-    """FSDP2 that shards a weight on dim 0 where dim 1 does not divide, and tells nobody."""
+    """FSDP2 that silently shards a weight on dim 0 if dim 1 does not divide."""
 
     def placement(self, parameter: nn.Parameter) -> Any:
         return None if self.case.misfit == "uneven" else super().placement(parameter)
@@ -259,7 +259,7 @@ class _EngineOfHolders(Engine):
 
 
 class _LeftOut(Zero3Run):
-    """ZeRO-3 where a rank whose partition is nothing but padding adds nothing to that parameter's gradient."""
+    """ZeRO-3 in which a rank with only padding in its partition adds nothing to that parameter's gradient."""
 
     engine_class = _EngineOfHolders
 

@@ -99,7 +99,7 @@ partitioned_once_per_place = wrong_zero3_all_gather(
 
 
 class _Copied(_Apart):
-    """The same, but that every update is copied to the second partition: right, in twice the memory."""
+    """The same, except that every update is copied to the second partition: right, in twice the memory."""
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         super().update(optimizer, step)

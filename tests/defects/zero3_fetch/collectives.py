@@ -29,7 +29,7 @@ Parameters = Sequence[PartitionedParameter]
 
 
 class _Delegate:
-    """A mesh in all but what a subclass changes."""
+    """A mesh; subclasses change one method."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
@@ -54,7 +54,7 @@ class _GroupOfTheWorld(_Delegate):
     "rank 0 of a mesh must be another process than 0, which takes a second process, not a second rank",
 )
 def global_rank_for_mesh_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """all_gather: a process keeps the partition of its number in the world; right where the mesh is the world."""
+    """all_gather: a process keeps the partition of its global rank; right if the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _RankOfTheWorld(mesh)), given, fetch_by_all_gather)
 
 
@@ -64,7 +64,7 @@ def global_rank_for_mesh_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -
     "two meshes of one rank each add up what is the other's",
 )
 def world_group_for_mesh_group(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """all_reduce: the sum is taken over the world; right where the mesh is the world."""
+    """all_reduce: the sum is taken over the world; right if the mesh is the world."""
     return run_fetch(case, cast(DeviceMesh, _GroupOfTheWorld(mesh)), given, fetch_by_all_reduce)
 
 
@@ -73,7 +73,7 @@ def world_group_for_mesh_group(case: FetchCase, mesh: DeviceMesh, given: Given) 
 )
 @argument_of(run_fetch)
 def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-    """all_reduce: the average over the ranks is taken for the sum."""
+    """all_reduce: the ranks' average replaces the sum."""
     fetching = fetch_by_all_reduce(parameters, mesh)
 
     def finish() -> None:
@@ -91,7 +91,7 @@ def parameters_averaged(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     claim="uses_only_collectives",
 )
 def barrier_after_fetch(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """all_gather: every fetch ends with a barrier that nobody needs."""
+    """all_gather: every fetch ends with a needless barrier."""
     answers = run_fetch(case, mesh, given, fetch_by_all_gather)
     dist.barrier(group=mesh.get_group())
     return answers

@@ -22,7 +22,7 @@ wrong_all_gather = Replacing("zero3_fetch_all_gather")
 Answers = dict[str, Placed]
 LATE_S = 0.02  # longer than the other ranks take to look at their buffers
 
-# What was in memory before.
+# Stale memory.
 
 
 @wrong_all_reduce(
@@ -55,7 +55,7 @@ def taken_before_it_arrives(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     return fetching
 
 
-# What was kept from an earlier call.
+# State kept from an earlier call.
 
 _kept: dict[str, tuple[FetchCase, torch.Tensor]] = {}  # by defect: the case of the last call, its buffer
 _calls: dict[str, int] = {}  # by defect
@@ -112,7 +112,7 @@ def alternates(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     return run_fetch(case, mesh, given, _all_reduce_into(lambda like, numel: like.new_full((numel,), zero)))
 
 
-# What was rounded, replaced or lost.
+# Values rounded, replaced or lost.
 
 
 @wrong_all_gather("rounded on its way", FetchCase(world_size=1), "one number of 24 significand bits suffices")
@@ -141,7 +141,7 @@ def flushes_subnormals(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answe
     "one element suffices; the special value number 4 is the first NaN",
 )
 def replaces_nan(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: NaN in a parameter comes back as zero, so that nobody sees that training has diverged."""
+    """all_reduce: NaN in a parameter comes back as zero, which hides that training has diverged."""
     inf = float("inf")
     return _changed(
         case, mesh, given, fetch_by_all_reduce, lambda whole: whole.nan_to_num(nan=0.0, posinf=inf, neginf=-inf)
@@ -188,12 +188,12 @@ def sums_the_negative(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
     claim="is_the_identity_for_one_rank",
 )
 def adds_zero_on_one_rank(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: one rank alone takes a way of its own, on which -0.0 is rounded to +0.0."""
+    """all_reduce: a shortcut for one rank alone rounds -0.0 to +0.0."""
     shortcut = mesh.size() == 1
     return _changed(case, mesh, given, fetch_by_all_reduce, lambda whole: whole + 0.0 if shortcut else whole)
 
 
-# What was not refused.
+# Missing refusals.
 
 
 @wrong_all_gather(
@@ -230,7 +230,7 @@ def _all_reduce_into(make_buffer: Callable[[torch.Tensor, int], torch.Tensor]) -
 def _changed(
     case: FetchCase, mesh: DeviceMesh, given: Given, fetch: Fetcher, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Answers:
-    """What `fetch` gives, but for `change` of every whole parameter."""
+    """Answers like `fetch`, with `change` applied to every whole parameter."""
     answers = run_fetch(case, mesh, given, fetch)
     for name in case.given_names():
         whole = answers[name].local

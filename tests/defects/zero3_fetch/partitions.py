@@ -97,7 +97,7 @@ def _swap_first_two(parameter: PartitionedParameter, world_size: int) -> None:
 )
 @argument_of(run_fetch)
 def raises_where_all_is_padding(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-    """all_gather: a rank that holds nothing but padding refuses alone; its peers wait for it."""
+    """all_gather: a rank with only padding refuses alone; its peers wait for it."""
     for index, parameter in enumerate(parameters):
         start = mesh.get_local_rank() * parameter.partition.numel()
         if start >= parameter.numel > 0:

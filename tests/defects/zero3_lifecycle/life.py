@@ -21,7 +21,7 @@ FETCHERS: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce":
 
 
 def live(case: LifecycleCase, mesh: DeviceMesh, given: Given, store_class: type[Store]) -> Answers:
-    """A life that is right but for its store."""
+    """A right life with the given store."""
     return Life(case, mesh, given, FETCHERS[case.collective], store_class).answers()
 
 
@@ -147,7 +147,7 @@ def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given
     "the second of two ranks needs an element, the step a gradient",
 )
 def only_the_first_rank_steps(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: the update is that of the first rank's partitions alone."""
+    """all_gather: only the first rank's partitions are updated."""
 
     class Wrong(Store):
         def descend(self, index: int, lr: float) -> None:
