@@ -1,4 +1,4 @@
-"""What a module of anybody's own gives: the unsharded one in float64, on data that nothing rounds or on real ones."""
+"""Computes the right answers of a module: the unsharded one, on integers that nothing rounds or on real numbers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from equivtest.programs.reference import call_builder, in_dtype, with_parameters
 
 @expect.register
 def expect_module(case: ModuleCase, index: int) -> Expected:
-    """Output, parameters and gradients of the unsharded module; of a divided batch it runs on each part by itself.
+    """Returns outputs, parameters and gradients of the unsharded module, which runs once for each part of the batch.
 
-    Where each part of the module is judged by itself: as if the ranks held what one process holds.
+    If the case judges each part of the module separately, one process stands in for the ranks.
 
     Raises:
-        Misuse: an operation of the module could round the integers of this case, or is one of which no bound is known.
-        ReferenceRefuses: the module says that it does not support something.
+        Misuse: an operation of the module could round the integers of this case, or has no known bound.
+        ReferenceRefuses: the module reports that it does not support something.
     """
     return _expected_of(case, index, None)
 
 
 @expect_held.register
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """As `expect_module`; where the case says so each part of the module from what the ranks held where it begins."""
+    """Does the same as `expect_module`; if the case is judged by parts, each part starts from the ranks' values."""
     return _expected_of(case, index, held)
 
 
@@ -59,7 +59,7 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
-    """What one forward and backward comes to."""
+    """Returns the right answers of one forward and backward."""
     if case.judge.by_parts and held is not None:
         return _by_parts(case, drawn, held)
     if case.judge.by_parts:
@@ -74,7 +74,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
-    """What one process holds that runs the unsharded module."""
+    """Returns the boundaries of one process that runs the unsharded module."""
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
     )
@@ -84,7 +84,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 
 
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
-    """Every answer of the case; and the right value of each boundary with values of the ranks, unless it is a step."""
+    """Returns every answer, and the right value of each boundary that the ranks recorded, unless the case is a step."""
 
     if case.training.step:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
@@ -97,7 +97,7 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Every answer of a case that is judged by parts."""
+    """Returns every answer of a case that is judged by parts."""
     given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, given, found, {})
     answers = {
@@ -108,7 +108,10 @@ def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs:
 
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
-    """Every answer but boundaries: what is not found is zero, as what no gradient reaches; parameters are copies."""
+    """Returns every answer except boundaries.
+
+    An answer that the run did not give is zero, such as a gradient that reaches nothing; parameters are copies.
+    """
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
     flags: dict[str, bool | None] = {**case.given_flags()}
     flags |= {name: None if case.training.step else fact.requires_grad for name, fact in case.facts.outputs.items()}
@@ -133,25 +136,26 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Dtypes of those answers that have another than the case's."""
+    """Returns the dtypes of answers whose dtype differs from the case's."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
-    """Whole numbers stay what they are."""
+    """Widens floating-point tensors only; integers keep their dtype."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _within_bounds(
     case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
 ) -> tuple[dict[str, Found], list[Forced]]:
-    """What the module gives on real numbers, and how far a correct parallel one may be off.
+    """Returns the module's results on real numbers, with how far a correct parallel module may be off.
 
-    Given what was held of each part of the batch, the module's parts are judged by themselves.
+    If `held` has the ranks' values for each part of the batch, each part of the module is judged from those values.
 
-    It runs in the case's own dtype: what a module computes may hang on that, as the default eps of nn.RMSNorm does.
+    The module runs in the case's own dtype, because its results may depend on it, as the default eps of nn.RMSNorm
+    does.
     """
     ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
@@ -165,10 +169,10 @@ def _within_bounds(
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
-    """The same, where gradients that are zero but for roundings are measured by a small part of the others.
+    """Sets a scale for gradients that are zero up to rounding: a small share of the other gradients.
 
-    A softmax does not change with what is added to all its terms, such as a bias of the keys: of such a parameter the
-    gradient is zero in exact arithmetic, and staying within its bound shows that nothing was added to it.
+    A softmax does not change if a constant is added to all its terms, such as a bias of the keys.  The gradient of such
+    a parameter is zero in exact arithmetic.  If it stays within its bound, nothing was added to it.
     """
     gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
     if not gradients:
@@ -178,7 +182,7 @@ def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]
 
 
 def _is_zero(name: str, tensor: ExpectedTensor) -> bool:
-    """Whether a gradient is no further from zero than it may be off."""
+    """True if a gradient is zero within its bound."""
     return (
         name.startswith("grad.") and tensor.allowed is not None and bool((tensor.value.abs() <= tensor.allowed).all())
     )

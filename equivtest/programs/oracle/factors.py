@@ -3,8 +3,8 @@
 The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks.  The oracle accepts a factor only
 if the program shows that it has taken the factor out again.  It computes everything twice: once from the ranks' values
 as they are, with the factor left in, and once from the values divided by the factor.  Each gradient that the factor
-reaches, of a parameter, an input or a boundary, has to tell the two apart.  Each gradient of a parameter or an input
-has to agree with the second.  So these stay red: a factor that is left in, a factor on one of two paths or on one of
+reaches (parameter, input or boundary) must distinguish the two.  Each gradient of a parameter or an input
+must agree with the second.  So these stay red: a factor that is left in, a factor on one of two paths or on one of
 several ranks, and a factor so near to 1 that a bound cannot see it.
 """
 
@@ -34,8 +34,8 @@ LARGEST_DENOMINATOR = 64
 SCALED = 4
 """Roundings of a share that a step scales before it is added up.
 
-Derived here.  Of a mean over n a rank that has m of the terms may divide its sum by n, by m and multiply by m / n, or
-multiply by ranks / n where ranks are averaged later: a quotient that is rounded once, and three products at most.
+Derived here.  In a mean over n terms, a rank with m terms may divide its sum by n, or by m and multiply by m / n, or
+multiply by ranks / n if ranks are averaged later: a quotient that is rounded once, and three products at most.
 """
 
 NEAR = 16
@@ -45,15 +45,15 @@ Ran = tuple[Expected, Sequence["Forced"]]
 """The answers of the reference, and its runs."""
 
 HeldOf = Callable[[str, tuple[int, ...]], torch.Tensor | None]
-"""(name of an answer, its global shape) -> what the ranks held, put together; None if it is not whole."""
+"""(name of an answer, its global shape) -> the ranks' values, assembled; None if some are missing."""
 
 
 class Rounded(NamedTuple):
-    """What scaling rounds.
+    """Extra error if a program rounds as it scales.
 
     Attributes:
-        error: How far each value may be off besides, if a product rounds.
-        lost: How far any product may be off that underflows, by a power of two too.
+        error: How much further each value may be off if a product rounds.
+        lost: How far any product may be off if it underflows, by a power of two too.
         share: One rounding, as a share of the value.
     """
 
@@ -63,11 +63,11 @@ class Rounded(NamedTuple):
 
 
 class Multiple(NamedTuple):
-    """A multiple of the right values that the ranks held.
+    """A multiple of the right values, which the ranks have.
 
     Attributes:
         right: The right values times the factor.
-        whole: What the ranks held.
+        whole: The ranks' values.
     """
 
     factor: float
@@ -78,12 +78,12 @@ class Multiple(NamedTuple):
 def multiple_of(
     held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: Rounded, known: Sequence[float] = ()
 ) -> Multiple | None:
-    """The multiple of the right values that the ranks held; None if no factor fits.
+    """Returns the multiple of the right values that the ranks have; None if no factor fits.
 
-    A factor from nearer the loss is tried first, and alone if the bound is too wide to find one.
+    A factor from nearer the loss is tried first.  It is the only one tried if the bound is too wide to find one.
 
     Args:
-        rounded: How far the values may be off besides if a program rounds as it scales them.
+        rounded: How much further the values may be off if a program rounds as it scales them.
         known: Factors at the boundaries before.
     """
     factors = [*known]
@@ -111,7 +111,7 @@ def _near(ratio: float, share: float) -> Iterator[float]:
 
 
 def is_exact(factor: float) -> bool:
-    """True for a power of two, by which scaling rounds nothing but what underflows."""
+    """True for a power of two: scaling by it rounds only what underflows."""
     return math.frexp(factor)[0] == 0.5
 
 

@@ -1,9 +1,9 @@
-"""The unsharded module once more, which at the end of each of its parts goes on from what the ranks held there.
+"""Runs the unsharded module again, and continues from the ranks' values at the end of each of its parts.
 
-Worst-case bounds grow from layer to layer.  Here they need not: what a part gives is bounded from what the ranks held
-where it begins, forward and backward, so that each bound is that of the part's own operations, however deep the module
-is and however few bits its dtype has.  What the ranks held is taken over only where its bound is less than
-limits.STILL_SHOWS of the values; else the bound goes on growing.
+Worst-case bounds grow from layer to layer.  Here they do not: the result of a part is bounded from the ranks' values at
+its beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is
+and however few bits its dtype has.  The run continues from the ranks' value only if its bound is less than
+limits.STILL_SHOWS of the values; else the bound continues to grow.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ if TYPE_CHECKING:
 
 
 class Forced(Boundaries):
-    """Has the parts of a module go on from what was held.
+    """Continues each part of a module from the ranks' values, and judges them.
 
     Attributes:
-        found: What is right of each boundary that was held, by its answer's name, in the order of the run.
-        layouts: Of those, under which the ranks held it.
-        open: Those that were taken over although their bound says nothing.
-        wrong: Those at which what was held is not within its bound.
-        factors: Factor of each gradient that the ranks held a multiple of, if factors are divided out.
-        agreed: What is right of each boundary from whose held values, within their bound, the run goes on.
+        found: Right value of each boundary that the ranks recorded, by its answer's name, in the order of the run.
+        layouts: The ranks' layout at each boundary in `found`.
+        open: Boundaries from which the run continues although their bound cannot show an error.
+        wrong: Boundaries at which the ranks' value is outside its bound.
+        factors: Factor of each gradient that is a multiple of the right one, if factors are divided out.
+        agreed: Right value of each boundary at which the ranks' value is within its bound and the run continues from
+            it.
 
     Args:
-        past_open: Whether a boundary is taken over too whose bound says nothing, where no value had to decide on its
-            layout: what follows is judged, and what is wrong at that boundary alone stays open.
-        takes_factors: Whether a gradient may be a multiple of the right one: the run goes on from it, divided.
-        owes_parts: False if no part owes a right value, as in a step that runs the module as it likes.  The run then
-            goes on from what the ranks held as long as all of it is right, and from nothing after that.
+        past_open: True to continue from a boundary even if its bound cannot show an error, provided that no value had
+            to
+            decide its layout.  All that follows is then judged; an error at that boundary alone stays open.
+        takes_factors: True if a gradient may be a multiple of the right one: the run divides it and continues from it.
+        owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way.  The
+            run
+            then continues from the ranks' values until the first one is wrong, and from none after that.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Forced(Boundaries):
         self._is_astray = False
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Has the tensor hold what the ranks held."""
+        """Replaces the tensor's value with the ranks' value."""
         held = self._judged(f"{BOUNDARY}{name}", tensor)
         if held is not None and isinstance(tensor, Ranged):
             with _disable_current_modes():
@@ -84,30 +87,30 @@ class Forced(Boundaries):
                     part.copy_(new)
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Has the gradient that comes back be what came back in the ranks."""
+        """Replaces the gradient of this tensor with the ranks' gradient."""
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Has an operand go on from what the ranks held only if that is right."""
+        """Continues from the ranks' value of an operand only if that value is right."""
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
 
     def apart(self, operand: Any) -> Any:
-        """A copy of an operand several of whose elements lie in one place in memory: each is to hold what was held."""
+        """Copies an operand if several of its elements share memory, so that each can get the ranks' value."""
         is_shared = isinstance(operand, torch.Tensor) and any(
             size > 1 and stride == 0 for size, stride in zip(operand.shape, operand.stride(), strict=True)
         )
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """Where the ranks' part has given a tensor of its own."""
+        """True if the ranks' part returned a separate tensor here."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """What the ranks chose, where they chose the largest of what they held, and of equal ones any.
+        """Returns the ranks' choice if they chose the largest of their values, and any of equal ones; else its own.
 
-        Source: torch.topk (2.13.0), which does not say which of equal ones it takes.
+        Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
         """
         held = None
         if isinstance(operand, Ranged) and not bool(operand.error.any()):
@@ -116,7 +119,7 @@ class Forced(Boundaries):
         return choice(operand) if held is None else torch.return_types.topk((operand.gather(dim, held), held))
 
     def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
-        """The indices that were held, where what they take is as large as the reference's own, each taken once."""
+        """Returns the ranks' indices if each occurs once and they select values as large as the reference's own."""
         anything = torch.full(own.indices.shape, float(value.shape[dim]), dtype=torch.float64)
         whole = self._held(f"{BOUNDARY}{name}", Bounded(own.indices.double(), anything))
         if whole is None or whole.value.dtype != own.indices.dtype or whole.spread is not None:
@@ -134,7 +137,7 @@ class Forced(Boundaries):
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
-        """What was held, to go on from, now that it is judged; None where nothing was, or the bound says nothing."""
+        """Judges the ranks' value, and returns it if the run continues from it; else None."""
         with _disable_current_modes():
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
@@ -185,22 +188,25 @@ class Forced(Boundaries):
 
 
 def _is_near(whole: Whole, right: Bounded) -> bool:
-    """Whether what was held is as near to the right value as would have shown that it is right."""
+    """True if the ranks' value is so near to the right value that a useful bound would accept it too."""
     resolution = resolution_of(right.value)
     return resolution is not None and bool(((whole.value.double() - right.value).abs() <= resolution).all())
 
 
 def _certainty(layout: Layout) -> tuple[int, int]:
-    """Zeros agree with more layouts than others, and are taken for replicas: where parts differ, the others tell."""
+    """Ranks a layout by how specific it is.
+
+    Zeros agree with several layouts, and are then taken for replicas; the parts with other values decide.
+    """
     kinds = [type(placement) for placement in layout.placements]
     return kinds.count(Partial), kinds.count(Shard)
 
 
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
-    """What is right of each boundary that was held, in the order of the run, those of all parts of a divided batch.
+    """Returns the right value of each recorded boundary, in the order of the run, for all parts of a divided batch.
 
-    Where only some ranks of those held one, nothing is said of the others'; nor of any where their shapes are different
-    ones, as those of the tokens that an expert gets, and all are right.
+    If only some parts recorded a boundary, the others are not judged there.  If the parts recorded different shapes, as
+    with the tokens of an expert, the boundary is left out when all are right.
     """
     facts, found = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

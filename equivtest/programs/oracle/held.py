@@ -1,14 +1,18 @@
-"""What the ranks held of a tensor within a module, put together: under the layout that they say or that is inferred.
+"""Assembles the ranks' tensors at a boundary inside a module, under a layout that is declared or inferred.
 
-A DTensor says which part of the whole each rank holds.  Of a plain tensor that is inferred: a layout of `_candidates`
-under which the ranks' tensors agree with the reference, the first whose replicas have the same bits, else the nearest,
-as several may agree where a bound is wide; or some slices of a dim whole and the others operands of a sum, as of a
-projection that gives what all ranks use and what each uses its part of; or any order of the slices of one dim.  Of a
-divided batch a rank's rows may be with other ranks, among theirs, as tokens go to the ranks of their experts.  A wrong
-guess hides nothing: what it takes for right agrees with the reference, so that all that follows is judged from right
-values, while the ranks go on from what they really hold.  They differ at the first part that does not map the one to
-the other, at the latest in the outputs and in the gradients of inputs and parameters, of which the case says what they
-are.
+A DTensor declares which part of the whole each rank has.  For a plain tensor the oracle infers the layout.  It tries
+the layouts of `_candidates` and takes one under which the ranks' tensors agree with the reference.  If several agree,
+as under a wide bound, it takes the first whose replicas have the same bits, else the nearest.  If none agrees, it tries
+two more: along one dim, some slices are replicas and the others are operands of a sum, as in a projection whose result
+all ranks use in part and each rank uses in part; or the slices of one dim are in any order.
+
+If the batch is divided, another rank may have some rows of a rank among its own, as when tokens go to the ranks of
+their experts.
+
+A wrong guess hides no fault.  The assembled value agrees with the reference, so the oracle judges all that follows from
+right values.  The ranks continue from what they really have.  Both differ at the first part that does not map one to
+the other, at the latest in the outputs and in the gradients of inputs and parameters.  The case declares the layouts of
+all these.
 """
 
 from __future__ import annotations
@@ -28,19 +32,21 @@ from equivtest.programs.case import ModuleCase
 from equivtest.tensors import Placed, assemble
 
 Shape = tuple[int, ...]
-LARGEST_MATCH = 2**22  # elements that the slices of a dim are compared in, at most
-SMALLEST_ROW = 8  # elements of a row that is looked for among others', of which fewer may agree by chance
+LARGEST_MATCH = 2**22  # elements to compare at most when slices of a dim are matched
+SMALLEST_ROW = 8  # elements that a row must have to be matched: shorter rows may agree by chance
 
 
 class Whole(NamedTuple):
-    """What the ranks held of one tensor, put together.
+    """One tensor, assembled from the ranks.
 
     Attributes:
-        value: In the dtype that they held it in; float64 where it is the sum of operands.
-        spread: How far from `value` is what some rank held, or what may be meant as well, float64; None: nowhere.
-        magnitude: Of the operands, where it is their sum; else None.
-        layout: Under which they held it; None: no layout, the slices of a dim in an order of their own.
-        is_told: Whether the ranks say so, or no other layout has tensors of these shapes, so that no value decided it.
+        value: In the ranks' dtype; float64 if it is the sum of operands.
+        spread: Distance between `value` and the value of the furthest rank, or of another slice that fits, float64;
+            None if
+            there is no distance.
+        magnitude: Sum of the operands' absolute values if `value` is a sum of operands; else None.
+        layout: The ranks' layout; None if no layout describes them, as when the slices of a dim are in any order.
+        is_told: True if the ranks declare the layout, or if it is the only one with these shapes: no value decided it.
     """
 
     value: torch.Tensor
@@ -51,16 +57,17 @@ class Whole(NamedTuple):
 
 
 HeldAt = Callable[[str, Bounded], Whole | None]
-"""What was held by a name, given what is right; None where nobody, or not everybody, held anything, or in no layout."""
+"""(name, right value) -> the ranks' tensor; None if some rank has no tensor, or no layout fits."""
 
 
 def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
-    """What the ranks of a case held, of each part of the batch; a batch that is whole is one."""
+    """Returns a function for each part of the batch that assembles the ranks' tensors; a whole batch is one part."""
     return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
 
 
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
-    """What the ranks of a case held; of a divided batch what those held that ran this part of it."""
+    """Returns a function that assembles the ranks' tensors; if the batch is divided, of the ranks that ran this part.
+    """
     if not case.is_divided:
         return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
     ranks = case.ranks_of_part(part)
@@ -80,9 +87,9 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
-    """What the only rank with these rows of a divided batch held; or other ranks, where it has handed rows to them.
+    """Assembles the rows of a part that only one rank ran, from other ranks too if that rank has sent rows to them.
 
-    Where ranks have different numbers of rows, a wrong value of a rank's own may be one of another rank's rows.
+    If ranks have different numbers of rows, a wrong value in one rank's rows may belong to a row of another rank.
     """
     held = {each: own for each, own in placed.items() if own is not None}
     own, is_even = held.get(rank), len({each.local.shape for each in held.values()}) == 1
@@ -96,12 +103,12 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
-    """What is one row of those of all parts of a batch."""
+    """Takes the part of a rank out of the dim that stacks all parts of a batch."""
     return None if placed is None else replace(placed, local=placed.local[0])
 
 
 def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
-    """What one process held that ran the unsharded module."""
+    """Returns a function that looks up the tensors of one process that ran the unsharded module."""
 
     def held_at(name: str, right: Bounded) -> Whole | None:
         value = values.get(name)
@@ -111,7 +118,7 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
 
 
 def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """What the ranks held, under the layout that they say or that is inferred."""
+    """Assembles the ranks' tensors under the layout that they declare or that the oracle infers."""
     held = {rank: each for rank, each in placed.items() if each is not None}
     layouts = {each.layout for each in held.values()}
     if len(held) < len(placed) or len(layouts) != 1:
@@ -133,7 +140,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
-    """The layouts under which tensors of such shapes may be held: whole, divided along a dim, operands of a sum."""
+    """Yields the layouts that fit these shapes: replicas, shards along a dim, operands of a sum."""
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
     for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
@@ -142,7 +149,7 @@ def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> 
 
 
 def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """What the ranks held under a layout; None where their tensors do not fit it."""
+    """Assembles the ranks' tensors under a layout; None if their shapes do not fit it."""
     placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
     value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
     if value is None:
@@ -155,32 +162,35 @@ def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right:
 
 
 def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
-    """How far replicas are apart, as global elements."""
+    """Returns the distance between replicas for each element of the global tensor; None if they are equal."""
     spread = torch.zeros(value.shape, dtype=torch.float64)
     for rank, each in held.items():
         box = local_box(tuple(value.shape), layout, mesh_shape, rank)
         window = tuple(slice(start, stop) for start, stop in box)
         apart = (each.local.double() - value[window].double()).abs().nan_to_num(nan=math.inf)
-        apart = torch.where(each.local == value[window], 0.0, apart)  # of infinities as well
+        apart = torch.where(each.local == value[window], 0.0, apart)  # equal infinities too
         spread[window] = torch.maximum(spread[window], apart)
     return spread if bool(spread.any()) else None
 
 
 def ratio_of(whole: Whole, right: Bounded) -> float:
-    """The largest error over its allowance."""
+    """Returns the largest ratio of an error to its allowance."""
     error = (whole.value.double() - right.value).abs()
     ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
     return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
 
 
 def is_agreed(whole: Whole, right: Bounded) -> bool:
-    """Whether what every rank held is right, of replicas each: zeros beside the whole are shares of a sum."""
+    """True if the value of every rank, each replica included, is within its bound.
+
+    Zeros beside the whole tensor are operands of a sum.
+    """
     error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
     return bool(((error <= right.allowed) | right.allowed.isinf()).all())
 
 
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
-    """The whole whose slices along some dim the ranks hold, each once, in whatever order: merged projections, heads."""
+    """Assembles a tensor whose slices along one dim are on the ranks once each, in any order: merged projections."""
     for dim, size in enumerate(right.value.shape):
         slices = _slices(held, dim, tuple(right.value.shape))
         found = None if slices is None or len(slices) != size else _matched(slices, dim, right)
@@ -190,7 +200,7 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
 
 
 def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
-    """The rows of a rank wherever they are among those that all ranks hold, some of them at least with another rank."""
+    """Assembles the rows of a rank from the rows of all ranks, if at least some of them are on another rank."""
     shape = tuple(right.value.shape)
     for dim, size in enumerate(shape[:-1]):
         slices = _slices(held, dim, shape)
@@ -204,7 +214,7 @@ def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole |
 
 
 def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor | None:
-    """All slices along a dim, in a first dim; None where they are none of such a whole, or too many to compare."""
+    """Stacks all slices along a dim; None if their shapes do not fit the whole, or if there are too many to compare."""
     shapes = [tuple(each.local.shape) for each in held.values()]
     others = shape[:dim] + shape[dim + 1 :]
     if not shapes or any(len(each) != len(shape) or each[:dim] + each[dim + 1 :] != others for each in shapes):
@@ -215,7 +225,7 @@ def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor 
 
 
 def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """The whole where along some dim each slice is the same on all ranks, or is their sum, as agrees with `right`."""
+    """Assembles a tensor of which, along one dim, each slice is the same on all ranks or is the sum over the ranks."""
     shape = tuple(right.value.shape)
     if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
         return None
@@ -233,10 +243,10 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
 
 
 def _matched(slices: torch.Tensor, dim: int, right: Bounded) -> Whole | None:
-    """The whole of those slices that are those of `right` along a dim, each taken once; None where one is missing.
+    """Matches each slice of `right` along a dim with one of the ranks' slices, used once; None if one is missing.
 
-    Of two that are equal within their bounds nobody can say which is which: how far one is from the other is spread.
-    Those that fewest fit are matched first, with the nearest.
+    Slices with the fewest candidates are matched first, each with its nearest candidate.  If several candidates are
+    within the bound, any of them may be the right one, so the distance between them goes into `spread`.
     """
     value, allowed = right.value.movedim(dim, 0), right.allowed.movedim(dim, 0)
     wide, number = slices.double(), math.prod(value.shape[1:])

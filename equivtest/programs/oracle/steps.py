@@ -1,8 +1,8 @@
-"""Steps of training, each from what the ranks really held after the one before.
+"""Computes the right answers of training steps, each from what the ranks really have after the step before.
 
-The gradients of a step are those of the unsharded module, whose parameters are what the ranks hold; an update is that
-of the unsharded optimizer, from the gradients that the ranks hold.  So no bound grows from step to step but that of
-what the optimizer keeps for itself.
+The gradients of a step are the gradients of the unsharded module with the ranks' parameters.  An update is the
+unsharded optimizer's, from the ranks' gradients.  So no bound grows from step to step, except the bound of the
+optimizer's own state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensors = Mapping[str, torch.Tensor]
 Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
 
 NORMED = 4
-"""Roundings of each gradient's norm, which is a root and then a power again; of a sum of such the same, relative to it.
+"""Roundings of the norm of a gradient: a root and then a power; relative to the sum, the same for a sum of norms.
 
 Source: torch.nn.utils.get_total_norm (2.13.0), the norm of the gradients' norms.
 """
@@ -44,11 +44,11 @@ NOT_SEEN = "the update is less than what storing the parameter may round, so tha
 
 
 def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None, once: Once) -> Expected:
-    """What every step computes and leaves.
+    """Returns the right results of every step: its answers, and the parameters that it leaves.
 
     Args:
-        held: What the ranks answered; None: what is right, from one step to the next.
-        once: What is right of one forward and backward, see `equivtest.programs.oracle`.
+        held: The ranks' answers; None to continue from the right values from one step to the next.
+        once: Returns the right answers of one forward and backward, see `equivtest.programs.oracle`.
     """
     alone = case.but(optimizer="", steps=1, max_norm=0.0)
     parameters = {name: drawn[name] for name in case.parameter_names()}
@@ -74,7 +74,7 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
 
 
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
-    """The same of a program that rounds each share so many times more; called outside of the mode."""
+    """Widens the error by `num` more roundings of each share; called outside of the mode."""
     if not isinstance(tensor, Ranged):
         return tensor
     parts = Parts.of(tensor)
@@ -82,10 +82,10 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
-    """The gradient of a program that takes the factors of these runs out; called outside of the mode.
+    """Widens the error of a gradient if a program takes the factors of these runs out; called outside of the mode.
 
-    Scaling by a power of two rounds only what underflows.  A factor below 1 is taken out by a division, which makes
-    what underflowed larger.
+    Scaling by a power of two rounds only what underflows.  A factor below 1 is taken out by a division, which enlarges
+    the error of what underflowed.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:
@@ -97,7 +97,7 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
 
 
 def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """The sum of `num` micro-batches' gradients, as a program may add them up; called outside of the mode."""
+    """Widens the error of a gradient by the sum over `num` micro-batches, in any order; called outside of the mode."""
     if not isinstance(tensor, Ranged) or num == 1:
         return tensor
     parts = Parts.of(tensor)
@@ -105,7 +105,7 @@ def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Ten
 
 
 def _of_step(held: Held | None, step: int) -> Held | None:
-    """What the ranks answered of a step, by the names of the first."""
+    """Returns the ranks' answers to a step, under the names of the first step."""
     if held is None:
         return None
     return {
@@ -115,13 +115,13 @@ def _of_step(held: Held | None, step: int) -> Held | None:
 
 
 def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
-    """What the ranks held; what is right where they held nothing that is whole, which another claim tells."""
+    """Returns the ranks' value; the right value if theirs is not whole, which another claim reports."""
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
     return (right.value if found is None else found).to(DTYPES[case.dtype])
 
 
 def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
-    """The same of a gradient: None where it reaches nothing, and no rank holds an element of it."""
+    """Returns the ranks' gradient as `_held_or_right` does; None if it reaches nothing and no rank has an element."""
     placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
     if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):
         return None
@@ -129,9 +129,9 @@ def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTen
 
 
 def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
-    """The total norm of the gradients, and the gradients clipped.
+    """Returns the total norm of the gradients, and the clipped gradients.
 
-    Source: torch.nn.utils.clip_grad_norm_ (2.13.0): each is multiplied by max_norm / (norm + 1e-6), if that is below 1.
+    Source: torch.nn.utils.clip_grad_norm_ (2.13.0) multiplies each by max_norm / (norm + 1e-6) if that is below 1.
     """
     counted = _counted(case)
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
@@ -151,7 +151,7 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norm of all elements at once; torch takes that of each gradient first, see NORMED."""
+    """Returns the norm of all elements at once; torch takes the norm of each gradient first, see NORMED."""
     if math.isinf(case.training.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.training.norm_type)).sum() for gradient in gradients]).sum()
@@ -159,7 +159,7 @@ def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Optimizer:
-    """The unsharded optimizer by its own code for one tensor after the other, each operation's roundings counted."""
+    """The unsharded optimizer, run with its own code for single tensors, which counts each operation's roundings."""
 
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
@@ -171,7 +171,7 @@ class Optimizer:
         self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
 
     def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
-        """What one step makes of the parameters, given what the ranks hold."""
+        """Returns the parameters after one step from the ranks' parameters and gradients."""
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
                 part.copy_(new)
@@ -193,10 +193,10 @@ def follow(
     parameters: Tensors,
     gradients: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """Has an optimizer take one step from these gradients, each operation's roundings counted.
+    """Runs one step of an optimizer from these gradients, and counts each operation's roundings.
 
     Raises:
-        Misuse: it does what cannot be followed.
+        Misuse: the optimizer uses an operation that cannot be followed.
     """
     given = {name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()}
     for group in optimizer.param_groups:
@@ -217,7 +217,7 @@ def follow(
 def left_of(
     counted: RunningError, parameter: torch.Tensor, gradient: torch.Tensor, before: ExpectedTensor
 ) -> ExpectedTensor:
-    """What an update leaves of a parameter, which was `before`."""
+    """Returns the right value of a parameter after an update; `before` is its value before."""
     right = within(counted, parameter, before)
     change = right.value - before.value
     if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):
