@@ -1,6 +1,6 @@
-"""What goes in and out of a module's parts: the tensors that each submodule gives, and the gradients that come back.
+"""Records the inputs and outputs of a module's parts: the outputs of each submodule, and their gradients.
 
-Within a part, what goes into an attention is met as well, and into a choice of the largest; and what that chose.
+Within a part it also records the operands of an attention, and the operands and result of a choice of the largest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 
 class Function(NamedTuple):
-    """A function whose operands are met where a part calls it, and what it gives, unless it chooses among them."""
+    """A function whose operands are recorded if a part calls it, and its result too, unless it chooses among them."""
 
     name: str
     operands: tuple[str, ...]
@@ -42,21 +42,21 @@ FUNCTIONS: dict[Callable[..., Any], Function] = {
 
 
 Choice = Callable[[torch.Tensor], Any]
-"""What `torch.topk` makes of an operand."""
+"""Calls `torch.topk` on an operand."""
 
 
 def is_boundary(name: str) -> bool:
-    """Whether an answer is what a part gave, or the gradient that came back to it."""
+    """True if an answer is the output of a part, or the gradient of that output."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
 def is_operand(name: str) -> bool:
-    """Whether an answer is what went into one of `FUNCTIONS` or came out of it, or what was chosen."""
+    """True if an answer is an operand or the result of one of `FUNCTIONS`."""
     return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The submodules by the names of the unsharded module, each once, the outermost of wrappers; not the whole."""
+    """Yields each submodule once, by its name in the unsharded module: the outermost of wrappers, not the whole module."""
     own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
         if (own := own_name(name)) not in seen:
@@ -65,10 +65,10 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
-    """The floating-point tensors of what a part gave, or was handed, in its `number`-th call, from 0, by name.
+    """Lists the floating-point inputs or outputs of a part in its `number`-th call, from 0, with their names.
 
-    'layers.1', and 'layers.1#2' when it was called before; 'layers.1[0]' where there are several leaves; of what it was
-    handed 'layers.1:input'.
+    The name is 'layers.1', or 'layers.1#2' in the second call; 'layers.1[0]' if there are several leaves; and
+    'layers.1:input' for an input.
     """
     leaves = tree_leaves(given)
     call = (f"{path}#{number + 1}" if number else path) + what
@@ -96,10 +96,10 @@ class Known(NamedTuple):
 
 
 class Boundaries(TorchFunctionMode):
-    """Meets what goes into every part of a module and comes out of it, once: of what is handed on, when it came out.
+    """Calls `meet` once for each input and output of every part; a tensor that is passed on counts when it came out.
 
-    What nothing computed, as the inputs of the module itself, is not met where it goes in.  What goes into `FUNCTIONS`
-    that a part calls is met within it as a mode.
+    An input that nothing computed, such as an input of the module itself, is left out.  As a torch function mode it
+    also records the operands of `FUNCTIONS` within the part that calls them.
 
     If no part gave a tensor, each part that takes the tensor takes a view.  The view's gradient comes from this part
     alone, not from other users of the tensor.  A parallel part may wrap its input, as SequenceParallel wraps a plain
@@ -109,7 +109,7 @@ class Boundaries(TorchFunctionMode):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self._running: list[str] = []  # the parts that run, the innermost last
+        self._running: list[str] = []  # parts that run now, the innermost last
         self._known: dict[int, Known] = {}  # by id
         self._hooks: list[RemovableHandle] = []
         for path, part in parts_of(module):
@@ -144,13 +144,13 @@ class Boundaries(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def begin_again(self) -> None:
-        """Forgets what was met and how often, as the module is called once more, on other inputs."""
+        """Forgets all recorded tensors and counts of calls, because the module is called again on other inputs."""
         self._calls = Counter(), Counter()
         self._running.clear()
         self._known.clear()
 
     def remove(self) -> None:
-        """Has the module run as before, and lets go of what was met, whose hooks hold this in turn."""
+        """Removes the hooks, and releases the recorded tensors, whose own hooks refer to this object."""
         for hook in self._hooks:
             hook.remove()
         self._known.clear()
@@ -175,20 +175,20 @@ class Boundaries(TorchFunctionMode):
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
-        """What a function is handed in the place of an operand: the operand itself."""
+        """Returns the tensor that a function gets in place of an operand: here the operand itself."""
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that a part gives as it was handed it is copied, and so met a second time, by this name."""
+        """True if an input that a part returns unchanged is copied, and so recorded a second time, by this name."""
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """The largest along a dim, and their indices."""
+        """Returns the largest values along a dim, and their indices."""
         return choice(operand)
 
     @property
     def is_again(self) -> bool:
-        """Whether checkpointing computes it once more, in the backward."""
+        """True if checkpointing recomputes the forward in the backward."""
         return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
@@ -200,7 +200,7 @@ class Boundaries(TorchFunctionMode):
     def _after(self, path: str, part: nn.Module, args: object, kwargs: object, given: object) -> object:
         calls = self._calls[self.is_again]
         calls[path] += 1
-        if path in self._running:  # else checkpointing ended it before its end
+        if path in self._running:  # else checkpointing stopped it early
             del self._running[self._running.index(path) :]
         number, handed = calls[path] - 1, {id(each) for each in tree_leaves((args, kwargs))}
         same = [(name, each) for name, each in tensors_of(path, number, given) if id(each) in handed]
@@ -210,9 +210,9 @@ class Boundaries(TorchFunctionMode):
         return own if apart else None
 
     def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
-        """Meets what a part takes; returns the views that it takes instead, by id of the tensor.
+        """Records the inputs of a part; returns the views that replace them, by id of the tensor.
 
-        A tensor that a part takes at several places of one call stays as it is: some modules ask whether two inputs are
+        A tensor that a part takes at several places of one call stays as it is: some modules check if two inputs are
         the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
         """
         views: dict[int, torch.Tensor] = {}
@@ -231,7 +231,7 @@ class Boundaries(TorchFunctionMode):
         return views
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
-        """Meets the outputs of a part, or the operands or outputs of a function, which a part may give or take, too."""
+        """Records the outputs of a part, or the operands or outputs of a function, which a part may give or take."""
         for name, tensor in tensors_of(path, number, given, what):
             known = self._known_as(tensor)
             if known is None or (not what and not known.is_owed):
@@ -245,7 +245,7 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Meets a tensor under the names that it did not have before."""
+        """Records a tensor under the names that it did not have before."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)
@@ -265,42 +265,42 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied_of(given: object, chosen: Collection[int]) -> object:
-    """What an unsharded part gives, with a copy of each tensor that is chosen by its id.
+    """Copies the tensors with the chosen ids in the output of an unsharded part.
 
-    A parallel part may give another tensor there, as an expert that hands its tokens on, each rank its share of them.
+    A parallel part may give another tensor there: an expert, for example, may send each rank its share of the tokens.
     """
-    with torch.enable_grad():  # what needs a gradient goes on to need one
+    with torch.enable_grad():  # a copy requires a gradient if the tensor does
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
 
 
 def is_in_backward() -> bool:
-    """Whether a backward runs, in which checkpointing computes once more."""
+    """True if a backward runs, in which checkpointing recomputes."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:
-    """Whether nothing computed what goes in; what is only chosen by may be cut off from its gradient."""
+    """True if nothing computed this input; an operand that only chooses may be detached."""
     return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """What was on its way has come, and what is written to the tensor later leaves the copy as it is."""
+    """Copies a tensor: waits for a pending collective, and later writes to the tensor leave the copy as it is."""
     return tensor.detach().clone()
 
 
 def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Values and gradients by the names of answers."""
+    """Merges values and gradients by the names of answers."""
     found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
     return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
 
 
 class Capture(Boundaries):
-    """Keeps what goes in and comes out, and the gradients that come back, in one forward and backward.
+    """Keeps inputs, outputs and their gradients in one forward and backward.
 
-    What checkpointing computes once more in the backward is not kept again.
+    Recomputations of checkpointing in the backward are left out.
 
     Attributes:
-        values, gradients: By name, what `keep` made of them.
+        values, gradients: Results of `keep`, by name.
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
@@ -324,7 +324,7 @@ class Capture(Boundaries):
         return found
 
     def named(self) -> dict[str, Any]:
-        """All that is kept, by the names of answers."""
+        """Returns all recorded tensors by the names of answers."""
         return answers_of(self.values, self.gradients)
 
     def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:
@@ -332,7 +332,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps the shape and dtype of what goes in and comes out, and of the gradients that would come back."""
+    """Keeps the shape and dtype of inputs and outputs, and of the gradients that would come back."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(
@@ -348,12 +348,12 @@ class Facts(Capture):
 
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
-    """Facts of all boundaries of an unsharded module, values and gradients, by the names of answers.
+    """Returns the facts of all boundaries of an unsharded module, values and gradients, by the names of answers.
 
     Raises:
-        Misuse: as of `facts_of`.
+        Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.
     """
-    facts_of(program)  # which says what does not fit
+    facts_of(program)  # raises if the module does not fit
     module = in_dtype(call_builder(program.build), program.dtype)
     capture = Facts(module)
     with torch.random.fork_rng(devices=[]), capture:

@@ -1,4 +1,4 @@
-"""Whether the bound of a module says something; where it does not: from where on, and what to do about it."""
+"""Checks if a module's bound can show an error; if not, finds where it becomes too wide, and a way out."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ ALL_BEFORE = "; of all that comes before the bound says something"
 
 
 class TooWide(Misuse):
-    """Nothing can be concluded in a case; `explained` adds where that begins, and what would do.
+    """Raised if a case allows no conclusion; `explained` adds where that begins, and what would help.
 
     Attributes:
         what: The reason, in words.
         way_out: What else a caller can do.
-        first: The first part, in the order of the run, with a bound that says nothing; '' if no part was judged, None
-            if the reason is another than a bound.
+        first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
+            the
+            reason is not a bound.
     """
 
     def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:
@@ -43,13 +44,13 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """The message, with what has been found out besides."""
+        """Returns the message, with the place and the ways out if they are known."""
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
 
 def require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse where some answer may be off by so much that nothing is to be concluded."""
+    """Raises Misuse if the allowance of some answer is too wide for a conclusion."""
     tensors = expect(case, 0).tensors
     wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
     answers = [name for name in wide if not tensors[name].is_inner]
@@ -71,7 +72,7 @@ def require_bounds(case: ModuleCase) -> None:
 
 
 def reason_in(case: Case) -> str:
-    """Why nothing can be concluded in a case of a module, and what would do; '' of any other case."""
+    """Returns why a case of a module allows no conclusion, and what would help; '' for any other case."""
     if isinstance(case, ModuleCase):
         try:
             require_bounds(case)
@@ -81,13 +82,13 @@ def reason_in(case: Case) -> str:
 
 
 def explained(error: Misuse) -> str:
-    """The message of a refusal, with where it begins, and dtypes and shapes that were tried and would do."""
+    """Returns the message of a refusal, with the place where it begins, and dtypes and shapes that were tried and work."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Where the bound begins to say nothing, and the ways around it, by trying."""
+    """Finds where the bound becomes too wide, and the ways around it, by trying."""
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
         ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
@@ -106,7 +107,7 @@ def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
 def _where(case: ModuleCase, first: str) -> str:
     try:
         first = first or ("" if case.judge.by_parts else _first_wide(case))
-    except Misuse:  # what the parts compute cannot be followed one by one
+    except Misuse:  # the operations of the parts cannot be followed one by one
         first = ""
     if first and case.judge.by_parts:
         return f"; the first part of which the bound says nothing is {_in_words(first)}"
@@ -114,9 +115,9 @@ def _where(case: ModuleCase, first: str) -> str:
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
-    """The case with one size after the other, then all, as small as it can be; in its dtype, and in the widest.
+    """Yields the case with one size after the other, then all, as small as possible; in its dtype, and in the widest.
 
-    The last dim of one x is the module's own, as features are.
+    The last dim of one x belongs to the module, as features do.
     """
     fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
     arguments = case.arguments
@@ -128,21 +129,21 @@ def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
         fields: dict[str, Any] = {"x_shape": tuple(sizes.values())}
         fields = {"sizes": tuple(sizes.items())} if arguments.inputs else fields
         for dtype in dict.fromkeys((case.dtype, WIDEST)):
-            with contextlib.suppress(Misuse):  # there may be no such case
+            with contextlib.suppress(Misuse):  # such a case may be invalid
                 yield replace(case, dtype=dtype, **fields)
 
 
 def would_do(case: ModuleCase, **fields: Any) -> bool:
-    """True if something can be concluded in the case, with other fields."""
+    """True if the case with these other fields allows a conclusion."""
     try:
         require_bounds(replace(case, **fields))
-    except Misuse:  # of the bound, or there is no such case
+    except Misuse:  # the bound is too wide, or such a case is invalid
         return False
     return True
 
 
 def _first_wide(case: ModuleCase) -> str:
-    """The first boundary between parts, in the order of the run, of which the bound of the whole says nothing."""
+    """Returns the first boundary between parts, in the order of the run, at which the bound of the whole is too wide."""
     found: list[str] = []
 
     def note(name: str, right: Bounded) -> None:
@@ -154,6 +155,6 @@ def _first_wide(case: ModuleCase) -> str:
 
 
 def _in_words(boundary: str) -> str:
-    """What a boundary is."""
+    """Describes a boundary."""
     name = boundary.removeprefix("grad.").removeprefix(BOUNDARY)
     return f"the gradient that comes back to {name}" if boundary.startswith("grad.") else f"what {name} gives"

@@ -1,4 +1,4 @@
-"""A module that ran elsewhere, in the forwards and backwards of one step of somebody's own job."""
+"""A module that ran in a user's own job, in the forwards and backwards of one step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from equivtest.programs.reference import Facts
 from equivtest.programs.state import OWN_ROWS
 
 OWN = ("arguments", "started", "with_gradient")
-"""What each micro-batch may have otherwise."""
+"""Fields that may differ between micro-batches."""
 
 
 @dataclass(frozen=True)
 class StartedFacts(Facts):
-    """Facts of a module whose backward was started by what came to its outputs.
+    """Facts of a module whose backward started from the gradients of its outputs.
 
     Attributes:
-        started: The outputs to which a gradient came from outside of the module.
+        started: Outputs that got a gradient from outside of the module.
     """
 
     started: tuple[str, ...] = ()
@@ -35,13 +35,12 @@ class StartedFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class CapturedCase(ModuleCase):
-    """The values are those that the ranks held, so that none are drawn, and `parallelize` is never called.
+    """A case whose values come from the ranks: none are drawn, and `parallelize` is never called.
 
     Attributes:
-        started: The outputs to which a gradient came from outside of the module; it is given as a cotangent.
-        with_gradient: The inputs of which there is a gradient.
-        further: What each micro-batch after the first has of its own, see `OWN`; gradients of parameters are those of
-            all, added up.
+        started: Outputs that got a gradient from outside of the module; it is given as a cotangent.
+        with_gradient: Inputs that have a gradient.
+        further: Fields of each micro-batch after the first, see `OWN`; gradients of parameters are the sum over all.
     """
 
     started: tuple[str, ...] = ()
@@ -62,15 +61,15 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """This micro-batch and others after it."""
+        """Returns the case with further micro-batches."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:
-        """Whether a tensor is of a parameter, and so of all micro-batches."""
+        """True if a tensor is a parameter or its gradient, and so belongs to all micro-batches."""
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Those of every micro-batch; of parameters once."""
+        """Describes the tensors of every micro-batch; parameters once."""
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
             one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))
@@ -82,7 +81,7 @@ class CapturedCase(ModuleCase):
 
 @dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class UpdateCase(ModuleCase):
-    """One update of somebody's own optimizer, in which nothing runs forward.
+    """One update of a user's own optimizer, in which nothing runs forward.
 
     Attributes:
         left: Name and shape of each tensor that the update leaves.

@@ -1,6 +1,6 @@
-"""A module of anybody's own, unsharded and parallelized, each made by a function that is named.
+"""A user's module, unsharded and parallelized, each made by a function with a name.
 
-The unsharded one is the reference: it says how many parameters there are, of what shapes, and what comes out.
+The unsharded module is the reference: it determines the number and shapes of parameters, and the outputs.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 EXACT_MODE, REAL_MODE = "dense", "real"
 
 BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
-"""Every rank has the whole batch; or its own rows, and gradients are averaged or added up, or those of the whole."""
+"""Every rank has the whole batch; or own rows, and gradients are averaged, added up, or equal to the whole batch's."""
 
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
 ROWS = Layout((Shard(0),))
-"""How ranks with rows of their own hold what has the rows of the batch."""
+"""Layout of tensors with the rows of the batch, if each rank has different rows."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
-"""Magnitudes up to which the strategy draws odd integers, by dtype: few bits are full soon."""
+"""Largest odd integers that the strategy draws, by dtype: few bits are soon full."""
 
 REAL_DTYPES = ("float32", "float64")
-"""The dtypes of real numbers: kernels of 16 bits also round what they keep for themselves, and no module tells that."""
+"""Dtypes of real numbers: kernels in 16 bits also round intermediate values, and no module declares where."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModuleCase(MeshCase):
     """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
 
-    Values are odd integers, on which the reference is exact where f adds and multiplies (the oracle
-    refuses data that some operation could round), or real numbers, on which it has a bound.
+    Values are odd integers, on which the reference is exact if f only adds and multiplies (the oracle refuses data that
+    some operation could round), or real numbers, on which it has a bound.
 
     A module of one x has x_shape alone.  Any other names its inputs:
 
@@ -59,15 +59,19 @@ class ModuleCase(MeshCase):
     Fields of the parts are passed, printed and written among the others: `ModuleCase(..., optimizer="my.module:sgd")`.
 
     Attributes:
-        build: 'package.module:NAME' of a function without arguments that makes the unsharded
-            module; what of it requires a gradient is trained.
+        build: 'package.module:NAME' of a function without arguments that makes the unsharded module; its parameters
+            that
+            require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
-        batch: 'whole': every rank is handed the whole x, and gives the whole output.  'mean of parts': every rank is
-            handed its own rows, one at least, as torch.chunk divides them; it gives what the unsharded module gives on
-            these alone, and a parameter's gradient is the mean over the ranks of what they come to.  'sum of parts':
-            it is their sum.  'parts of the whole': every rank is handed its own rows, and `step` leaves the gradients,
-            and reports the numbers, that the unsharded module gives on the whole batch.  Of named inputs those are
-            divided whose first dim is 'batch'.
+        batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
+            different
+            rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on these rows
+                alone,
+            and a parameter's gradient is the mean over the ranks.  'sum of parts': it is the sum over the ranks.
+                'parts
+            of the whole': every rank gets different rows, and `step` leaves the gradients, and reports the numbers,
+                that
+            the unsharded module gives on the whole batch.  Named inputs are divided if their first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -173,17 +177,17 @@ class ModuleCase(MeshCase):
 
     @property
     def is_divided(self) -> bool:
-        """Whether the unsharded module runs on each rank's rows by themselves."""
+        """True if the unsharded module runs on each rank's rows separately."""
         return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.judge.state != WHOLE_BATCH
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether each rank is handed its own rows of the batch."""
+        """True if each rank gets different rows of the batch."""
         return self.batch != WHOLE
 
     @property
     def past_open(self) -> bool:
-        """Whether what follows a boundary without a bound is judged; see `oracle_forced.Forced`."""
+        """True if the run continues from a boundary whose bound cannot show an error; see `programs.oracle.forced`."""
         return False
 
     @property
@@ -192,12 +196,12 @@ class ModuleCase(MeshCase):
 
     @property
     def shard_kind(self) -> str:
-        """That of a batch is no layout of the module's."""
+        """Always 'even': how the batch is divided is not a layout of the module."""
         return "even"
 
     @property
     def aspects(self) -> frozenset[str]:
-        """The mesh, whether the sizes that ranks may divide are multiples of their number, and the options."""
+        """Names the mesh, the options, and if the sizes that ranks may divide are multiples of the number of ranks."""
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
@@ -205,18 +209,18 @@ class ModuleCase(MeshCase):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """'bias=False' of each argument that the names of its functions carry."""
+        """Writes each argument in the names of its functions as 'bias=False'."""
         carried = parts_of(self.build)[3] | parts_of(self.parallelize)[3]
         return tuple(f"{name}={value!r}" for name, value in carried.items())
 
     @property
     def takes(self) -> str:
-        """What the unsharded module is handed, in words."""
+        """Describes the inputs of the unsharded module in words."""
         return self.program_of(self.num_rows).takes
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch; 1 if it has none."""
+        """Number of rows of the batch; 1 if it has none."""
         return self.arguments.num_rows
 
     @property
@@ -225,7 +229,7 @@ class ModuleCase(MeshCase):
 
     @property
     def num_shares(self) -> int:
-        """In how many parts a sum over the batch may be held before they are added up."""
+        """Number of partial sums that a sum over the batch may be split into."""
         return self.world_size * self.training.micro_batches
 
     @property
@@ -238,7 +242,7 @@ class ModuleCase(MeshCase):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of each part of the batch, as torch.chunk divides it; all rows where it is whole.
+        """Number of rows of each part of the batch, as torch.chunk divides it; all rows if the batch is whole.
 
         Source: torch.chunk (2.13.0).
         """
@@ -280,16 +284,16 @@ class ModuleCase(MeshCase):
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """The inputs that get gradients; a step of one's own may scale these."""
+        """Names the inputs that get gradients: none in a user's step, which may scale them."""
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:
-        """The inputs that have the rows of the batch."""
+        """Names the inputs that have the rows of the batch."""
         inputs = self.arguments.inputs
         return tuple(name for name, _, shape in inputs if has_rows(shape)) if inputs else ("x",)
 
     def divided_names(self) -> tuple[str, ...]:
-        """The inputs whose rows are divided among the ranks."""
+        """Names the inputs whose rows are divided among the ranks."""
         return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
@@ -301,7 +305,7 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Answers that each rank of a divided batch has for itself, numbers too: stacked in a new first dim."""
+        """Names the answers that each rank of a divided batch has separately, numbers too: stacked in a new first dim."""
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
@@ -309,7 +313,10 @@ class ModuleCase(MeshCase):
         return (*own, *numbers, *(f"buffer.{name}" for name in self.facts.buffers))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """The tensors of every step. Parameters are whole: how the parallel module divides them is its own affair."""
+        """Describes the tensors of every step.
+
+        Parameters are whole, because the parallel module may divide them in any way.
+        """
         given, answers = self._given_once(), self._answered_once()
         taken = sorted(given.keys() & answers.keys())
         require(not taken, f"{self.build}: {''.join(taken[:1])} is an output and a parameter: rename one")
@@ -333,7 +340,7 @@ class ModuleCase(MeshCase):
         return CaseTensor(shape, self.rows_layout if has_rows else self.whole_layout, role)
 
     def _given_once(self) -> dict[str, CaseTensor]:
-        """What is handed over for one forward and backward."""
+        """Describes the inputs of one forward and backward."""
         facts, divided, real = self.facts, self.divided_names(), self.real_names()
         given = {
             name: replace(self._placed(shape, has_rows=name in divided), needs_grad=name in real)
@@ -351,7 +358,7 @@ class ModuleCase(MeshCase):
         return given
 
     def _answered_once(self) -> dict[str, CaseTensor]:
-        """What one forward and backward leave."""
+        """Describes the answers of one forward and backward."""
         facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
         with_rows = self.outputs_with_rows()
         answers = {
@@ -361,7 +368,7 @@ class ModuleCase(MeshCase):
         if self.training.max_norm:
             answers[TOTAL_NORM] = self._whole((), "output")
         answers |= {f"param.{name}": self._whole(fact.shape, "state") for name, fact in facts.parameters.items()}
-        for name in self.real_names():  # each rank has a gradient of its own of what all are handed
+        for name in self.real_names():  # each rank has a separate gradient of a shared input
             is_own = self.is_divided and name not in divided
             shape = (self.num_parts, *shapes[name]) if is_own else shapes[name]
             answers[f"grad.{name}"] = self._placed(shape, has_rows=self.has_own_rows, role="gradient")
@@ -372,15 +379,15 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """What each rank of a divided batch has one of its own of, in a new first dim."""
+        """Describes a tensor of which each rank of a divided batch has a separate one, in a new first dim."""
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
 
     def outputs_with_rows(self) -> tuple[str, ...]:
-        """Names the outputs of the whole batch that ranks give their own rows of.
+        """Names the outputs of the whole batch that are divided by rows among the ranks.
 
         Raises:
-            Misuse: An output's shape follows the batch in another way.
+            Misuse: An output's shape depends on the batch in another way.
         """
         if self.is_divided or not self.has_own_rows:
             return ()
@@ -421,10 +428,10 @@ def require_parts(case: ModuleCase) -> None:
 
 
 def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
-    """Shapes of the outputs of all ranks' rows, one below the other, a number as one row.
+    """Shapes of the outputs of all ranks, with the rows of one rank after the other, and a number as one row.
 
     Raises:
-        Misuse: the module does not take a rank's rows, or no tensor that is divided by rows has such parts.
+        Misuse: the module does not take a rank's rows, or an output of the parts is not a tensor divided by rows.
     """
     return _whole_outputs(tuple(case.program_of(num_rows) for num_rows in case.rows), case.takes)
 

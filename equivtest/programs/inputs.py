@@ -1,4 +1,4 @@
-"""What a module is handed: named inputs of a kind each, with shapes in numbers and in names of sizes."""
+"""Inputs of a module, by name: each has a kind, and a shape in numbers and in names of sizes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
 
 BATCH = "batch"
-"""The size along which a batch is divided among the ranks, where an input has it as its first dim."""
+"""The size along which a batch is divided among the ranks, if it is an input's first dim."""
 
 REAL = "real"
 IGNORED = -100
-"""What torch's losses ignore unless told otherwise."""
+"""The target that torch's losses ignore by default."""
 
 IGNORED_ONE_IN = 4
 HIDDEN_ONE_IN = 3
 
 NamedShape = tuple[int | str, ...]
 Written = tuple[tuple[str, str, NamedShape], ...]
-"""(name, kind, shape) of each input, as a case holds it."""
+"""(name, kind, shape) of each input, as a case stores it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Input:
 
     Attributes:
         kind: In words: 'real', 'ids(11)', 'mask', 'mask(hides, int64)', 'targets(11, -100)', 'positions(16)'.
-        shape: Of numbers, and of names of sizes; 'batch' is what ranks divide.
+        shape: Numbers and names of sizes; ranks divide 'batch'.
     """
 
     kind: str
@@ -51,7 +51,7 @@ def real(shape: Sequence[int | str]) -> Input:
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """int64 of 0 to vocab - 1: the first and the last wherever there are two, each as often as the others.
+    """Returns int64 from 0 to vocab - 1: each as often as the others; the first and the last occur if there are two.
 
     Args:
         vocab: Number of different ids.
@@ -61,11 +61,11 @@ def ids(vocab: int, shape: Sequence[int | str]) -> Input:
 
 
 def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool") -> Input:
-    """True or False at random, but that the first element along the last dim is never hidden.
+    """Returns True or False at random, but never hides the first element along the last dim.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
-        hides: Whether True hides an element, as in key_padding_mask of torch's attention; else it keeps one.
+        hides: True if True hides an element, as in key_padding_mask of torch's attention; else True keeps it.
         dtype: 'bool', or 'int64' for ones and zeros.
     """
     words = ["hides"] * hides + ["int64"] * (dtype == "int64")
@@ -85,7 +85,7 @@ def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED)
 
 
 def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
-    """int64 that count up by one along the last dim.
+    """Returns int64 that count up by one along the last dim.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -112,10 +112,10 @@ class Kind(NamedTuple):
 
 
 def kind_of(text: str) -> Kind:
-    """What the words of a kind say.
+    """Parses the words of a kind.
 
     Raises:
-        Misuse: they say nothing known.
+        Misuse: the kind is unknown.
     """
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
     arguments = match[2].split(", ") if match and match[2] else []
@@ -134,10 +134,10 @@ def kind_of(text: str) -> Kind:
 
 
 def written(inputs: Mapping[str, Input]) -> Written:
-    """The inputs as plain data.
+    """Converts the inputs to plain data.
 
     Raises:
-        Misuse: no input of these is made by one of the functions here.
+        Misuse: an input was not made by one of the functions here.
     """
     require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name one input at least, got {inputs!r}")
     for name, each in inputs.items():
@@ -149,31 +149,31 @@ def written(inputs: Mapping[str, Input]) -> Written:
 
 
 def sizes_in(inputs: Written) -> tuple[str, ...]:
-    """The names of sizes that shapes hold, each once."""
+    """Lists the names of sizes in the shapes, each once."""
     return tuple(dict.fromkeys(size for _, _, shape in inputs for size in shape if isinstance(size, str)))
 
 
 def in_numbers(shape: NamedShape, sizes: Mapping[str, int]) -> Shape:
-    """The shape, each name replaced by its size."""
+    """Replaces each name in a shape by its size."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def has_rows(shape: NamedShape) -> bool:
-    """Whether the first dim is that of the batch."""
+    """True if the first dim is the batch."""
     return shape[:1] == (BATCH,)
 
 
 def make_whole_numbers(
     text: str, shape: Shape, rows_per_rank: int, source: torch.Generator, num_ranks: int = 1
 ) -> torch.Tensor:
-    """An input of any kind but real, int64 or bool.
+    """Makes an int64 or bool input of any kind except 'real'.
 
     Ranks have different numbers of targets that count, and of elements that a mask keeps, whether rows or the last dim
     are divided, if one element can make the numbers differ.  Equal numbers would hide a mean of means.
 
     Args:
-        rows_per_rank: Of the first dim; in each so many rows of targets of one dim one at least is not ignored.  0:
-            there may be ranks all of whose targets are ignored, but not the whole batch.
+        rows_per_rank: Number of rows of the first dim for each rank; if targets have one dim, at least one target in so
+            many rows is not ignored.  0: all targets of a rank may be ignored, but never all of the batch.
     """
     kind = kind_of(text)
     match kind.word:
@@ -230,14 +230,14 @@ def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ra
 
 
 def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
-    """True if not all ranks have as many elements that count, whichever of the first and the last dim is divided."""
+    """True if ranks have different numbers of elements that count, whichever of the first and the last dim is divided."""
     divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
     counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
     return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)
 
 
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Hides a share of each row that is its own, and all of some rows, but not the last element of all."""
+    """Hides a different share of each row, and all of some rows, but not the last element of all."""
     shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
     is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
     is_hidden.view(-1)[-1] = False
@@ -245,7 +245,7 @@ def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
 
 
 def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """The first position of each row: (..., 1)."""
+    """Draws the first position of each row: (..., 1)."""
     if not kind.numbers:
         return torch.zeros((*shape[:-1], 1), dtype=torch.int64)
     room = kind.numbers[0] - shape[-1]

@@ -1,4 +1,4 @@
-"""Meshes of several named axes; a batch may be divided along one of them."""
+"""Meshes of named axes; a batch may be divided along one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivtest.programs.fields import World
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MeshCase(Case):
-    """A case on a mesh of named axes, row by row; or on one of an axis without a name."""
+    """A case on a mesh of named axes, in row-major order; or on one axis without a name."""
 
     world: World = World()
 
@@ -25,22 +25,22 @@ class MeshCase(Case):
 
     @property
     def num_parts(self) -> int:
-        """How many ranks have rows of their own, where the batch is divided."""
+        """Number of parts of the batch if it is divided."""
         return self.mesh_shape[self.world.batch_place]
 
     @property
     def rows_layout(self) -> Layout:
-        """The layout of what has the rows of the batch, where it is divided."""
+        """Layout of tensors with the rows of the batch if it is divided."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self.world.batch_place else Replicate() for place in places))
 
     @property
     def mesh_of_part(self) -> Shape:
-        """The mesh of the ranks that have the same rows: all axes but the batch's."""
+        """Mesh of the ranks that have the same rows: all axes except the batch's."""
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """How the mesh holds what has a row for each part of the batch, where a part's ranks hold it as `layout`."""
+        """Layout of a tensor with a row for each part of the batch, if a part's ranks have it as `layout`."""
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]
@@ -48,23 +48,23 @@ class MeshCase(Case):
 
     @property
     def whole_layout(self) -> Layout:
-        """The layout of what every rank has whole."""
+        """Layout of a tensor that every rank has whole."""
         return replicated(len(self.mesh_shape))
 
     def ranks_of_part(self, part: int) -> tuple[int, ...]:
-        """Those that have these rows of the batch."""
+        """Ranks that have these rows of the batch."""
         coordinates = [coordinate_of(rank, self.mesh_shape) for rank in range(self.world_size)]
         return tuple(rank for rank, found in enumerate(coordinates) if found[self.world.batch_place] == part)
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
-    """The mesh whose ranks all lie along one axis; '' is the first."""
+    """Returns the mesh whose ranks all lie along one axis; '' is the first."""
     place = axes.index(axis) if axis else 0
     return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Every way to lay out so many ranks along so many axes, those with most on the first at the front."""
+    """Lists every way to place so many ranks along so many axes, those with most ranks on the first axis first."""
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

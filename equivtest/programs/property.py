@@ -1,4 +1,4 @@
-"""A property of a user's program, from the functions that make it."""
+"""Makes the property of a user's program from its functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from equivtest.ranks.reply import Reply
 
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
-"""What is claimed of a module; how it divides its parameters is its own affair."""
+"""The claims about a module; none about the layout of its parameters, which it chooses."""
 
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
@@ -52,7 +52,7 @@ class Variant(NamedTuple):
 
     Attributes:
         options: (name, code of the value) of each.
-        batch: None if the ranks are still to be asked, see `_resolve`.
+        batch: None if the ranks decide it later, see `_resolve`.
     """
 
     options: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ class Variant(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The batch; WHOLE if it is unknown."""
+        """Returns the batch; WHOLE if it is unknown."""
         return self.batch or WHOLE
 
 
@@ -78,7 +78,7 @@ def make_property(
     world: World,
     judge: Judge,
 ) -> P:
-    """The property, of a class of properties; arguments and errors as of `equivtest.program`."""
+    """Returns a property of the given class; arguments and errors are the same as in `equivtest.program`."""
     build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -129,7 +129,7 @@ def _arguments(
     sizes: Mapping[str, Sequence[int]] | None,
     positional: Sequence[str],
 ) -> tuple[str, tuple[Any, ...], Fields]:
-    """The field that candidates differ in, its values, and the fields that say what the module takes."""
+    """Returns the field that differs between candidates, its values, and the fields of the module's inputs."""
     if isinstance(inputs, Mapping):
         named = written(inputs)
         choices = combinations(sizes_in(named), sizes or {})
@@ -140,7 +140,7 @@ def _arguments(
 
 
 def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tuple[tuple[str, str], ...], str, str]]:
-    """Each combination of options, the simplest first, and the names of both functions with their own of them.
+    """Lists each combination of options, the simplest first, and the names of both functions with their options.
 
     Raises:
         Misuse: No function takes an option, an option has no values or others than plain ones, or there are too many.
@@ -175,7 +175,7 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
 
 
 def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
-    """Which options a function takes, and all arguments that it takes by name."""
+    """Returns the options that a function takes, and all arguments that it takes by name."""
     function: Any = load_named(name, what)
     require(callable(function), f"{what} {name!r} is no function: {function!r}")
     parameters = inspect.signature(function).parameters.values()
@@ -185,7 +185,7 @@ def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[s
 
 
 def require_shapes(x_shapes: object, called: str) -> None:
-    """Raises Misuse for what is no sequence of shapes, such as one shape."""
+    """Raises Misuse for anything else than a sequence of shapes, such as one shape."""
     is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
     shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
     one = f": write [{tuple(shapes)}] for one shape" if shapes and all(isinstance(size, int) for size in shapes) else ""
@@ -202,7 +202,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
 
 
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
-    """The property of batches that are divided if what `parallelize` makes reduces gradients."""
+    """Returns the property; with divided batches if the module that `parallelize` makes reduces gradients."""
     asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
     return replace(
         prop,
@@ -224,7 +224,7 @@ def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: 
 
 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
-    """Cases in those dtypes that the unsharded module takes; of steps in REAL_DTYPES if there is none of these.
+    """Makes cases in the dtypes that the unsharded module takes; of steps in REAL_DTYPES if it takes none of these.
 
     Raises:
         Misuse: The module takes none of them.
@@ -244,22 +244,23 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
-"""What ranks have answered, by the case that they were asked on."""
+"""The ranks' answers, by the case on which they were asked."""
 
 
 def forget_batches() -> None:
-    """Forgets what ranks have answered."""
+    """Forgets the ranks' answers."""
     _batches.clear()
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
-    """What the ranks say, of the first case in whose dtype they can compute.
+    """Returns the ranks' answer about the batch, from the first case in whose dtype they can compute.
 
-    'whole' where in every dtype the backend refuses what `parallelize` calls, or that declines: it does so in each.
+    'whole' if in every dtype the backend refuses a call of `parallelize`, or `parallelize` declines: it will in each
+    case.
 
     Raises:
-        Misuse: `parallelize` makes no module, or other ones on other ranks; or a rank raised, hung or died; or it
-            declines the mesh on which it was asked, of several.
+        Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
+            `parallelize` declines the mesh on which it was asked, one of several.
     """
     declined = ""
     for each in cases:
@@ -283,7 +284,7 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """What kept the ranks from an answer, the way out, and the rank's traceback, stacks or output."""
+    """Says why the ranks did not answer and what to do, with the rank's traceback, stacks or output."""
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     detail = "".join(f"\n  {line}" for line in cause.detail.strip().splitlines())
@@ -334,13 +335,13 @@ def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
 
 
 def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
-    """The dtypes in which no variant is judged, with the reason."""
+    """Returns the dtypes in which no variant is judged, with the reason."""
     first, *others = (_left_out_of(each, space) for each in variants)
     return {dtype: why for dtype, why in first.items() if all(dtype in left_out for left_out in others)}
 
 
 def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
-    """The dtypes in which the unsharded module does not run, with the reason, or no sums are exact and bounds too wide.
+    """Returns the dtypes in which the module does not run, or has neither exact sums nor narrow bounds, with the reason.
 
     None if that is so in every dtype there is.
     """
@@ -353,7 +354,7 @@ def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
         for dtype in by_dtype
     }
     if not judged and not any(tried(search.unsharded, batch, size, others)[0] for size in space.world_sizes):
-        return {}  # the property is mistaken, which it says where its cases are drawn
+        return {}  # the property is wrong, and reports it when its cases are drawn
     reasons = refusals(search.unsharded, batch, space.dtypes)
     whys = (
         []

@@ -1,4 +1,4 @@
-"""What there is to know of an unsharded module before it is judged: what it gives, what it holds, of what shapes."""
+"""Inspects an unsharded module before it is judged: its outputs, parameters and buffers, with their shapes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from equivtest.tensors import DTYPES, dtype_name
 
 
 class Program(NamedTuple):
-    """An unsharded module and what it is handed.
+    """An unsharded module and its inputs.
 
     Attributes:
         inputs: (name, kind, shape) of each, shapes in numbers.
-        dtype: Name of the dtype that it is run in.
-        is_short: Whether it is written as an x alone.
+        dtype: Name of the dtype in which it runs.
+        is_short: True if the property was written with x alone.
     """
 
     build: str
@@ -39,17 +39,17 @@ class Program(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """What it is handed, in words."""
+        """Describes the inputs in words."""
         if self.is_short:
             return f"x of shape {self.inputs[0][2]}"
         return ", ".join(f"{name} of shape {shape}" for name, _, shape in self.inputs)
 
 
 class Fact(NamedTuple):
-    """What is known of one tensor.
+    """Facts of one tensor.
 
     Attributes:
-        dtype: Its name; '': that of the case.
+        dtype: Its name; '' for the dtype of the case.
     """
 
     shape: Shape
@@ -59,12 +59,14 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a module holds and gives, by name.
+    """Facts of a module's parameters, buffers and outputs, by name.
 
     Attributes:
-        parameters: Of floating-point numbers; those of integers stay as they are built.
-        buffers: Those that the forward changes.
-        loss: The output that backward starts from, with 1; '': from each that has a gradient, with its cotangent.
+        parameters: Floating-point parameters; integer parameters stay as they are built.
+        buffers: Buffers that the forward changes.
+        loss: The output from which backward starts, with 1; '' if it starts from each output that has a gradient, with
+            its
+            cotangent.
     """
 
     outputs: Mapping[str, Fact]
@@ -74,18 +76,18 @@ class Facts:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The outputs that backward starts from."""
+        """Names the outputs from which backward starts."""
         with_gradient = tuple(name for name, fact in self.outputs.items() if fact.requires_grad)
         return (self.loss,) if self.loss else with_gradient
 
 
 @functools.lru_cache(maxsize=256)
 def facts_of(program: Program) -> Facts:
-    """What an unsharded module is.
+    """Returns the facts of an unsharded module.
 
     Raises:
-        Misuse: it cannot be built, does not take such inputs, or gives something that cannot be judged.
-        ReferenceRefuses: it says that it does not support them.
+        Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.
+        ReferenceRefuses: the module reports that it does not support the inputs.
     """
     first, second = (_run(program, seed) for seed in (0, 1))
     for name, fact in first.outputs.items():
@@ -143,7 +145,7 @@ def _run(program: Program, seed: int) -> Facts:
 
 
 def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
-    """Any values of the inputs' kinds."""
+    """Makes arbitrary values of the inputs' kinds."""
     made = {}
     for name, kind, shape in program.inputs:
         if kind == REAL:
@@ -174,7 +176,7 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
-    """As `named_parameters` lists them: a tied one once."""
+    """Lists the parameters as `named_parameters` does: a tied one once."""
     _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
     found = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
@@ -188,7 +190,7 @@ def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
 
 
 def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
-    """The output that is a loss: that which is named so, or one number alone of a module with named inputs."""
+    """Names the loss: the output called 'loss', or the only output if it is one number and the inputs are named."""
     numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
     if program.loss:
         wanted = OUTPUT if program.loss == OUTPUT else f"{OUTPUT}.{program.loss}"
@@ -204,16 +206,16 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
 
 
 def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
-    """What the module gives on the inputs, those of `positional` by place, the others by name."""
+    """Calls the module on the inputs: `positional` by place, the others by name."""
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
     return given
 
 
 def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
-    """The module, its real parameters and buffers in the dtype of that name, all others as they are built.
+    """Casts the module's real parameters and buffers to the dtype of that name; all others keep their dtype.
 
-    `nn.Module.to` would make complex buffers real, and what is imaginary of them is lost; these methods leave them.
+    `nn.Module.to` would make complex buffers real and lose their imaginary part; these methods keep complex buffers.
 
     Source: torch.nn.Module.to, float, double, half and bfloat16 (2.13.0).
     """
@@ -222,15 +224,15 @@ def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
 
 
 def call_builder(build: str) -> nn.Module:
-    """The unsharded module, as its function makes it.
+    """Calls the function that makes the unsharded module.
 
-    'package.module:NAME#layers.3' is that submodule alone: its parameters and buffers are zeros, and no other is made,
-    but where it has tensors that are neither.  'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under
-    autocast to that dtype.
+    'package.module:NAME#layers.3' is that submodule alone.  Its parameters and buffers are zeros, and no other
+    submodule gets memory, except if the module has tensors that are neither parameters nor buffers.
+    'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under autocast to that dtype.
 
     Raises:
-        Misuse: there is no such function, it raises, or it makes no module, or none that has the submodule.
-        ReferenceRefuses: it says that it does not support something.
+        Misuse: the function does not exist, raises, or makes no module, or the module does not have the submodule.
+        ReferenceRefuses: the function reports that it does not support something.
     """
     whole, autocast = build.split("#")[:2], build.split("#")[2:]
     module = _built(*whole)
@@ -246,7 +248,7 @@ def _built(name: str, part: str = "") -> nn.Module:
     if part and (alone := _alone(function, part)) is not None:
         return alone
     try:
-        with seeded():  # what it draws, such as a buffer, is to be the same on every rank
+        with seeded():  # a random buffer must be the same on every rank
             module = function()
     except NotSupported as error:
         raise ReferenceRefuses(f"build {name!r}", error) from error
@@ -262,10 +264,10 @@ def _built(name: str, part: str = "") -> nn.Module:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """What is drawn within is the same each time; what the CPU draws afterwards is not changed by it.
+    """Makes random draws within the block the same each time, and leaves the CPU's generator as it was.
 
-    torch.manual_seed notes from where it was called, once for each kind of device that is not there, and that takes
-    longer than to make a small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
+    torch.manual_seed records its call stack once for each missing kind of device, and that takes longer than to make a
+    small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
     """
     with torch.random.fork_rng(devices=[]):
         if torch.accelerator.is_available():
@@ -276,11 +278,11 @@ def seeded() -> Iterator[None]:
 
 
 def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
-    """The submodule, without the memory of the others; None where it cannot be made so."""
+    """Makes the submodule without memory for the others; None if that is impossible."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = cast("nn.Module", function()).get_submodule(part)
-    except Exception:  # an arbitrary function's, which may ask for values
+    except Exception:  # an arbitrary function may read values
         return None
     attributes = [each for owner in module.modules() for each in vars(owner).values()]
     if any(isinstance(each, torch.Tensor) for each in attributes):
@@ -293,7 +295,7 @@ def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
 
 
 def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The module with `given` in place of its parameters, by name, frozen where it has them so; tied ones stay tied."""
+    """Replaces the module's parameters by `given`, by name; frozen ones stay frozen, and tied ones stay tied."""
     names = dict(module.named_parameters())
     made = {
         id(names[name]): nn.Parameter(tensor, requires_grad=names[name].requires_grad) for name, tensor in given.items()

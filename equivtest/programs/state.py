@@ -1,4 +1,4 @@
-"""What the buffers of a rank with its own rows follow, if the forward changes them: its rows or the whole batch."""
+"""Checks the contract of buffers that the forward changes: they depend on a rank's own rows or on the whole batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES = ("own rows", "whole batch")
 OWN_ROWS, WHOLE_BATCH = STATES
 
 OWN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""Modules whose statistics are documented to be those of a rank's own rows.
+"""Modules whose statistics cover a rank's own rows, by their documentation.
 
 Source: torch.nn.parallel.DistributedDataParallel, torch.nn.SyncBatchNorm.convert_sync_batchnorm (2.13.0).
 """
@@ -68,8 +68,8 @@ def _require_same_state(case: ModuleCase) -> None:
 def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
     """Raises PropertyMisuse if a parallel module has another batch norm than torch's and no contract is named.
 
-    The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may be
-    those of all ranks' rows.
+    The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may cover
+    the rows of all ranks.
     """
     if not case.is_divided or case.judge.state or case.num_parts == 1:
         return
@@ -79,7 +79,7 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Says that a property must name a contract, and which there are."""
+    """Says that a property must name a contract, and lists the contracts."""
     return (
         f"{what}, and each rank has its own rows: say state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
         f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, as those of SyncBatchNorm do"
@@ -90,7 +90,7 @@ def unnamed(what: str) -> str:
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
     """Names the buffers that the first or the last rows of a batch leave otherwise than the whole batch does.
 
-    Those of OWN_NORMS are left out.  None differ if the module does not take so few rows.
+    Buffers of OWN_NORMS are left out.  None differ if the module does not take so few rows.
     """
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []
@@ -100,7 +100,7 @@ def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...])
         last = {name: each[-num_rows[name] :] if name in num_rows else each for name, each in given.items()}
         try:
             of_parts, of_whole = [_called(part, first), _called(part, last)], _called(whole, given)
-        except Exception:  # an arbitrary module's
+        except Exception:  # an arbitrary module may raise anything
             return ()
         names += [
             name

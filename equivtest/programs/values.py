@@ -1,4 +1,4 @@
-"""Values of somebody's own module."""
+"""Draws the values of a user's module."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ VARIANTS = 3
 
 @draw.register
 def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
-    """The inputs, the parameters and the cotangents, as the draw's mode says.
+    """Draws the inputs, the parameters and the cotangents in the draw's mode.
 
     Modes:
-        dense: Odd integers of random sign, up to `largest`; of the cotangent +1 or -1.
-        real: Nearly normal numbers; parameters of two dims and more divided by the root of the terms that they are
-            summed with, as layers are initialised; those of one dim, which may be scales, of 0.5 to 1.5 in magnitude.
+        dense: Odd integers of random sign, up to `largest`; +1 or -1 for the cotangent.
+        real: Nearly normal numbers.  Parameters of two dims and more are divided by the root of the number of terms of
+            their sums, as layers are initialised; parameters of one dim, which may be scales, have magnitudes of 0.5 to 1.5.
 
-    Of integers the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so that
-    dividing by it is exact.  Ids, masks and the like are then one of VARIANTS draws, as
-    what they choose says how many terms are added up: each of them is proved not to round.
+    In mode dense the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so
+    that a division by it is exact.  Ids, masks and the like are then one of VARIANTS draws, because they choose how
+    many terms are added up: each of the draws is proved not to round.
 
-    Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): what every rank holds whole
-    is divided by the number of ranks where it is added to a partial tensor.  Data parallelism divides gradients by it.
+    Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): a replicated tensor is
+    divided by the number of ranks before it is added to a partial tensor.  Data parallelism divides gradients by it.
     """
     (mode, seed), shapes, kinds = case.values[index], case.shapes(), case.kinds()
     given = {}
@@ -63,7 +63,7 @@ def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> 
 
 
 def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
-    """The largest integer that a given tensor holds, and what all its integers are multiplied by."""
+    """Returns the largest integer of a given tensor, and the factor of all its integers."""
     is_cotangent = name.partition(".")[0] == "cotangent" and name not in case.parameter_names()
     divisible = is_cotangent or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
     return 1 if is_cotangent else case.arguments.largest, case.world_size if divisible else 1

@@ -1,8 +1,8 @@
-"""Steps of training that clip by the norm of all gradients, whatever part of them each rank holds.
+"""Steps of training that clip by the norm of all gradients, however each parameter is divided.
 
-DTensors of one mesh torch clips in one call.  DTensors of several meshes beside plain tensors, of which some ranks hold
-some, it refuses; they are clipped as torchtitan clips experts beside other parameters: a norm for each group that
-divides them alike, made whole over that group, then the norm of these norms.
+torch clips DTensors of one mesh in one call, but refuses DTensors of several meshes beside plain tensors that only some
+ranks have.  These are clipped as torchtitan clips experts beside other parameters: a norm for each group that divides
+them alike, reduced over that group, then the norm of these norms.
 
 Source: torch.nn.utils.clip_grad_norm_, get_total_norm and clip_grads_with_norm_, torch.amp.GradScaler (2.13.0);
 torchtitan/distributed/utils.py, clip_grad_norm_ and _clip_grad_norm_with_ep.
@@ -29,8 +29,8 @@ class Clipped:
 
     Attributes:
         norm_type: 1, 2 or math.inf.
-        foreach: Whether torch takes several gradients in one operation; each step does otherwise than the one before.
-        raises: Whether torch is asked to raise where the norm is not finite.
+        foreach: True if torch takes several gradients in one operation; it alternates from step to step.
+        raises: True if torch should raise when the norm is not finite.
     """
 
     norm_type: ClassVar[float] = 2.0
@@ -42,21 +42,20 @@ class Clipped:
         module.num_steps = self.number + 1
         self.foreach = (False, True, None)[self.number % 3]
         self.raises = self.number % 2 == 1
-        self.like = next(module.parameters())  # torch's norm of no gradients is of float32, on the CPU
+        self.like = next(module.parameters())  # torch's norm of no gradients is a float32 on the CPU
 
     @classmethod
     def by(cls, norm_type: float) -> Callable[..., dict[str, torch.Tensor]]:
-        """The step with another norm."""
+        """Returns the step with another norm."""
         kind: type[Clipped] = type(cls.__name__, (cls,), {"norm_type": norm_type})
         return kind.step
 
     @classmethod
     def step(cls, *given: Any) -> dict[str, torch.Tensor]:
-        """Runs it, called as a step of a case is."""
+        """Runs the step; called as a step of a case is."""
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Runs it."""
         self.optimizer.zero_grad()
         loss = self.module(**self.batch)["loss"]
         torch.autograd.backward(loss)
@@ -65,12 +64,12 @@ class Clipped:
         return {"loss": loss.detach(), "total_norm": norm}
 
     def clip(self) -> torch.Tensor:
-        """The norm of all gradients, which are clipped."""
+        """Clips all gradients; returns their norm."""
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of what this rank holds, and of DTensors as a whole."""
-        kept = [each for each in tensors if each.numel()]  # of no elements there is no largest
+        """Returns the norm of this rank's tensors, and of whole DTensors."""
+        kept = [each for each in tensors if each.numel()]  # an empty tensor has no largest element
         norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.like.device, self.like.dtype)
 
@@ -99,17 +98,17 @@ class ByGroups(Clipped):
         return total
 
     def norms(self) -> list[torch.Tensor]:
-        """Returns the norm of each mesh, of each group, and last of what all ranks hold alike."""
+        """Returns the norm of each mesh, of each group, and last of the tensors that all ranks share."""
         on_meshes = [self.norm_of(gradients) for gradients in self.on_meshes().values()]
         in_groups = [self.over_group(gradients, group) for group, gradients in self.in_groups().items()]
         return [*on_meshes, *in_groups, self.norm_of(self.on_all_ranks())]
 
     def graded(self) -> dict[str, torch.Tensor]:
-        """The parameters that have a gradient, by name."""
+        """Returns the parameters that have a gradient, by name."""
         return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
-        """Gradients that are DTensors, or their parameters, by mesh."""
+        """Groups the gradients that are DTensors, or their parameters, by mesh."""
         found: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
@@ -117,11 +116,11 @@ class ByGroups(Clipped):
         return found
 
     def plain(self) -> list[torch.Tensor]:
-        """The parameters that are no DTensors."""
+        """Returns the parameters that are plain tensors."""
         return [each for each in self.graded().values() if not isinstance(each, DTensor)]
 
     def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
-        """Gradients of plain tensors of which no two ranks of a group hold the same; of some ranks none."""
+        """Groups the gradients of plain tensors that differ on each rank of a group; a rank may have none."""
         found: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
         graded = self.graded()
         for name, group in self.module.groups.items():
@@ -131,12 +130,12 @@ class ByGroups(Clipped):
         return found
 
     def on_all_ranks(self) -> list[torch.Tensor]:
-        """Gradients of plain tensors that all ranks hold alike."""
+        """Returns the gradients of plain tensors that all ranks share."""
         alike = {name: each for name, each in self.graded().items() if name not in self.module.groups}
         return [cast("torch.Tensor", each.grad) for each in alike.values() if not isinstance(each, DTensor)]
 
     def over_group(self, gradients: list[torch.Tensor], group: distributed.ProcessGroup) -> torch.Tensor:
-        """The norm of what all ranks of a group hold."""
+        """Returns the norm over all ranks of a group."""
         own = self.norm_of(gradients)
         if math.isinf(self.norm_type):
             distributed.all_reduce(own, distributed.ReduceOp.MAX, group=group)
@@ -146,12 +145,12 @@ class ByGroups(Clipped):
         return power ** (1 / self.norm_type)
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
-        """The norm of the norms of disjoint parts."""
+        """Returns the norm of the norms of disjoint parts."""
         return self.norm_of(norms)
 
 
 class Scaled(InOneCall):
-    """By torch's GradScaler, which meets an infinity on one rank alone before it meets the gradients themselves."""
+    """Scales the loss by torch's GradScaler; an infinity on one rank alone must stop the update on all ranks."""
 
     def run(self) -> dict[str, torch.Tensor]:
         scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=2.0**10)
@@ -161,7 +160,7 @@ class Scaled(InOneCall):
         return {"loss": loss.detach(), "total_norm": norm}
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
-        """Backward, clipping and update, which is skipped on every rank where one gradient is infinite."""
+        """Runs backward, clipping and update; the update is skipped on every rank if one gradient is infinite."""
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
         if overflows:
@@ -172,10 +171,10 @@ class Scaled(InOneCall):
         return norm
 
     def refused(self, norm: torch.Tensor) -> torch.Tensor:
-        """The norm, where torch raises on every rank, as it is asked to, since one gradient is infinite.
+        """Returns the norm after torch has raised on every rank, as requested, because one gradient is infinite.
 
         Raises:
-            AssertionError: it does not.
+            AssertionError: torch does not raise.
         """
         try:
             self.clip()
@@ -184,17 +183,17 @@ class Scaled(InOneCall):
         raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
 
     def overflow(self) -> None:
-        """One element of a gradient, on one rank; in each step of another parameter."""
+        """Makes one element of a gradient infinite on one rank; in each step another parameter's."""
         parameter = self.module.get_parameter(("both", "tensor", "data")[self.number % 3])
         if self.mesh.get_rank() == self.mesh.mesh.max():
             local(parameter.grad)[-1, -1] = math.inf
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
-        """Divides the gradients by the scale, and finds out whether one is infinite, on any rank."""
+        """Divides the gradients by the scale, and finds out if one is infinite on any rank."""
         scaler.unscale_(self.optimizer)
 
     def update(self, scaler: torch.amp.GradScaler) -> None:
-        """Updates the parameters unless a gradient is infinite, and halves the scale where one is."""
+        """Updates the parameters unless a gradient is infinite; halves the scale if one is."""
         scaler.step(self.optimizer)
         scaler.update()
 

@@ -66,8 +66,7 @@ def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
 
 
 def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
-    """Returns a function that assembles the ranks' tensors; if the batch is divided, of the ranks that ran this part.
-    """
+    """Returns a function that assembles the tensors of all ranks, or of the ranks that ran one part of the batch."""
     if not case.is_divided:
         return lambda name, right: _whole({rank: each.get(name) for rank, each in held.items()}, case.mesh_shape, right)
     ranks = case.ranks_of_part(part)

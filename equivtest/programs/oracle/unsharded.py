@@ -1,4 +1,4 @@
-"""The unsharded module, run on what each part of a batch is handed, and what the parts come to together."""
+"""Runs the unsharded module on each part of a batch, and combines the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answers = dict[str, torch.Tensor]
 
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
-    """What the unsharded module runs on: copies of all, or of what each rank is handed of a divided batch."""
+    """Splits the inputs: a copy of all, or for a divided batch each rank's inputs."""
     if not case.is_divided:
         return [{name: tensor.clone() for name, tensor in given.items()}]
     layouts = case.layouts()
@@ -28,9 +28,9 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
-    """What has the rows of the batch, one part below the other; and parameters' gradients, stacked.
+    """Returns results with the rows of the batch, joined along the rows; and parameters' gradients, stacked.
 
-    A gradient that reaches some parts alone is zero in the others.
+    If a gradient reaches only some parts, it is zero in the others.
     """
     answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
     likes = {name: tensor for answer in answers for name, tensor in answer.items()}
@@ -54,28 +54,27 @@ def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Te
 
 
 def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all their rows."""
     return torch.cat(list(parts))
 
 
 def sum_of(stack: torch.Tensor) -> torch.Tensor:
-    """Over dim 0; of one alone nothing is added."""
+    """Sums over dim 0; a single term is not added to anything."""
     return stack.sum(0) if len(stack) > 1 else stack[0]
 
 
 def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
-    """The parts' sum or mean, added up in any order, divided before or after."""
+    """Returns the parts' sum or mean, added up in any order, divided before or after."""
     return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
 
 
 def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
-    """The unsharded module in float64, with the given parameters."""
+    """Makes the unsharded module in float64, with the given parameters."""
     module = call_builder(case.build).double()
     return with_parameters(module, {name: given[name] for name in case.parameter_names()})
 
 
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
-    """What the module gives and its backward leaves, by name: no gradient where none came."""
+    """Returns the module's outputs and its backward's gradients, by name; no entry if no gradient came."""
     inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
     positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
     outputs = named_outputs(call(module, positional, inputs), case.judge.outputs, case.build)

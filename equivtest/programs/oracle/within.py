@@ -1,4 +1,4 @@
-"""What the unsharded module gives on real numbers, counted operation by operation."""
+"""Runs the unsharded module on real numbers, and counts roundings operation by operation."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class Ran(NamedTuple):
-    """What the module gives on each part of the batch.
+    """Results of the module on each part of the batch.
 
     Attributes:
-        rows, stacks: As of `run_parts`.
-        counted: What counted the roundings; from now on it counts those of all ranks.
-        runs: What is right of the boundaries of each part of the batch.
+        rows, stacks: Results of `run_parts`.
+        counted: The mode that counted the roundings; from now on it counts the roundings of all ranks.
+        runs: Runs that have the right values at the boundaries of each part of the batch.
     """
 
     rows: Answers
@@ -52,17 +52,19 @@ def ran_within_bounds(
     *,
     takes_factors: bool = False,
 ) -> Ran:
-    """One forward and backward of each part of the batch, whose gradients have not been added up.
+    """Runs one forward and backward of each part of the batch, without adding up their gradients.
 
     Args:
-        held: What was held of each part, to go on from; empty: nothing.
-        buffers: What takes the place of the module's buffers in each part, by name.
-        takes_factors: As of `Forced`.
+        held: The ranks' tensors for each part, from which the run continues; empty: none.
+        buffers: Replacements of the module's buffers in each part, by name.
+        takes_factors: Same as in `Forced`.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     places = Places()
-    num_ranks = math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares  # that compute a part
+    num_ranks = (
+        math.prod(case.mesh_of_part) if held and case.is_divided else case.num_shares
+    )  # ranks that compute a part
     counted = RunningError(arithmetic_of(case.dtype), num_ranks, places)
     ranged = [{name: _ranged(counted, each) for name, each in part.items()} for part in split(case, given)]
     modules = [in_dtype(call_builder(case.build), case.dtype) for _ in ranged]
@@ -94,9 +96,9 @@ def ran_within_bounds(
         raise Misuse(
             f"{case.build}, in {case.dtype}, with {case.takes}: {error}{places.refused}: {_way_out(error)}"
         ) from error
-    except NotSupported:  # which `expect` tells
+    except NotSupported:  # `expect` reports it
         raise
-    except Exception as error:  # an arbitrary module's, of a tensor that is not the usual one
+    except Exception as error:  # an arbitrary module fails on an unusual tensor
         raise Misuse(
             f"{case.build}, in {case.dtype}, with {case.takes}, cannot be followed operation by operation: "
             f"{type(error).__name__}: {error}{places.here()}"
@@ -105,7 +107,7 @@ def ran_within_bounds(
 
 
 def _way_out(error: InexactData) -> str:
-    """What to do about an operation that cannot be followed."""
+    """Says what to do about an operation that cannot be followed."""
     if "at random" in str(error):
         return "leave it out of the module that is judged, call eval() on it, or set its probability to 0"
     if "item()" in str(error):
@@ -114,25 +116,25 @@ def _way_out(error: InexactData) -> str:
 
 
 def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
-    """Whole numbers stay what they are."""
+    """Tracks errors of floating-point tensors only; integers stay as they are."""
     return counted.exactly(tensor) if tensor.is_floating_point() else tensor
 
 
 def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
-    """Has the buffers of these names know how far they may be off, as the forward writes to them."""
+    """Tracks the errors of the buffers with these names, as the forward writes to them."""
     floating = [name for name in names if module.get_buffer(name).is_floating_point()]
     _put_buffers(module, {name: counted.exactly(module.get_buffer(name)) for name in floating})
 
 
 def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
-    """Has the module hold these in the place of its own."""
+    """Replaces the module's buffers."""
     for name, buffer in buffers.items():
         owner, _, last = name.rpartition(".")
         module.get_submodule(owner)._buffers[last] = buffer
 
 
 def within_bounds(counted: RunningError, tensor: torch.Tensor) -> Found:
-    """What came out within its bound; whole numbers, and what hangs on nothing that was given, equal."""
+    """Returns a result with its bound; integers, and results that depend on no given tensor, must be equal."""
     if isinstance(tensor, Ranged):
         return Found.within(counted.bounded(tensor))
     undecided = torch.full(tensor.shape, torch.inf, dtype=torch.float64) if counted.undecided else None

@@ -40,37 +40,36 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """What the case's function makes of the unsharded module, on this rank."""
+    """Runs the case's parallel module on this rank."""
     with world_of(case, mesh):
         return run_module(case, mesh, given, named_in(case))
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """1 as the first answer where the case's function makes what reduces its gradients, else 0; none is run."""
+    """Answers 1 if the case's function makes a module that reduces its gradients, else 0; the module does not run."""
     with world_of(case, mesh):
         reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
     return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), case.whole_layout)}
 
 
 def named_in(case: ModuleCase) -> Parallelize:
-    """The case's function."""
     return cast("Parallelize", load_named(case.parallelize, "parallelize"))
 
 
 def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
-    """Whether torch reduces the gradients of the module or of a part of it over all ranks, each with rows of its own.
+    """True if torch reduces gradients of the module or of a part over all ranks, each with different rows.
 
-    Not where it does so over fewer: the other axis of their mesh is that of tensor parallelism, say, whose ranks have
-    the same rows.
+    False if it reduces over fewer ranks: the other axis of their mesh is then one of tensor parallelism, for example,
+    whose ranks have the same rows.
 
-    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0), of which the last
-    keeps in a registry what was applied to a module.
+    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0); the last keeps in a
+    registry what was applied to a module.
     """
     return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
 
 
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
-    """Over how many ranks torch reduces the gradients of a part; over all where torch does not tell."""
+    """Lists the numbers of ranks over which torch reduces the gradients of a part; all ranks if torch does not tell."""
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
         return [num_ranks if part.process_group is None else part.process_group.size()]
     if isinstance(part, FSDPModule):
@@ -102,7 +101,7 @@ def _run_once(
     given: Given,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
-    """One forward and backward, or one step of the case's own."""
+    """Runs one forward and backward, or one step of the case's own."""
     capture = _capture_of(case, parallel) if case.judge.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
@@ -134,7 +133,7 @@ def _run_once(
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """Replaces a DTensor on some axes of the mesh alone, where it is whole, by what this rank has of it."""
+    """Replaces a whole DTensor on only some axes of the mesh by this rank's local tensor."""
     return {
         name: tensor.to_local()
         if isinstance(tensor, DTensor)
@@ -150,13 +149,13 @@ def _capture_of(case: ModuleCase, parallel: nn.Module) -> Capture:
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
-    """What this rank's parts held, of those that the unsharded module has; of a plain tensor nobody says what it is."""
+    """Returns this rank's tensors at the boundaries that the unsharded module has; a plain tensor has no layout."""
     names = set(case.answer_names())
     return {name: _told(case, tensor) for name, tensor in capture.named().items() if name in names}
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """A DTensor on some axes of the mesh alone says nothing of the others."""
+    """Drops the layout of a DTensor on only some axes of the mesh: its placements do not cover the others."""
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
             return tensor
@@ -165,10 +164,10 @@ def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
-    """What the parallel module gives, by name, which must be what the unsharded one gives.
+    """Returns the outputs of the parallel module by name, which must be the outputs of the unsharded one.
 
     Raises:
-        Misuse: it is not.
+        Misuse: the outputs differ in name or kind.
     """
     step, outputs = case.training.step, case.judge.outputs
     reports_norm = bool(step and case.training.max_norm)
@@ -187,16 +186,16 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
 
 
 def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A reported number in the shape that the unsharded module gives it in, with no dims or with dims of size 1."""
+    """Reshapes a reported number to the shape of the unsharded module's, with no dims or with dims of size 1."""
     is_number = tensor.numel() == math.prod(shape) == 1 and not isinstance(tensor, DTensor)
     return tensor.reshape(shape) if is_number else tensor
 
 
 def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Those that the unsharded module's forward changes.
+    """Returns the buffers that the unsharded module's forward changes.
 
     Raises:
-        Misuse: the parallel module has one of them not, or a part of it.
+        Misuse: the parallel module lacks one of them, or has only a part of it.
     """
     held = by_own_name(parallel, parallel.named_buffers())
     found: dict[str, torch.Tensor | None] = {}
@@ -212,7 +211,7 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
-    """The unsharded module with the given parameters, parallelized."""
+    """Makes the unsharded module with the given parameters, and parallelizes it."""
     return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
 
 
@@ -237,7 +236,7 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
     Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
 
     Raises:
-        NotSupported: it does, whatever the dtype of the parameters.
+        NotSupported: the program casts them, whatever the dtype of the parameters.
     """
     if not isinstance(parallel, FSDPModule):
         return
@@ -252,15 +251,15 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """Whether ranks that have the whole batch compute it alone unless they communicate.
+    """True if ranks that have the whole batch compute it alone unless they communicate.
 
-    They may along an axis of one rank.  Ranks with rows of their own that never communicate give other values.
+    They may do so along an axis of one rank.  If ranks with different rows never communicate, their values differ.
     """
     return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
 
 
 def _numbers_of_collectives() -> list[int]:
-    """How many have been called on each of the process's groups; empty where a backend does not count."""
+    """Counts the collectives on each of the process's groups; empty if a backend does not count."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     try:
         return [group._get_sequence_number_for_group() for group in groups]

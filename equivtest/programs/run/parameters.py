@@ -1,7 +1,7 @@
-"""What a rank holds of each parameter of the unsharded module, and of its gradient: by name, or element by element.
+"""Finds a rank's part of each parameter of the unsharded module, and of its gradient: by name, or by element.
 
-A DTensor says which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  Which
-elements all others hold is read off, see `tracing` beside this module, or a function of the user's says it.
+A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  For
+all others the elements are read off, see `tracing` beside this module, or a function of the user's returns them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from equivtest.programs.run.tracing import NONE, WAY_OUT, Place, Places, read_pl
 from equivtest.tensors import DTYPES, Placed
 
 Parallelize = Callable[[Mapping[str, torch.Tensor]], nn.Module]
-"""From whole parameters by name the parallel module."""
+"""(whole parameters by name) -> the parallel module."""
 
 _read: dict[tuple[object, ...], Places] = {}
-"""What was read off on this rank, by what it hangs on."""
+"""Places that were read off on this rank, by everything that they depend on."""
 
 
 def places_in(
     case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter], make: Parallelize
 ) -> Places | None:
-    """What this rank holds of parameters that no DTensor places; None where all are whole, in their place.
+    """Returns this rank's places of parameters that no DTensor places; None if all are whole, in their place.
 
-    Whether that is so hangs on what the module is made of, never on values, so that ranks agree on it: reading off
-    parallelizes, which may communicate.
+    This depends only on how the module is made, never on values, so that all ranks decide alike: to read places off,
+    ranks call `parallelize`, which may communicate.
 
     Args:
         handed: The parameters of the module that was parallelized.
 
     Raises:
-        Misuse: it cannot be read off.
+        Misuse: the places cannot be read off.
     """
     if case.judge.placed or _is_by_name(case, mesh, parallel, handed):
         return None
@@ -63,9 +63,9 @@ def places_in(
 
 
 def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter]) -> bool:
-    """Whether every parameter has its name, and is a DTensor of the mesh or the whole that was handed in.
+    """True if every parameter has its name, and is a DTensor of the mesh or the whole original parameter.
 
-    FullyShardedDataParallel keeps the parameters and has them be others' storage.
+    FullyShardedDataParallel keeps the parameters and makes them views of other storage.
     """
     if any(isinstance(part, FullyShardedDataParallel) for part in parallel.modules()):
         return False
@@ -81,9 +81,10 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
 
 
 def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
-    """Whether it is the DTensor, on the mesh, of a parameter of the unsharded module, and its placements say all.
+    """True if the tensor is a DTensor on the mesh and a parameter of the unsharded module, and its placements tell all.
 
-    A strided shard on a mesh of one axis is of a merged projection, each part of it divided by itself: it is read off.
+    A strided shard on a mesh of one axis comes from a merged projection, with each part divided separately: it is read
+    off.
     """
     fact = case.facts.parameters.get(name)
     return (
@@ -100,7 +101,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Part(NamedTuple):
-    """Some elements of a parameter, 1-D or of the holder's shape, and of its gradient."""
+    """Some elements of a parameter, 1-D or in the shape of the tensor that contains them, and of its gradient."""
 
     value: torch.Tensor
     gradient: torch.Tensor | None
@@ -108,10 +109,10 @@ class Part(NamedTuple):
 
 
 def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, places: Places | None) -> Answers:
-    """Every parameter and its gradient as this rank holds them.
+    """Returns this rank's part of every parameter and its gradient.
 
     Raises:
-        Misuse: something else is held than was read off, or a gradient has another shape than its parameter.
+        Misuse: a tensor differs from what was read off, or a gradient has another shape than its parameter.
     """
     tensors = dict(parallel.named_parameters())
     named = by_own_name(parallel, tensors.items())
@@ -146,7 +147,7 @@ def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> 
 
 
 def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
-    """One tensor of all that is held: of no element where that is nothing."""
+    """Concatenates all elements of a parameter that this rank has; an empty tensor if it has none."""
     requires_grad = case.facts.parameters[name].requires_grad
     if not parts:
         none = torch.empty(0, dtype=DTYPES[case.dtype])
@@ -159,7 +160,7 @@ def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
         )
     indices, value = _joined([each.indices for each in parts]), _joined([each.value for each in parts])
     gradient = None
-    if any(each.gradient is not None for each in parts):  # where some part has none nothing reached it
+    if any(each.gradient is not None for each in parts):  # if a part has no gradient, none reached it
         gradient = _joined([torch.zeros_like(each.value) if each.gradient is None else each.gradient for each in parts])
     return {
         f"param.{name}": Placed(value, UNTOLD, indices=indices),
@@ -176,10 +177,10 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -> Part:
-    """What a place holds after the run.
+    """Returns the elements at a place after the run.
 
     Raises:
-        Misuse: that is no longer what was read off.
+        Misuse: the tensor there is no longer the one that was read off.
     """
     holder = tensors.get(place.holder)
     shape = None if holder is None else tuple(_local(holder).shape)
@@ -192,7 +193,7 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
-    """Those elements of a tensor that have an index; all in its shape where all have one."""
+    """Selects the elements of a tensor that have an index; in the tensor's shape if all have one."""
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(
@@ -214,10 +215,10 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """What the user's function says; None where it says nothing of that parameter.
+    """Returns the parts that the user's function reports; None if it reports none for that parameter.
 
     Raises:
-        Misuse: it is no tensor and the places of its elements.
+        Misuse: the report is not a tensor with the places of its elements.
     """
     function = cast("Callable[[nn.Module, str], Any]", load_named(case.judge.placed, "placed"))
     require_arguments(function, f"placed {case.judge.placed!r}", ("module", "name"))
@@ -238,7 +239,7 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
 
 
 def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    """Raises Misuse for a plain tensor of another shape, of which nobody knows what part of the whole it is."""
+    """Raises Misuse for a plain tensor of another shape, since it is unknown which part of the whole it is."""
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(

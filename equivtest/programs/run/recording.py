@@ -1,8 +1,8 @@
-"""What a rank of anybody's own job holds in the forwards and backwards of a module: met, not kept.
+"""Records the tensors of a module in a user's own job, in forwards and backwards, without keeping them.
 
-An alias of each output is handed on, so that the gradient that reaches the alias is that of all uses outside of the
-module, and of no use within it; and an alias of each input is handed in, whose gradient is that of the uses within.
-Each forward is a micro-batch; what it meets, and what comes back to it whenever its backward runs, has its name.
+Each output is replaced by an alias, so that the alias's gradient covers all uses outside of the module and no use
+within it.  Each input is replaced by an alias too, whose gradient covers the uses within.  Each forward is a
+micro-batch.  Its name goes into the names of its tensors, and of the gradients that its backward gives later.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ Keep = Callable[[str, torch.Tensor], None]
 
 
 class PartsMet(Boundaries):
-    """Hands what parts of these names give, and what comes back to it, to `keep`.
+    """Passes the outputs of parts with these names, and their gradients, to `keep`.
 
-    A tensor that several parts give or are handed has the name of the first of them, chosen or not, so that a choice
-    of parts changes no name.
+    A tensor that several parts give or take has the name of the first of them, chosen or not, so that a choice of parts
+    changes no name.
 
     Args:
-        whole: Tells which forward it is, and what the whole module was handed, which is not met where it goes into a
-            part.
+        whole: Knows which forward runs, and the inputs of the whole module, which are not recorded as inputs of a part.
     """
 
     def __init__(self, module: nn.Module, patterns: tuple[str, ...], keep: Keep, whole: WholeMet) -> None:
@@ -78,7 +77,7 @@ class PartsMet(Boundaries):
             super()._meet_all(path, number, given, what)
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Meets a tensor under its names when the first chosen part gives or takes it."""
+        """Records a tensor under its names when the first chosen part gives or takes it."""
         self._known[id(tensor)] = known
         if not any(fnmatchcase(path, pattern) for pattern in self._patterns):
             return
@@ -94,16 +93,16 @@ class PartsMet(Boundaries):
 
 
 class WholeMet:
-    """Hands a module's inputs and outputs, and the gradients that come to them, to `keep`.
+    """Passes a module's inputs and outputs, and their gradients, to `keep`.
 
     Attributes:
-        num_calls: How often the module was called, what checkpointing computes once more left out.
-        inputs: Names of what it was handed in each call, in order, and of what came by place.
+        num_calls: Number of calls of the module, without the recomputations of checkpointing.
+        inputs: Names of the inputs of each call, in order, and of the inputs passed by place.
 
     Args:
-        name_inputs: (args, kwargs) -> the inputs by name, and names of those handed over by place.
-        outputs: As of `ModuleCase`.
-        look_again: (name of an answer, the tensor that was handed) -> None, when the forward has ended.
+        name_inputs: (args, kwargs) -> the inputs by name, and the names of inputs passed by place.
+        outputs: Same as in `ModuleCase`.
+        look_again: (name of an answer, the tensor that was passed) -> None, when the forward has ended.
     """
 
     def __init__(
@@ -125,17 +124,17 @@ class WholeMet:
         ]
 
     def remove(self) -> None:
-        """Has the module run as before."""
+        """Removes the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def is_given(self, tensor: torch.Tensor) -> bool:
-        """Whether the module was handed this tensor."""
+        """True if this tensor is an input of the module."""
         reference = self._given.get(id(tensor))
         return reference is not None and reference() is tensor
 
     def at(self, name: str) -> str:
-        """The name as of the call that runs."""
+        """Adds the number of the current call to the name."""
         return at_micro_batch(self.num_calls, name)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -167,14 +166,14 @@ class WholeMet:
         return replaced(given, aliases)
 
     def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The same tensor to autograd's next user; what comes back to it is kept."""
+        """Makes an alias for autograd's next user, and keeps the gradient of the alias."""
         alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
         alias.register_hook(functools.partial(self._keep, self.at(name)))  # type: ignore[no-untyped-call]
         return alias
 
 
 class _Same(torch.autograd.Function):
-    """The tensor itself: no view, which FSDP2 warns of and some operations in place refuse, and no copy."""
+    """Returns the tensor itself: no view, which FSDP2 warns of and some operations in place refuse, and no copy."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -186,7 +185,7 @@ class _Same(torch.autograd.Function):
 
 
 def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
-    """The same, with other tensors in the place of some, within tuples, mappings and dataclasses."""
+    """Replaces some tensors within tuples, mappings and dataclasses."""
     if isinstance(given, torch.Tensor):
         return aliases.get(id(given), given)
     if dataclasses.is_dataclass(given) and not isinstance(given, type) and not isinstance(given, Mapping):
@@ -196,7 +195,7 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module within wrappers, itself where it has none."""
+    """Returns the module within wrappers; the module itself if it has none."""
     own_name = own_names(module)
     found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
     return found
@@ -205,12 +204,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def named_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-    """What a module is handed, by the names of its forward's parameters, and which of it came by place.
+    """Names the inputs of a call by the parameters of the module's forward, and lists the inputs passed by place.
 
-    None, and what is the forward's default, is left out.
+    None and default values are left out.
 
     Raises:
-        Misuse: something else is no tensor.
+        Misuse: another input is not a tensor.
     """
     signature = inspect.signature(unwrapped(module).forward)
     by_place = [

@@ -1,4 +1,4 @@
-"""What a rank does in steps of training: the harness's own step, or one that somebody wrote."""
+"""Runs steps of training on a rank: the harness's own step, or a user's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Held = Callable[[], Answers]
 
 
 def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, held: Held) -> Answers:
-    """Every step of a case.
+    """Runs every step of a case.
 
     Args:
         once: One forward and backward, or one step of the case's own, on the inputs of a step.
-        held: What this rank holds of parameters and gradients now.
+        held: Returns this rank's parameters and gradients now.
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
     before = _parameters(case, held())
@@ -46,18 +46,18 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
             left = _parameters(case, held())
             found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
     if optimizer is None:
-        before = _parameters(case, held())  # which no optimizer may have changed
+        before = _parameters(case, held())  # no optimizer may change a copy
     return before | found
 
 
 def _parameters(case: ModuleCase, held: Answers) -> Answers:
-    """Copies of the parameters' values."""
+    """Copies the parameters' values."""
     names = [f"param.{name}" for name in case.parameter_names()]
     return {name: _copied(held[name]) for name in names}
 
 
 def inputs_of(case: ModuleCase, given: Given, step: int) -> Given:
-    """What is handed out in a step, by the names of the first."""
+    """Returns the inputs of a step, under the names of the first step."""
     names = [name for name in case.given_names() if base_of(name) == name and name not in case.parameter_names()]
     return {name: given[at_step(step, name)] for name in names}
 
@@ -69,16 +69,17 @@ def own_step(
     inputs: Inputs,
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
-    """What the case's step reports."""
+    """Runs the case's step; returns its report."""
     function = cast("Callable[..., object]", load_named(case.training.step, "step"))
     require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
 
 
 def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.Tensor]]:
-    """The inputs of a rank, cut along their rows as evenly as they can be; what has no rows is whole in each.
+    """Cuts the inputs of a rank along their rows, as evenly as possible; inputs without rows are whole in each part.
 
-    Every rank has as many, and a row at least in each: what reduces gradients in every backward would hang otherwise.
+    Every rank has the same number of micro-batches, with at least one row in each.  Otherwise a program that reduces
+    gradients in every backward would hang.
     """
     num = num_micro_batches(case)
     cut = {name: inputs[name].tensor_split(num) for name in case.row_names() if inputs[name].dim()}
@@ -92,11 +93,12 @@ def num_micro_batches(case: ModuleCase) -> int:
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
-    """The norm of all gradients, which are clipped.
+    """Clips all gradients; returns their norm.
 
     Raises:
-        Misuse: a rank holds a part of a parameter as a plain tensor, and would clip by the norm of what it has itself;
-            or torch does not take the gradients together.
+        Misuse: a rank has a part of a parameter as a plain tensor, and would clip by the norm of that part alone; or
+            torch
+            does not take the gradients together.
     """
     facts, own_name = case.facts.parameters, own_names(parallel)
     way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
@@ -120,7 +122,7 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
 
 
 def _copied(held: DTensor | Placed | None) -> DTensor | Placed | None:
-    """What no later step changes."""
+    """Copies a tensor, so that no later step changes it."""
     if held is None:
         return None
     if isinstance(held, Placed):

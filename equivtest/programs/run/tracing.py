@@ -1,13 +1,13 @@
-"""Which elements of the whole parameters a rank holds: read off what `parallelize` makes of numbers that all differ.
+"""Finds which elements of the whole parameters a rank has: it calls `parallelize` on numbers that all differ.
 
-Each element of each parameter has a word of its own: a number for each of two runs or more.  In every run the whole
-parameters hold the words' numbers, and `parallelize` makes of them what it makes.  What it only moves, cuts and puts
-together is then known by its word, element by element, whatever tensor it lies in.  The numbers are whole and at most
-255 in magnitude, exact in every dtype; in one run they are positive, in the next negative.  What is the same in all
-runs is therefore no element, but padding, or a parameter of the parallel module's own.  Words are few among those that
-there could be, so that what was computed from one hardly ever is another.
+Each element of each parameter has a different word: one number for each of two runs or more.  In every run the whole
+parameters hold the words' numbers, and `parallelize` makes a module from them.  If it only moves, cuts and joins
+elements, each element is then known by its word, in any tensor.  The numbers are whole and at most 255 in magnitude,
+exact in every dtype; in one run they are positive, in the next negative.  So an element that is the same in all runs is
+not part of a parameter: it is padding, or a parameter of the parallel module alone.  Only few of the possible words are
+used, so that a computed number hardly ever equals another word.
 
-The real run has no part in this: a wrong value finds itself no other place.
+The real run has no part in this, so a wrong value cannot move to another place.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ALPHABET = 255
 """Whole numbers up to 256 are exact in bfloat16, which has the fewest bits: IEEE 754-2019 table 3.5 with 8 of them."""
 
 SPARSENESS = 64
-"""How many words there could be, for each that there is, at least."""
+"""Number of possible words for each word that is used, at least."""
 
 NONE = -1
-"""Stands for an element of a holder that is no element of a parameter."""
+"""Stands for an element of a tensor that belongs to no parameter."""
 
 
 class Place(NamedTuple):
-    """What one tensor of the parallel module holds of one parameter.
+    """The elements of one parameter in one tensor of the parallel module.
 
     Attributes:
-        holder: Its name there.
-        indices: Of each of its local elements the place in the flattened parameter, NONE where there is none.
+        holder: Name of the tensor there.
+        indices: For each of its local elements the place in the flattened parameter, NONE if it has none.
     """
 
     holder: str
@@ -45,17 +45,17 @@ class Place(NamedTuple):
 
 
 Places = Mapping[str, tuple[Place, ...]]
-"""By the unsharded module's names of parameters: all that this rank holds of each."""
+"""The unsharded module's name of a parameter -> all its places on this rank."""
 
 Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""From whole parameters by name the local tensors that the module holds, parallelized, by name."""
+"""(whole parameters by name) -> the local tensors of the parallel module, by name."""
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Where the elements of parameters of these shapes lie on this rank.
+    """Returns the places of these parameters' elements on this rank.
 
     Raises:
-        Misuse: something is computed from them, or not the same is made each time.
+        Misuse: the module computes from the parameters, or differs from run to run.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
     if not sum(sizes):
@@ -64,7 +64,7 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
     runs = []
     for numbers in words:
         parts = numbers.split(sizes)
-        with seeded():  # what is drawn is the same in all runs
+        with seeded():  # random numbers are the same in all runs
             held = make({name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)})
         runs.append({name: tensor.detach().double().cpu() for name, tensor in held.items()})
     forms = [{name: tensor.shape for name, tensor in run.items()} for run in runs]
@@ -84,10 +84,10 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 
 
 def code_words(num: int) -> torch.Tensor:
-    """The words of so many elements: (runs, num), float64, a run's numbers all positive or all negative.
+    """Returns the words of so many elements: (runs, num), float64, a run's numbers all positive or all negative.
 
-    They are spread evenly over those that there could be: number i has i * step modulo their number, a step by the
-    golden ratio that shares no factor with it.
+    They are spread evenly over all possible words: element i has number i * step modulo their number.  The step is near
+    the golden ratio of their number, and shares no factor with it.
     """
     num_runs = 2
     while ALPHABET**num_runs < SPARSENESS * num:
@@ -102,13 +102,13 @@ def code_words(num: int) -> torch.Tensor:
 
 
 def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch.Tensor:
-    """Which element, by number, each local one is; NONE where it is none.
+    """Returns the number of each local element; NONE if it belongs to no parameter.
 
     Args:
-        held: Of every run, one below the other.
+        held: Local tensors of all runs, stacked.
 
     Raises:
-        Misuse: some are neither an element nor the same in all runs.
+        Misuse: some elements are neither a parameter's nor the same in all runs.
     """
     keys, order = _keys(words).sort()
     numbers = order[torch.searchsorted(keys, _keys(held)).clamp(max=len(keys) - 1)]
@@ -125,7 +125,7 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
 
 
 def _keys(numbers: torch.Tensor) -> torch.Tensor:
-    """One whole number for each word, from 0; anything where there is none."""
+    """Returns one whole number for each word, from 0; any number for other values."""
     digits = (numbers.nan_to_num().abs() - 1).clamp(0, ALPHABET - 1).long()
     return torch.stack([digit * ALPHABET**run for run, digit in enumerate(digits)]).sum(0)
 
@@ -134,4 +134,4 @@ WAY_OUT = (
     "say what each rank holds: module_property(..., placed='package.module:function'), of a function "
     "(parallel module, name of a parameter) -> (tensor, indices)"
 )
-"""The way out where elements cannot be read off."""
+"""The way out if elements cannot be read off."""

@@ -1,4 +1,4 @@
-"""What a program finds that needs the world: the environment as under torchrun, and groups that it sets up itself.
+"""Sets up the world for a program that needs it: the environment as under torchrun, and the program's own groups.
 
 Source of the names: "Environment Variables" of torch.distributed.run (2.13.0).
 """
@@ -24,14 +24,14 @@ ADDRESS = "127.0.0.1"
 PORT_KEY = "equivtest/master_port"
 
 _set_up: set[str] = set()
-"""What was set up in this process and is never torn down."""
+"""Set-ups in this process that are never torn down."""
 
 
 @contextlib.contextmanager
 def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
-    """Has the program find the world that it needs, set up; afterwards torn down, and the environment as it was.
+    """Sets up the world that the program needs; afterwards tears it down and restores the environment.
 
-    A program that cannot be torn down is set up once: its ranks are fresh ones, which run no other case.
+    A program without a tear-down is set up once: its ranks are fresh, and run no other case.
     """
     if not case.world.needs_world:
         yield
@@ -46,7 +46,7 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # of a program that has failed already
+            with contextlib.suppress(Exception):  # the program has failed already
                 _call(case.world.tear_down, "tear_down", mesh)
             raise
         try:
@@ -62,7 +62,7 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _call(name: str, what: str, mesh: DeviceMesh) -> None:
-    """Calls what the case names, if it names something."""
+    """Calls the function that the case names, if any."""
     if name:
         function = cast("Callable[[DeviceMesh], object]", load_named(name, what))
         require_arguments(function, f"{what} {name!r}", ("mesh",))
@@ -71,7 +71,7 @@ def _call(name: str, what: str, mesh: DeviceMesh) -> None:
 
 @cache
 def _environment() -> dict[str, str]:
-    """What torchrun tells a process of a world; where a rank on another host lives, it has been told."""
+    """Returns torchrun's environment variables; on another host they are already set."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     here = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
     return (here if _host() is None else {name: os.environ[name] for name in here}) | {
@@ -85,7 +85,7 @@ def _environment() -> dict[str, str]:
 
 @cache
 def _store() -> Any:
-    """The store at MASTER_PORT, which rank 0 serves, kept for as long as the process lives."""
+    """Returns the store at MASTER_PORT, which rank 0 serves as long as the process lives."""
     told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
     if dist.get_rank():
         return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
@@ -95,7 +95,7 @@ def _store() -> Any:
 
 
 def _host() -> str | None:
-    """Where the ranks of the world meet rank 0; None where they meet in a file, being all on this machine."""
+    """Returns the host at which ranks reach rank 0; None if they share a file, being all on this machine."""
     store: Any = distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
