@@ -1,7 +1,7 @@
-"""Programs of users, judged against the unsharded module: a module, parallelized, or steps of its training.
+"""Judges users' programs against the unsharded module: a module, parallelized, or steps of its training.
 
-What describes a program lies here, beside what decides which cases can be judged.  `oracle/` says what is right, `run/`
-is what a rank runs, and neither imports the other.
+The modules here describe a program, and decide which cases can be judged.  `oracle/` computes the right answers, `run/`
+runs the program on a rank, and neither imports the other.
 """
 
 SUBJECTS = {

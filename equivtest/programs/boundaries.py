@@ -56,7 +56,7 @@ def is_operand(name: str) -> bool:
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields each submodule once, by its name in the unsharded module: the outermost of wrappers, not the whole module."""
+    """Yields each submodule once, by its name in the unsharded module: the outermost of wrappers, without the root."""
     own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
         if (own := own_name(name)) not in seen:

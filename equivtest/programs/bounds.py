@@ -1,4 +1,4 @@
-"""Checks if a module's bound can show an error; if not, finds where it becomes too wide, and a way out."""
+"""Checks if a module's bound can show an error; if not, finds the part at which it becomes too wide, and a way out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL_BEFORE = "; of all that comes before the bound says something"
 
 
 class TooWide(Misuse):
-    """Raised if a case allows no conclusion; `explained` adds where that begins, and what would help.
+    """Raised if a case allows no conclusion; `explained` adds the part at which the bound becomes too wide, and remedies.
 
     Attributes:
         what: The reason, in words.
@@ -82,13 +82,13 @@ def reason_in(case: Case) -> str:
 
 
 def explained(error: Misuse) -> str:
-    """Returns the message of a refusal, with the place where it begins, and dtypes and shapes that were tried and work."""
+    """Returns the message of a refusal, with the part at fault, and dtypes and shapes that would do."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Finds where the bound becomes too wide, and the ways around it, by trying."""
+    """Finds the part at which the bound becomes too wide, and the ways around it, by trying."""
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
         ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
@@ -143,7 +143,7 @@ def would_do(case: ModuleCase, **fields: Any) -> bool:
 
 
 def _first_wide(case: ModuleCase) -> str:
-    """Returns the first boundary between parts, in the order of the run, at which the bound of the whole is too wide."""
+    """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide."""
     found: list[str] = []
 
     def note(name: str, right: Bounded) -> None:

@@ -92,7 +92,7 @@ class CandidateSearch(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Yields every value of each size beside the simplest of the others, then all sizes further on at once.
+    """Lists every value of each size beside the simplest of the others, then later values of all sizes at once.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.

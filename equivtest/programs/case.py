@@ -64,14 +64,11 @@ class ModuleCase(MeshCase):
             require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
-            different
-            rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on these rows
-                alone,
-            and a parameter's gradient is the mean over the ranks.  'sum of parts': it is the sum over the ranks.
-                'parts
-            of the whole': every rank gets different rows, and `step` leaves the gradients, and reports the numbers,
-                that
-            the unsharded module gives on the whole batch.  Named inputs are divided if their first dim is 'batch'.
+            different rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on
+            these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': it is the sum over
+            the ranks. 'parts of the whole': every rank gets different rows, and `step` leaves the gradients, and
+            reports the numbers, that the unsharded module gives on the whole batch.  Named inputs are divided if their
+            first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -305,7 +302,7 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers that each rank of a divided batch has separately, numbers too: stacked in a new first dim."""
+        """Names the answers that each rank of a divided batch has separately, numbers too, stacked in a first dim."""
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
@@ -379,7 +376,7 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """Describes a tensor of which each rank of a divided batch has a separate one, in a new first dim."""
+        """Describes a tensor that each rank of a divided batch has separately, in a new first dim."""
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
 

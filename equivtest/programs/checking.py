@@ -1,4 +1,4 @@
-"""`equivtest.check`: judges a program at once, in a script, at a prompt, or in any test."""
+"""`equivtest.check`: judges a program immediately, in a script, at a prompt, or in any test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "w
 SETTINGS = ("world_sizes", "dtypes", "profile", "audit", "backend", "raises")
 
 WORDS = {"passed": "holds", "failed": "fails", "skipped": "open", "xfailed": "known failure"}
-"""Outcomes of claims -> what a result says."""
+"""Outcomes of claims -> the words of a result."""
 
 _counts = itertools.count()
 _pools: dict[Backend, Pool] = {}
@@ -63,13 +63,13 @@ class CheckFailed(EquivtestError, AssertionError):
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a check has shown.  It is true if all is well, so that `assert equivtest.check(...)` is a test.
+    """The result of a check.  It is true if all is well, so that `assert equivtest.check(...)` is a test.
 
     Attributes:
         claims: Claim -> 'holds', 'fails', 'known failure', or 'open' if nothing was concluded.
         failures: The smallest failure of each claim and kind; `message` is the whole message of one.
-        cases: How many cases were judged.
-        notes: What was left open or left out, a line each.
+        cases: Number of cases that were judged.
+        notes: Everything that was left open or left out, one line each.
     """
 
     claims: Mapping[str, str]
@@ -125,7 +125,7 @@ def check(
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: As of `program`.
-        world_sizes: Numbers of ranks, by default 1 to 4; those that `world` leaves out are left out.
+        world_sizes: Numbers of ranks, by default 1 to 4, except numbers that `world` leaves out.
         dtypes: By default float32, float64, bfloat16 and float16.
         profile: 'smoke', a first look, 'gate' or 'conformance': how many cases are drawn.
         audit: True if a few cases also run with spoiled collectives, which the claims must reject.
@@ -239,7 +239,7 @@ def _listed(prop: Property, planned: Sequence[str]) -> Listed:
 
 
 def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The numbers of ranks, ascending, that are wanted and that the program runs on."""
+    """Returns the numbers of ranks, ascending, that are wanted and that the program runs on."""
     sizes = limits.WORLD_SIZES if wanted is None else wanted
     most = limits.MAX_WORLD_SIZE
     if not isinstance(sizes, Sequence) or not sizes or not all(_is_size(size, most) for size in sizes):
@@ -268,7 +268,7 @@ def _known_names(what: str, wanted: Sequence[str] | None, known: Sequence[str]) 
 
 
 def _pool_of(backend: Backend) -> Pool:
-    """The backend's pool; its ranks are new ones, which import the files as they are now."""
+    """Returns the backend's pool; its ranks are new, and import the files in their current state."""
     pool = _pools.get(backend)
     if pool is None:
         pool = _pools[backend] = Pool(backend)
@@ -285,7 +285,7 @@ def _refuse_in_rank() -> None:
 
 
 def _require_fresh(functions: Sequence[object]) -> None:
-    """Raises Misuse if a file was edited after its import: ranks would read the file, the reference what it was."""
+    """Raises Misuse if a file was edited after its import: ranks would read the new file, the reference the old one."""
     for function in functions:
         file = _file_of(function)
         if not file:
@@ -307,7 +307,7 @@ def _file_of(function: object) -> str:
 
 
 def _forget_programs() -> None:
-    """Forgets what is known of programs by name: at a prompt a file may have changed and been imported again."""
+    """Forgets the facts of programs by name: at a prompt a file may have changed and been imported again."""
     for name, module in list(sys.modules.items()):
         if name.startswith("equivtest.programs."):
             for value in list(vars(module).values()):

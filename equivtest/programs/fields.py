@@ -17,7 +17,7 @@ from equivtest.programs.state import STATES
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Part):
-    """What the unsharded module is called with.
+    """The inputs of the unsharded module, and its other arguments.
 
     Attributes:
         x_shape: Global shape of x, if the module takes one floating-point x; at least one element.
@@ -48,7 +48,7 @@ class Arguments(Part):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the batch; 1 if it has none."""
+        """Number of rows of the batch; 1 if it has none."""
         if self.inputs:
             return dict(self.sizes).get(BATCH, 1)
         return self.x_shape[0] if self.x_shape else 1
@@ -96,23 +96,22 @@ class World(Part):
 
     @property
     def batch_place(self) -> int:
-        """Which axis the batch is divided along."""
+        """Index of the axis along which the batch is divided."""
         return self.axes.index(self.batch_axis) if self.batch_axis else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Part):
-    """What updates the parameters, how often, and what every rank does in one step; default: one forward and backward.
+    """The optimizer, the number of steps, and one step on every rank; default: one forward and backward.
 
     Attributes:
         optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
             parallel module on every rank, and with the unsharded one; '': parameters stay as they are.
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs, which every rank
-            calls once a step: it runs forward and backward on each of its micro-batches, a list of named inputs,
-            updates the parameters if there is an optimizer, leaves in `grad` what it updated them by, and returns
-            what it reports.  '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and
-            optimizer.step().
-        steps: Number of steps, each on inputs of its own.
+            calls once a step.  It runs forward and backward on each of its micro-batches, a list of named inputs,
+            updates the parameters if there is an optimizer, leaves in `grad` the gradients of that update, and returns
+            its report. '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and optimizer.step().
+        steps: Number of steps, each on different inputs.
         micro_batches: Number of micro-batches that the rows of each rank are cut into, or the fewest rows of a rank.
         max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the
             step then reports total_norm, the norm before, as one of its outputs; 0: they are not clipped.
@@ -144,20 +143,20 @@ class Training(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(Part):
-    """What is judged, and by which contract.
+    """The tensors that are judged, and the contracts that they must fulfil.
 
     Attributes:
-        outputs: Which of several outputs are judged, by the path to them; empty: all.
+        outputs: Outputs that are judged, by the path to them; empty: all.
         loss: The output from which backward starts, with 1; '': `Facts.loss`.
         by_parts: True if every submodule is judged alone, from the ranks' values at its start: see
             `equivtest.programs.oracle.forced`.  Only for real values; a divided batch has the same number of rows on
             every rank.  In a step no submodule is judged: the ranks' values only make the bounds of all else narrow.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
-            says what this rank holds of it: for each local element its place in the flattened whole, -1 if it has
-            none; or None if the tensor of that name says it.  '': it is read off.
-        state: Which contract a module fulfils if its forward changes buffers, in a divided batch.  'own rows': each
-            rank has the unsharded module's buffers after its own rows.  'whole batch': every rank has its buffers after
-            the whole batch, and outputs are the rows of what it gives on the whole batch.  '': both are the same.
+            returns this rank's part of the parameter: for each local element its place in the flattened whole, -1 if it
+            has none; or None if the tensor of that name declares its part.  '': the part is read off.
+        state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
+            unsharded module's buffers after the rank's rows.  'whole batch': every rank has its buffers after the whole
+            batch, and outputs are the rows of its outputs on the whole batch.  '': both are the same.
         zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
             unsharded module's is zero in every element.
     """

@@ -31,11 +31,11 @@ OTHER_WORDS = {
     "atol": "no tolerance is set, since bounds are derived",
     "rtol": "no tolerance is set, since bounds are derived",
 }
-"""What other libraries call some arguments -> what to write here."""
+"""Names of arguments in other libraries -> the name here."""
 
 
 def answers_wrong_names(group: type[T]) -> type[T]:
-    """Has the class answer the name of an argument that it does not have with the nearest right one."""
+    """Makes the class answer an unknown argument with the nearest right name."""
     make: Any = group.__init__
 
     @functools.wraps(make)
@@ -72,7 +72,7 @@ def _in_place_of(unknown: str, known: Sequence[str]) -> str:
 
 
 def refuse_text(**named: object) -> None:
-    """Raises Misuse for one string where names belong, since its letters would be taken for names."""
+    """Raises Misuse for one string in place of a sequence of names, since each letter would count as a name."""
     for name, value in named.items():
         if isinstance(value, str):
             raise Misuse(f"{name} must hold names, such as {name}=({value!r},), got {value!r}")
@@ -91,7 +91,7 @@ class Training:
             the ranks' gradients.
         step: Function (module, mesh, micro_batches, optimizer) -> outputs: one step of training as every rank runs it,
             from forward to update.  See docs/how-to/training.md.
-        steps: Number of steps, each on inputs of its own; None: 2 with an optimizer, else 1.
+        steps: Number of steps, each on different inputs; None: 2 with an optimizer, else 1.
         micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
         max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.
         norm_type: The type of that norm: 1, 2 or math.inf.
@@ -125,12 +125,12 @@ class World:
         world=World(axes=("dp", "tp"), world_sizes=(1, 2, 4))
 
     Attributes:
-        axes: Names of the axes of the mesh that `parallelize` takes: meshes of every shape are drawn, sizes of 1 among
-            them.
+        axes: Names of the axes of the mesh that `parallelize` takes: meshes of every shape are drawn, also with sizes
+            of 1.
         batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
             '': the first.
-        world_sizes: Numbers of ranks that the program runs on, such as those that divide its heads; empty: any.  A run
-            on others leaves the property out there, and says so.  What else the program does not support it says by
+        world_sizes: Numbers of ranks that the program runs on, such as divisors of its number of heads; empty: any.  A
+            run on other numbers skips the property there, and reports it.  The program declines other cases by raising
             `NotSupported`.
         needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
             environment.
@@ -161,28 +161,28 @@ class World:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """What is judged of the program, and how.  Without it: all outputs, gradients, parameters and buffers.
+    """The tensors that are judged, and how.  Without it: all outputs, gradients, parameters and buffers.
 
         judge=Judge(outputs=("logits",), by_parts=True)
 
     Attributes:
         outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all except None.
         loss: The output from which backward starts, with 1.  '': the one called 'loss', or the only one, if it is one
-            number; else backward starts from all, each with a cotangent of its own.
+            number; else backward starts from all, each with a different cotangent.
         by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
             bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
             the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
             submodules are not judged: the ranks' values there make the bounds of all else narrow.
-        placed: Function (parallel module, name of a parameter) -> (tensor, indices), for programs from which it cannot
-            be read which elements a rank has: see `ModuleCase.placed`.
-        state: What the buffers follow that the forward changes, if each rank has rows of its own.  'own rows': a rank's
-            buffers are the unsharded module's after its own rows, as of BatchNorm under DistributedDataParallel.
-            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as of SyncBatchNorm
-            or of counts that an all_reduce adds up; the outputs are then rows of what it gives on the whole batch, and
-            gradients are its gradients, divided by the ranks if they are averaged.  None: no buffer depends on the
-            rows, or a `step` leaves those of the whole batch.
+        placed: Function (parallel module, name of a parameter) -> (tensor, indices), for programs whose module does not
+            show which elements a rank has: see `ModuleCase.placed`.
+        state: Contract of the buffers that the forward changes, if each rank has different rows.  'own rows': a rank's
+            buffers are the unsharded module's after the rank's rows, as in BatchNorm under DistributedDataParallel.
+            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as in SyncBatchNorm or
+            in counts that an all_reduce adds up; the outputs are then rows of its outputs on the whole batch, and
+            gradients are its gradients, divided by the number of ranks if they are averaged.  None: no buffer depends
+            on the rows, or a `step` leaves the buffers of the whole batch.
         zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
-            ranks if each of its elements is 0 in the unsharded module, as of an expert that no token reaches.
+            ranks if each of its elements is 0 in the unsharded module, as in an expert that no token reaches.
         without_collectives: Why the parallel module calls no collective, if that is right.
         conclusive_dtypes: The dtypes in which a conformance run wants conclusions; (): all.
         examples: Cases that are always run, as messages print them.
@@ -209,7 +209,7 @@ class Judge:
 
 
 def named_functions(group: Training | World | Judge) -> dict[str, str]:
-    """The names of the group's functions, by field; '' for those that it does not have.
+    """Returns the names of the group's functions, by field; '' for a function that is not set.
 
     Raises:
         Misuse: A function cannot be sent to the ranks.
@@ -218,7 +218,7 @@ def named_functions(group: Training | World | Judge) -> dict[str, str]:
 
 
 def flat(group: Training | World | Judge) -> dict[str, Any]:
-    """All fields of the group, functions by name and sequences as tuples."""
+    """Returns all fields of the group, functions by name and sequences as tuples."""
     values = {each.name: getattr(group, each.name) for each in fields(group)} | named_functions(group)
     return {
         name: value if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
@@ -227,10 +227,10 @@ def flat(group: Training | World | Judge) -> dict[str, Any]:
 
 
 def complete(training: Training | None, world: World | None, judge: Judge | None) -> tuple[Training, World, Judge]:
-    """The three groups, empty ones in place of None.
+    """Returns the three groups, empty ones in place of None.
 
     Raises:
-        Misuse: One is another object.
+        Misuse: A group is an object of another class.
     """
     groups = (training or Training(), world or World(), judge or Judge())
     for group, wanted in zip(groups, (Training, World, Judge), strict=True):
@@ -241,7 +241,7 @@ def complete(training: Training | None, world: World | None, judge: Judge | None
 
 
 def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[Training, World, Judge]:
-    """The three groups of fields that lie beside each other."""
+    """Sorts the fields into the three groups."""
     fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]
     refuse_unknown(what, given, [*sorted(set().union(*fields_of)), *others])
     training, world, judge = ({name: value for name, value in given.items() if name in own} for own in fields_of)

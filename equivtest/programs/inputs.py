@@ -230,7 +230,7 @@ def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ra
 
 
 def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
-    """True if ranks have different numbers of elements that count, whichever of the first and the last dim is divided."""
+    """True if ranks have different numbers of elements that count, both if the first and if the last dim is divided."""
     divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
     counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
     return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)

@@ -1,4 +1,4 @@
-"""What a module gives, by name: a tensor, or tuples, mappings and dataclasses of tensors, however nested."""
+"""Outputs of a module, by name: a tensor, or nested tuples, mappings and dataclasses of tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ OUTPUT = "output"
 def named_outputs(
     given: object, chosen: Sequence[str], who: str, *, takes_numbers: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The tensors in what a module gives: 'output', or 'output.' and the way to each; None is none.
+    """Returns the tensors in a module's output: 'output', or 'output.' and the path to each; None is left out.
 
     Args:
-        chosen: Ways of those that are judged, or of what holds them; empty for all.
+        chosen: Paths of the outputs that are judged, or of their containers; empty for all.
         who: The module, for messages.
-        takes_numbers: True if a number of Python or NumPy is as good as a tensor.
+        takes_numbers: True if a number of Python or NumPy counts as a tensor.
 
     Raises:
-        Misuse: something is no tensor, or there is nothing where `chosen` says.
+        Misuse: an output is not a tensor, or a path in `chosen` leads to nothing.
     """
     leaves: dict[str, torch.Tensor] = {}
     for name, leaf in _leaves(OUTPUT, given):
@@ -49,7 +49,7 @@ def named_outputs(
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
-    """What to write for an output that is not there."""
+    """Says what to write for an output that does not exist."""
     if list(names) == [OUTPUT]:
         return "leave outputs out, as it gives one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]
@@ -58,7 +58,7 @@ def _way_out(missing: str, names: Sequence[str]) -> str:
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """Takes a mapping that is a dataclass too, such as transformers' ModelOutput, for a mapping."""
+    """Yields the leaves; a mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping."""
     if given is None:
         return
     if isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""`equivtest.program`: the property of a user's program, in one line of a test file; it imports little in a rank."""
+"""`equivtest.program`: the property of a user's program, in one line of a test file; a rank imports little of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from equivtest.programs.inputs import Input
 
 ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "world", "judge")
-"""The arguments that go by name."""
+"""Arguments that are passed by name."""
 
 
 class InRank:
-    """What `program` gives in a rank, which imports a file for its functions and judges nothing."""
+    """The result of `program` in a rank, which imports a file for its functions and judges nothing."""
 
     def __getattr__(self, name: str) -> Any:
         raise Misuse(
@@ -54,12 +54,12 @@ def program(
     and plain values works.  A name, 'package.module:NAME' or 'file.py:NAME', is as good as the function.
 
     Args:
-        build: Function without arguments, or a class, that makes the unsharded module.  Those of its parameters that
+        build: Function without arguments, or a class, that makes the unsharded module.  Its parameters that
             require a gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is
-            judged on integers, for equality in every dtype.  Any other is judged on real numbers, within a bound: that
-            of the whole module in float64 and float32 if it is narrow enough, else that of each submodule.
+            judged on integers, for equality in every dtype.  Any other is judged on real numbers, within the bound
+            of the whole module in float64 and float32 if it is narrow enough, else within the bound of each submodule.
         parallelize: Function (module, mesh) -> module, which every rank calls.
-        inputs: For a module of one floating-point x its shapes, the simplest first.  For any other its inputs by name,
+        inputs: For a module of one floating-point x, its shapes, the simplest first.  For any other, inputs by name,
             made by `real`, `ids`, `mask`, `targets` and `positions`, with shapes of numbers and of names of sizes.  If
             the batch is divided, each rank has rows of x, or of the inputs whose first dim is 'batch', and the whole
             of all others.
@@ -67,14 +67,14 @@ def program(
             3 or 5.
         positional: Names of the inputs that are passed by place, in order; all others are passed by name.
         batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
-            each rank has rows of its own, and gradients are averaged over the ranks; 'sum of parts': they are added up.
-            'parts of the whole', with a step: each rank has rows of its own, and the gradients, the numbers that the
-            step reports and the updates are those of the whole batch.
+            each rank has different rows, and gradients are averaged over the ranks; 'sum of parts': they are added up.
+            'parts of the whole', with a step: each rank has different rows, and the gradients, the numbers that the
+            step reports and the updates equal the unsharded module's on the whole batch.
             None: 'mean of parts', or with a step 'parts of the whole', if `parallelize` applies
-            DistributedDataParallel, fully_shard or the like, else 'whole'.  The ranks are asked once; if one raises,
+            DistributedDataParallel, fully_shard or the like, else 'whole'.  The ranks find out once; if one raises,
             hangs or dies then, the property ends as misuse.
         options: Values of keyword arguments of `build` and `parallelize`, the simplest first, such as
-            {'bias': (True, False)}: plain values as JSON has them.  Each value is drawn, failures shrink to the first,
+            {'bias': (True, False)}: plain JSON values.  Each value is drawn, failures shrink to the first,
             and the case prints the arguments, so that it can be run again.
         training, world, judge: See `Training`, `World` and `Judge`.
 
@@ -103,7 +103,7 @@ def module_property(
     options: Mapping[str, Sequence[Any]] | None = None,
     **grouped: Any,
 ) -> ProgramProperty:
-    """The older form of `program`: the fields of its groups lie beside the other arguments.
+    """The older form of `program`: the fields of its groups are passed beside the other arguments.
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options: See `program`.
@@ -111,7 +111,7 @@ def module_property(
         grouped: Fields of `Training`, `World` and `Judge`.
 
     Raises:
-        Misuse: As of `program`.
+        Misuse: Same as in `program`.
     """
     groups = ungrouped("module_property", grouped, ARGUMENTS[:5])
     if (x_shapes is None) == (inputs is None):

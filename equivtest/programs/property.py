@@ -244,7 +244,7 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
-"""The ranks' answers, by the case on which they were asked."""
+"""The ranks' answers, by the case that they ran."""
 
 
 def forget_batches() -> None:
@@ -260,7 +260,7 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
     Raises:
         Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
-            `parallelize` declines the mesh on which it was asked, one of several.
+            `parallelize` declines the mesh of that case, one of several.
     """
     declined = ""
     for each in cases:
@@ -321,7 +321,7 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
-    """Names the aspects of the simplest variant's cases, as they are drawn, and each value of each option."""
+    """Names the aspects of the simplest variant's drawn cases, and each value of each option."""
     search, batch = variants[0].search, variants[0].rows
     found: dict[str, None] = {}
     for size in space.world_sizes:
@@ -341,9 +341,10 @@ def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
 
 
 def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
-    """Returns the dtypes in which the module does not run, or has neither exact sums nor narrow bounds, with the reason.
+    """Returns the dtypes in which no case of the variant can be judged, with the reason.
 
-    None if that is so in every dtype there is.
+    The module does not run in the dtype, or it has neither exact sums nor narrow bounds there.  None if no dtype is
+    left.
     """
     search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)

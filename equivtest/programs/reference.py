@@ -62,7 +62,7 @@ class Facts:
     """Facts of a module's parameters, buffers and outputs, by name.
 
     Attributes:
-        parameters: Floating-point parameters; integer parameters stay as they are built.
+        parameters: Floating-point parameters; integer parameters keep the values from the builder.
         buffers: Buffers that the forward changes.
         loss: The output from which backward starts, with 1; '' if it starts from each output that has a gradient, with
             its

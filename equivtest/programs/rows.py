@@ -1,4 +1,4 @@
-"""Which outputs of an unsharded module have the rows of its batch."""
+"""Finds the outputs of an unsharded module that have the rows of its batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivtest.errors import Misuse
 from equivtest.programs.reference import Program, facts_of
 
 NUM_COMPARED = 2
-"""Other batches that decide: one of fewer rows and one of more, if the module takes them."""
+"""Number of other batches that decide: one of fewer rows and one of more, if the module takes them."""
 
 Sized = tuple[int, Program]
 """A number of rows, and the module on a batch of so many."""
@@ -19,14 +19,14 @@ Sized = tuple[int, Program]
 
 @functools.lru_cache(maxsize=256)
 def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
-    """Tells of each output whether its first dim is the batch's, by the shapes it has on batches of other sizes.
+    """Returns for each output if its first dim is the batch's, from its shapes on batches of other sizes.
 
     Args:
         others: Batches to compare with, the first ones that the module takes.
-        is_divided: Whether ranks have different rows, so that the answer matters.
+        is_divided: True if ranks have different rows, so that the answer matters.
 
     Raises:
-        Misuse: An output's shape follows the batch in another way, or the module takes no other batch.
+        Misuse: An output's shape depends on the batch in another way, or the module takes no other batch.
     """
     num_rows, program = batch
     shapes = {num_rows: _shapes(program)}
@@ -51,7 +51,7 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
 
 
 def other_sizes(num_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """Gives numbers of rows to compare with, those that a rank has first."""
+    """Returns numbers of rows to compare with, a rank's number first."""
     sizes = (min(rows), num_rows + 1, 2 * num_rows, num_rows - 1, 1)
     return tuple(size for size in dict.fromkeys(sizes) if size not in (0, num_rows))
 

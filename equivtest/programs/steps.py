@@ -16,20 +16,20 @@ TOTAL_NORM = "output.total_norm"
 
 
 def base_of(name: str) -> str:
-    """The name of step 1: 'ids' of 'step2.ids'."""
+    """Returns the name in step 1: 'ids' for 'step2.ids'."""
     return re.sub(r"^step\d+\.", "", name)
 
 
 def updated(step: int, parameter: str) -> str:
-    """What a step's update leaves of a parameter."""
+    """Names a parameter after a step's update."""
     return f"step{step}.param.{parameter}"
 
 
 def called_optimizer(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    """What the function of that name makes for a module.
+    """Calls the function of that name, which makes an optimizer for a module.
 
     Raises:
-        Misuse: there is no such function, or it makes no optimizer.
+        Misuse: the function does not exist, or makes no optimizer.
     """
     function = cast("Callable[[nn.Module], object]", load_named(name, "optimizer"))
     require_arguments(function, f"optimizer {name!r}", ("module",))

@@ -26,11 +26,11 @@ Options = tuple[tuple[str, str], ...]
 def module_cases(
     draw: DrawFn, space: Space, make: Callable[..., ModuleCase], varied: str, candidates: Candidates
 ) -> ModuleCase:
-    """Cases of one module, and of one way to parallelize it.
+    """Draws cases of one module, and of one way to parallelize it.
 
     Args:
-        make: A case from all that is drawn.
-        varied: The field that candidates differ in, 'x_shape' or 'sizes'.
+        make: Makes a case from all drawn values.
+        varied: The field that differs between candidates, 'x_shape' or 'sizes'.
         candidates: For each of the space's world sizes.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
@@ -51,7 +51,7 @@ def module_cases(
 
 @st.composite
 def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Cases of a program under each of its options; failures shrink to the first value of each.
+    """Draws cases of a program under each of its options; failures shrink to the first value of each.
 
     Args:
         variants: The options' names and values -> the cases; all have the same names.

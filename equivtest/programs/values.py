@@ -25,7 +25,7 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     Modes:
         dense: Odd integers of random sign, up to `largest`; +1 or -1 for the cotangent.
         real: Nearly normal numbers.  Parameters of two dims and more are divided by the root of the number of terms of
-            their sums, as layers are initialised; parameters of one dim, which may be scales, have magnitudes of 0.5 to 1.5.
+            their sums, as layers are initialised; vectors, which may be scales, have magnitudes of 0.5 to 1.5.
 
     In mode dense the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so
     that a division by it is exact.  Ids, masks and the like are then one of VARIANTS draws, because they choose how

@@ -1,4 +1,4 @@
-"""A block of attention, whose norm and softmax round."""
+"""An attention block, whose norm and softmax round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD_FEATURES = 2
 
 
 class AttentionBlock(nn.Module):
-    """y = x + W attention(norm(x)) + b, causal over the tokens of x (..., T, F); HEAD_FEATURES features a head."""
+    """y = x + W attention(norm(x)) + b, causal over the tokens of x (..., T, F), with HEAD_FEATURES features per head."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -27,22 +27,22 @@ class AttentionBlock(nn.Module):
         return output
 
     def attend(self, x: torch.Tensor, features: slice) -> torch.Tensor:
-        """What the heads of these features gather: (..., T, as many features)."""
+        """Returns the output of the heads with these features: (..., T, number of features)."""
         projected = [
             functional.linear(x, layer.weight[features], layer.bias[features])
             for layer in (self.query, self.key, self.value)
         ]
         shape = (*x.shape[:-1], projected[0].shape[-1] // HEAD_FEATURES, HEAD_FEATURES)
         query, key, value = (each.view(shape).transpose(-2, -3) for each in projected)  # (..., H, T, HEAD_FEATURES)
-        if not query.numel():  # nothing, of which every parameter gets a gradient all the same, for the ranks to sum
+        if not query.numel():  # an empty result, so that every parameter still gets a gradient, which the ranks sum
             return (query + key + value).transpose(-2, -3).flatten(-2)
         return self.gather(query, key, value).transpose(-2, -3).flatten(-2)
 
     def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attention of each head by itself, (..., H, T, HEAD_FEATURES)."""
+        """Computes the attention of each head separately, (..., H, T, HEAD_FEATURES)."""
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def attention_block() -> nn.Module:
-    """Three heads, which two ranks divide unevenly and four leave one without."""
+    """Makes three heads: two ranks divide them unevenly, and one of four ranks has none."""
     return AttentionBlock(3)

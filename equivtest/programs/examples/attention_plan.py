@@ -1,4 +1,4 @@
-"""The heads of a block of attention, divided among the ranks by hand.
+"""Divides the heads of an attention block among the ranks by hand.
 
 Source: Vaswani et al., Attention Is All You Need (2017), section 3.2, normalized first as in Xiong et al., On Layer
 Normalization in the Transformer Architecture (2020); Shoeybi et al., Megatron-LM (2019), section 3, for the division:
@@ -21,7 +21,7 @@ Group = dist.ProcessGroup
 
 
 class DividedBlock(AttentionBlock):
-    """Each rank computes its own heads, and its share of what is added to x.  Parameters stay whole on every rank."""
+    """An attention block that computes some heads on each rank.  Parameters stay whole on every rank."""
 
     group: Group
     features: slice
@@ -32,12 +32,12 @@ class DividedBlock(AttentionBlock):
         return output
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's heads' part of the output, without the bias."""
+        """Returns the part of the output from this rank's heads, without the bias."""
         return functional.linear(self.attend(x, self.features), self.out.weight[:, self.features])
 
 
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the heads as torch.chunk does, and sums the gradients of what each rank used a part of."""
+    """Divides the heads as torch.chunk does, and sums the gradients of each tensor that a rank used in part."""
     assert isinstance(block, AttentionBlock)
     divide(block, mesh)
     block.__class__ = DividedBlock
@@ -45,7 +45,7 @@ def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
-    """What a divided block has beside its parameters: its group, this rank's features, and hooks of gradients."""
+    """Adds the attributes of a divided block: its group, this rank's features, and hooks on gradients."""
     group, num_features = mesh.get_group(), block.out.in_features
     each = -(-num_features // HEAD_FEATURES // mesh.size()) * HEAD_FEATURES
     start = min(each * mesh.get_local_rank(), num_features)
@@ -57,14 +57,14 @@ def divide(block: AttentionBlock, mesh: DeviceMesh) -> None:
 
 
 def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the ranks, in new memory."""
+    """Returns the sum over the ranks, in new memory."""
     summed = tensor.contiguous().clone()
     dist.all_reduce(summed, group=group)
     return summed
 
 
 class _SumOver(torch.autograd.Function):
-    """Sums forward; the gradient of the sum is that of each term."""
+    """Sums forward; each term gets the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -76,7 +76,7 @@ class _SumOver(torch.autograd.Function):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Hands on forward; what comes back is each rank's share of the gradient, and is summed."""
+    """Passes the tensor on forward; each rank has a share of the gradient, and the shares are summed backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -89,7 +89,7 @@ class _SumGradients(torch.autograd.Function):
 
 
 def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the ranks of their shares."""
+    """Returns the sum over the ranks of their shares."""
     summed: torch.Tensor = _SumOver.apply(tensor, group)  # type: ignore[no-untyped-call]
     return summed
 

@@ -1,4 +1,4 @@
-"""A decoder of some layers, deeper than a bound of the whole can follow.
+"""A decoder of some layers, too deep for a bound of the whole module.
 
 Source: Touvron et al., LLaMA (2023), section 2.2, for the layer, without rotary embeddings.
 """
@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 FEATURES, HEADS, HIDDEN = 24, 12, 24
-"""Each of 1, 2, 3 or 4 ranks has as many heads, of two features, and as many hidden features as the others."""
+"""With 1, 2, 3 or 4 ranks, all ranks have equally many heads, of two features, and equally many hidden features."""
 
 
 class Attention(nn.Module):
-    """Causal attention over the tokens of x (B, T, FEATURES), of as many heads as its projections give."""
+    """Causal attention over the tokens of x (B, T, FEATURES); its projections' shapes give the number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), and that with the gated one likewise added."""
+    """y = x + attention(norm(x)), then y + gated(norm(y))."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """So many layers, and a norm."""
+    """A number of layers, and a norm."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()
@@ -72,5 +72,5 @@ class Decoder(nn.Module):
 
 
 def decoder() -> nn.Module:
-    """Two layers."""
+    """Makes a decoder of two layers."""
     return Decoder(2)

@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism as torch's tutorials have it: plain local tensors within each layer, whole ones between."""
+    """Applies tensor parallelism as in torch's tutorials: plain local tensors within each layer, whole ones between."""
     plan = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     for layer in module.get_submodule("layers").children():
@@ -18,7 +18,7 @@ def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def layers_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2, each layer by itself and what is left at the root."""
+    """Applies FSDP2 to each layer separately, and to the rest at the root."""
     for layer in module.get_submodule("layers").children():
         fully_shard(layer, mesh=mesh)
     sharded: nn.Module = fully_shard(module, mesh=mesh)  # type: ignore[assignment]  # of both classes

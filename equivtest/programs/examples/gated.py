@@ -1,4 +1,4 @@
-"""A gated block, the simplest module that the shipped properties are shown on.
+"""A gated block, the simplest module of the shipped properties.
 
 Source: Shazeer, GLU Variants Improve Transformer (2020), equation 6, with ReLU.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class GatedBlock(nn.Module):
-    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden ones."""
+    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden features."""
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class GatedBlock(nn.Module):
         return output
 
     def change(self, x: torch.Tensor) -> Any:
-        """What is added to x: a tensor, or a DTensor where the plan leaves it one."""
+        """Returns the term that is added to x: a tensor, or a DTensor if the plan keeps it one."""
         return self.down(functional.relu(self.gate(x)) * self.up(x))
 
 
 def gated_block() -> nn.Module:
-    """Two features and five hidden ones, which two and three ranks divide unevenly and four leave one without."""
+    """Makes two features and five hidden ones: two and three ranks divide them unevenly, and one of four has none."""
     return GatedBlock(2, 5)

@@ -1,4 +1,4 @@
-"""Parameters of many shapes; each gradient is a piece of x, so that each counts in the norm of all."""
+"""A module with parameters of many shapes; each gradient is a piece of x, so that each counts in the total norm."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SHAPES = {
     "whole": (3,), "scalar": (), "data": (7, 2), "tensor": (2, 7), "both": (7, 7), "nested": (16, 1),
     "frozen": (7, 1), "unused": (7, 2),
 }  # fmt: skip
-"""Sizes of 7 leave none of four ranks without elements, and are even for one rank alone."""
+"""Sizes of 7 leave none of four ranks without elements, and are even only on one rank."""
 SHORT = {"short": (1, 2), "long": (5, 1)}
-"""Some of two or more ranks have none of the first, one of four has none of the second."""
+"""Some of two or more ranks have none of the first; one of four ranks has none of the second."""
 PLAIN = {"experts": (5, 2), "first_stage": (2,), "last_stage": (3, 1)}
 DIVIDED_FIRST = {"both": SHAPES["both"], **SHAPES}
 
@@ -38,7 +38,7 @@ class Mixture(nn.Module):
         return {"loss": torch.stack(terms).sum()}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """What a parameter adds to the loss."""
+        """Returns the term of a parameter in the loss."""
         return (self.get_parameter(name) * piece).sum()
 
 
@@ -47,12 +47,12 @@ def mixture() -> Mixture:
 
 
 def divided_first() -> Mixture:
-    """torch's GradScaler asks over the axes alone that divide the first gradient, finding 74."""
+    """Makes a module for finding 74: torch's GradScaler reduces only over the axes that divide the first gradient."""
     return Mixture(DIVIDED_FIRST)
 
 
 def with_empty_shards() -> Mixture:
-    """With them torch hangs for the largest magnitude, finding 23."""
+    """Makes a module with empty shards: torch hangs for the largest magnitude, finding 23."""
     return Mixture(SHAPES | SHORT)
 
 
@@ -68,12 +68,13 @@ SIZES = {
     build.__name__: sum(size.numel() for size in build().sizes.values())
     for build in (mixture, divided_first, with_empty_shards, grouped, grouped_with_empty_shards)
 }
-"""How many elements x has, by the function that makes the module."""
+"""Number of elements of x, by the function that makes the module."""
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """Whose updates are as long as the gradients, unlike those of Adam.
+    """Makes SGD: its updates are as long as the gradients, unlike the updates of Adam.
 
-    One tensor after the other: `foreach`, the default beyond the CPU, refuses DTensors among plain tensors (2.13.0).
+    It updates one tensor after the other: `foreach`, the default beyond the CPU, refuses DTensors among plain tensors
+    (2.13.0).
     """
     return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)

@@ -1,4 +1,4 @@
-"""Parameters that are held in different ways: by all ranks, divided along one axis or both, by some, by one."""
+"""Distributes parameters in different ways: on all ranks, divided along one axis or both, on some ranks, on one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PLACED: Mapping[str, tuple[Placement, Placement]] = {
 
 
 class Divided(Mixture):
-    """What each rank holds of a mixture.
+    """One rank's part of a mixture.
 
     Attributes:
-        shares: Of some parameters the function that makes a rank's share of a piece of x.
-        groups: Of plain parameters of which no two ranks of a group hold the same, that group.
+        shares: For some parameters the function that makes a rank's share of a piece of x.
+        groups: The group of each plain parameter that differs on each rank of a group.
     """
 
     def __init__(self, whole: Mixture) -> None:
@@ -39,10 +39,10 @@ class Divided(Mixture):
         self.groups: dict[str, distributed.ProcessGroup] = {}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """The same on every rank."""
+        """Returns the term, the same on every rank."""
         parameter = cast("nn.Parameter | None", getattr(self, name))
         groups = [self.groups[name]] if name in self.groups else []
-        if isinstance(parameter, DTensor):  # whose products lose their layout where a rank has nothing, finding 4
+        if isinstance(parameter, DTensor):  # products of DTensors lose their layout if a rank has no element, finding 4
             groups = [
                 parameter.device_mesh.get_group(axis)
                 for axis, placement in enumerate(parameter.placements)
@@ -57,12 +57,12 @@ class Divided(Mixture):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it; the gradient of that is divided alike."""
+    """Returns this rank's part of a tensor; its gradient is divided likewise."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Every parameter a DTensor of the whole mesh."""
+    """Makes every parameter a DTensor of the whole mesh."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         _distribute(module, name, parameter, mesh, PLACED[name])
@@ -70,7 +70,7 @@ def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
 
 
 def over_meshes(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """DTensors of both axes, of one and of the other; plain tensors that all ranks have, or some, or one."""
+    """Makes DTensors of both axes, of one and of the other, and plain tensors on all ranks, on some, or on one."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         if name in ("both", "nested", "long"):
@@ -97,7 +97,7 @@ def _distribute(
 
 
 def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
-    """Each rank of the axis has experts of its own, or none."""
+    """Puts different experts on each rank of the axis, or none."""
 
     def shared(tensor: torch.Tensor) -> torch.Tensor:
         parts = tensor.tensor_split(mesh.size())
@@ -108,7 +108,7 @@ def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
 
 
 def _hold_stages(module: Divided, mesh: DeviceMesh) -> None:
-    """The first rank of the axis has the first stage, the last the last."""
+    """Puts the first stage on the first rank of the axis, and the last stage on the last."""
     for name, holder in (("first_stage", 0), ("last_stage", mesh.size() - 1)):
         module.groups[name] = mesh.get_group()
         if mesh.get_local_rank() != holder:

@@ -25,18 +25,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Hidden features divided among the ranks, one all_reduce forward.
+    """Divides the hidden features among the ranks, with one all_reduce forward.
 
-    They stay DTensors in between: of plain tensors torch takes the global size to be local size times ranks.
+    They stay DTensors in between: for plain tensors torch assumes a global size of local size times ranks.
     """
     divided = ColwiseParallel(use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
 
 
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tokens divided around the layers, hidden features within: gathered before, reduced and scattered behind.
+    """Divides tokens around the layers and hidden features within: gathers before, reduces and scatters after.
 
-    The block is handed all tokens and hands on all; what is added to x is added to each rank's own.
+    The block takes all tokens and returns all; each rank adds the change to its own tokens of x.
     """
     tokens = Shard(0)
     prepared = PrepareModuleInputOutput(
@@ -53,12 +53,13 @@ def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The whole block on every rank, for rows of its own; gradients averaged by DistributedDataParallel."""
+    """Runs the whole block on every rank, on different rows; DistributedDataParallel averages the gradients."""
     return DistributedDataParallel(block, process_group=mesh.get_group())
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The same with another communication hook for each dtype, each of which documents the mean of the gradients.
+    """Does the same with a different communication hook for each dtype; every hook averages gradients, by its
+    documentation.
 
     `allreduce_hook` changes nothing.  Compression loses nothing if gradients have its dtype.  PowerSGD and local SGD
     begin after a thousand steps or more, and average globally before.
@@ -82,13 +83,13 @@ def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The same by FSDP2: parameters divided on dim 0, gathered for the forward and again for the backward."""
+    """Does the same by FSDP2: divides parameters on dim 0, and gathers them for the forward and for the backward."""
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded
 
 
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Gradients are added up, halved, doubled and averaged; on one rank torch halves them twice, finding 75."""
+    """Adds gradients up, halves, doubles and averages them; on one rank torch halves them twice, finding 75."""
     sharded: Any = fully_shard(block, mesh=mesh)
     sharded.set_force_sum_reduction_for_comms(True)
     sharded.set_gradient_divide_factor(2.0)

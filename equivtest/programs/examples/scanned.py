@@ -1,4 +1,4 @@
-"""Blocks whose features or tokens are divided where torch's DTensor gets an operator wrong: findings 40 and 41."""
+"""Blocks with divided features or tokens for which a DTensor operator of torch is wrong: findings 40 and 41."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 
 
 class ScannedBlock(nn.Module):
-    """y = W2 s, where s are the running sums of the hidden features W1 x: (..., 1) to (..., 1)."""
+    """y = W2 s, with s the running sums of the hidden features W1 x: (..., 1) to (..., 1)."""
 
     def __init__(self, num_hidden: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def scanned_block() -> nn.Module:
 
 
 def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Hidden features divided among the ranks."""
+    """Divides the hidden features among the ranks."""
     plan = {"first": ColwiseParallel(use_local_output=False), "second": RowwiseParallel()}
     return parallelize_module(block, mesh, plan)
 
@@ -55,7 +55,7 @@ def picked_block() -> nn.Module:
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tokens divided among the ranks; all ranks have the places."""
+    """Divides the tokens among the ranks; all ranks have the places."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
     prepared = PrepareModuleInputOutput(

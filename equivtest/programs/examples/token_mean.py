@@ -1,8 +1,9 @@
 """A step of training whose loss is the mean over all tokens of the whole batch, however it is cut.
 
-Ranks, and micro-batches of a rank, have different numbers of tokens that count, so that no mean of their means is it.
-The gradient of a sum over tokens is the sum of those of its parts: each rank goes backward from the sum of its own
-tokens, divided by how many there are on all ranks, times the ranks over which its gradients are averaged.
+Ranks, and micro-batches of a rank, have different numbers of tokens that count, so the mean of their means differs from
+the mean over all tokens.  The gradient of a sum is the sum of its terms' gradients.  So each rank runs backward from
+the sum over its tokens, divided by the number of tokens on all ranks, times the number of ranks over which its
+gradients are averaged.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class TokenMean:
     """One step: gradients reduced once, after the last micro-batch, clipped by the norm of all, and the update.
 
     Attributes:
-        own: How many targets count in each micro-batch of this rank.
-        num_tokens: How many count on all ranks.
+        own: Number of targets that count in each micro-batch of this rank.
+        num_tokens: Number of targets that count on all ranks.
         losses: The sum over each micro-batch, so far.
     """
 
@@ -48,11 +49,10 @@ class TokenMean:
 
     @classmethod
     def step(cls, *given: Any) -> Report:
-        """Runs it, called as a step of a case is."""
+        """Runs the step; called as a step of a case is."""
         return cls(*given).run()
 
     def run(self) -> Report:
-        """Runs it."""
         self.begin()
         for number, each in enumerate(self.micro_batches):
             reduces_gradients(self.module, self.reduces(number))
@@ -65,12 +65,12 @@ class TokenMean:
         return {"loss": self.reported(), "total_norm": norm}
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, which holds the sum over the ranks then."""
+        """Sums the tensor over the ranks in place, and returns it."""
         distributed.all_reduce(tensor, group=self.mesh.get_group())
         return tensor
 
     def counted(self) -> torch.Tensor:
-        """What the sum of all losses is divided by."""
+        """Returns the divisor of the sum of all losses."""
         return self.summed(self.own.sum())
 
     def begin(self) -> None:
@@ -78,22 +78,22 @@ class TokenMean:
         self.optimizer.zero_grad()
 
     def reduces(self, number: int) -> bool:
-        """Whether the backward of a micro-batch reduces the gradients over the ranks."""
+        """True if the backward of a micro-batch reduces the gradients over the ranks."""
         return number == len(self.micro_batches) - 1
 
     def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """What a micro-batch goes backward from."""
+        """Returns the loss from which the backward of a micro-batch starts."""
         return loss * self.mesh.size() / self.num_tokens
 
     def backward(self, number: int, loss: torch.Tensor) -> None:
-        """Goes backward from what `scaled` gave."""
+        """Runs backward from the result of `scaled`."""
         torch.autograd.backward(loss)
 
     def reduce(self) -> None:
-        """Nothing is left to reduce after the last micro-batch."""
+        """Does nothing: after the last micro-batch all gradients are reduced."""
 
     def clipped(self) -> torch.Tensor:
-        """The norm of all gradients, which are clipped."""
+        """Clips all gradients; returns their norm."""
         return clip(self.module)
 
     def update(self) -> None:
@@ -101,7 +101,7 @@ class TokenMean:
         self.optimizer.step()
 
     def reported(self) -> torch.Tensor:
-        """The loss over all tokens."""
+        """Returns the mean loss over all tokens."""
         return self.summed(torch.stack(self.losses).sum()) / self.num_tokens
 
 
@@ -109,12 +109,12 @@ token_mean = TokenMean.step
 
 
 def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
-    """How many targets count."""
+    """Counts the targets that are not ignored."""
     return (micro_batch["targets"] != IGNORED).sum()
 
 
 def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
-    """Has the next backward reduce the gradients over the ranks, or not."""
+    """Makes the next backward reduce the gradients over the ranks, or not."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
     if isinstance(module, DistributedDataParallel):
@@ -122,6 +122,6 @@ def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
 
 
 def clip(module: nn.Module) -> torch.Tensor:
-    """The norm of all gradients before they are clipped, whole on every rank."""
+    """Clips all gradients; returns their norm before, whole on every rank."""
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,4 +1,4 @@
-"""What is right of several forwards and backwards whose gradients add up, each on inputs of its own."""
+"""Computes the right answers of several forwards and backwards, on different inputs, whose gradients add up."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         given: Whole inputs, parameters and cotangents, by name.
-        held: What each rank answered, by the names of the first micro-batch.
-        buffers: What takes the place of the module's buffers in each part of the batch, by name.
+        held: Each rank's answers, by the names of the first micro-batch.
+        buffers: Replacements of the module's buffers in each part of the batch, by name.
     """
 
     case: CapturedCase
@@ -36,7 +36,7 @@ class MicroBatch(NamedTuple):
 
 
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
-    """Every answer of the micro-batches, by the names of `CapturedCase.further`.
+    """Returns every answer of the micro-batches, by the names of `CapturedCase.further`.
 
     Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
     """

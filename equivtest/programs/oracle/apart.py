@@ -1,4 +1,4 @@
-"""Attention and LSTMs in operations of which bounds are known, whatever kernels a module asks for."""
+"""Runs attention and LSTMs as operations with known bounds, whatever kernels a module asks for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class TakesApart(TorchFunctionMode):
-    """Within it attention is taken apart into products and softmaxes, whatever kernels the module asks for.
+    """Splits attention into products and softmaxes, whatever kernels the module asks for, and an LSTM into its steps.
 
-    But where it may be of 16 bits, as under autocast: then the CPU's kernel rounds more than its parts.  And an LSTM
-    into its steps, which oneDNN takes all at once.
+    Attention that may be of 16 bits, as under autocast, is not split: there the CPU's kernel rounds more than its
+    parts.  An LSTM is split because oneDNN takes all steps at once.
 
     Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
     """
@@ -35,7 +35,7 @@ class TakesApart(TorchFunctionMode):
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """As torch.backends.mkldnn.flags(enabled=False), which warns of TF32 besides (2.13.0)."""
+    """Does the same as torch.backends.mkldnn.flags(enabled=False), which also warns of TF32 (2.13.0)."""
     was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
     try:

@@ -1,4 +1,4 @@
-"""What the unsharded module gives on integers that no operation of it can round, and the proof that none can."""
+"""Runs the unsharded module on integers, and proves that no operation of it can round them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXACT = "equal: the unsharded module in float64, no operation of which can round
 
 
 def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
-    """What the module gives on integers, gradients of parts added up or averaged as the case says."""
+    """Returns the module's results on integers, with gradients of parts added up or averaged as the case declares."""
     parts = split(case, given)
     rows, stacks = run_parts(case, [make_unsharded(case, part) for part in parts], parts)
     exact = {name: Found(tensor.detach().double(), None, EXACT) for name, tensor in rows.items()}
@@ -37,14 +37,14 @@ def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
 
 
 def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
-    """The mean over dim 0."""
+    """Returns the mean over dim 0."""
     found, shape = averages.total(stack.reshape(len(stack), -1)), stack.shape[1:]
     allowed = None if found.allowed is None else found.allowed.reshape(shape)
     return replace(found, value=found.value.reshape(shape), allowed=allowed)
 
 
 def prove_exact(case: ModuleCase) -> int:
-    """The bits that the sums of a case take at most, whatever its seeds.
+    """Returns the most bits that the sums of a case take, whatever its seeds.
 
     Raises:
         Misuse: an operation of the module could round the values of this case.
@@ -56,7 +56,7 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    """Proves exact every variant of what ids, masks and the like choose."""
+    """Proves that every variant of ids, masks and similar inputs is exact."""
     whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
     variants = range(VARIANTS if whole_numbers else 1)
     return max(_bits_of(case, variant, whole_numbers) for variant in variants)

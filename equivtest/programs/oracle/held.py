@@ -224,7 +224,7 @@ def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor 
 
 
 def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """Assembles a tensor of which, along one dim, each slice is the same on all ranks or is the sum over the ranks."""
+    """Assembles a tensor if along one dim each slice is either the same on all ranks or a sum over the ranks."""
     shape = tuple(right.value.shape)
     if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
         return None

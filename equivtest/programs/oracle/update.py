@@ -1,4 +1,4 @@
-"""One update of an optimizer, from the parameters, the gradients and the state that the ranks held before it."""
+"""Computes one update of an optimizer, from the ranks' parameters, gradients and state before it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Held(NamedTuple):
-    """What the ranks held of one parameter, put together.
+    """One parameter of the ranks, assembled.
 
     Attributes:
-        gradient: None where there was none.
-        state: As `torch.optim.Optimizer.state` has it; empty before the first update.
+        gradient: None if there was none.
+        state: Same as in `torch.optim.Optimizer.state`; empty before the first update.
     """
 
     value: torch.Tensor
@@ -44,14 +44,14 @@ def expect_update(
     groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     held: Mapping[str, Held],
 ) -> dict[str, tuple[ExpectedTensor, dict[str, ExpectedTensor]]]:
-    """What is right of each parameter after the update, and of its state, by name.
+    """Returns the right value of each parameter after the update, and of its state, by name.
 
     Args:
         optimizer: Name of the class in torch.optim, one of FOLLOWED.
         groups: Names of parameters, and the options with which they are updated.
 
     Raises:
-        Misuse: there is no such optimizer, or it does not take these options.
+        Misuse: torch.optim has no such optimizer, or it does not take these options.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -87,7 +87,7 @@ def expect_update(
 
 
 def _require_options(kind: Any, options: Mapping[str, Any]) -> None:
-    """Raises Misuse unless an optimizer has such options, and takes these values of them."""
+    """Raises Misuse unless an optimizer has these options, and takes their values."""
     known = kind([torch.zeros(1, requires_grad=True)]).defaults
     if unknown := [option for option in options if option not in known]:
         raise Misuse(f"optimizer {kind.__name__} has no option {unknown[0][:40]!r}")
@@ -104,7 +104,7 @@ def _like(case: ModuleCase, value: torch.Tensor) -> ExpectedTensor:
 
 
 def _state_of(case: ModuleCase, counted: Any, value: torch.Tensor) -> ExpectedTensor:
-    """A number, such as how many steps there were, is the same for everybody."""
+    """Returns the right state; a number, such as the count of steps, is the same on all ranks."""
     if not isinstance(value, Ranged):
         return _like(case, value)
     right = within(counted, value, _like(case, value.value))

@@ -1,4 +1,4 @@
-"""The backward of a parallel module: from what it gives, which must be whole, or a rank's own rows."""
+"""Runs the backward of a parallel module from its outputs, which must be whole, or a rank's own rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from equivtest.programs.case import ModuleCase, cotangent_of
 
 
 def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
-    """From the loss with 1, or from every output that has a gradient with its cotangent.
+    """Runs backward from the loss with 1, or from every output that has a gradient, with its cotangent.
 
     Raises:
-        Misuse: an output is a DTensor that no rank holds whole, or one of a divided batch.
+        Misuse: an output is a DTensor that no rank has whole, or a DTensor of a divided batch.
         ValueError: an output has another shape than the unsharded module's.
     """
     roots = {name: outputs[name] for name in case.facts.roots if outputs[name].requires_grad}
@@ -32,7 +32,7 @@ def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch
 
 
 def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """This rank's cotangent as what the output is: a tensor, or a DTensor that every rank holds whole."""
+    """Returns this rank's cotangent in the output's type: a tensor, or a DTensor that every rank has whole."""
     cotangent = cotangent.to(output.dtype)
     if not isinstance(output, DTensor):
         cotangent = cotangent if output.dim() or cotangent.numel() != 1 else cotangent.reshape(())
@@ -54,7 +54,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
 def _require_shape(
     case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """Raises what a wrong program raises: it is no misuse, so that the smallest case that shows it is looked for."""
+    """Raises the error of a wrong program: it is not Misuse, so that the harness searches for the smallest case."""
     if shape == right:
         return
     rank = 0

@@ -1,4 +1,4 @@
-"""The tensors within a module in a step that runs the module once for each micro-batch."""
+"""Records the tensors within a module in a step that runs the module once for each micro-batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivtest.programs.boundaries import Capture, answers_of
 class CapturedForwards(Capture):
     """Keeps this rank's tensors of several forwards and their backwards, each on other rows of the batch.
 
-    A forward that computes no gradients is for no micro-batch, such as one that warms up.
+    A forward without gradients belongs to no micro-batch; for example, it warms up.
     """
 
     def __init__(self, module: nn.Module, num_forwards: int) -> None:
@@ -26,9 +26,9 @@ class CapturedForwards(Capture):
         self._hooks.append(module.register_forward_pre_hook(self._begin))
 
     def named(self) -> dict[str, Any]:
-        """Returns the rows of all forwards, one below the other, by the names of answers.
+        """Returns the rows of all forwards, joined along the rows, by the names of answers.
 
-        Returns nothing if the module ran another number of times, and leaves out what has no rows.
+        Returns nothing if the module ran another number of times, and leaves out tensors without rows.
         """
         if len(self._forwards) != self._num_forwards:
             return {}
@@ -37,7 +37,7 @@ class CapturedForwards(Capture):
         return {name: torch.cat(stack) for name, stack in stacks.items() if self._are_rows(stack)}
 
     def _are_rows(self, stack: Sequence[torch.Tensor]) -> bool:
-        """True if every forward held a tensor, and the tensors differ in the number of their rows alone."""
+        """True if every forward recorded a tensor, and the tensors differ only in their numbers of rows."""
         shapes = {each.shape[1:] if each.dim() else None for each in stack}
         return len(stack) == self._num_forwards and len(shapes) == 1 and None not in shapes
 
