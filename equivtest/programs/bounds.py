@@ -29,14 +29,13 @@ ALL_BEFORE = "; of all that comes before the bound says something"
 
 
 class TooWide(Misuse):
-    """Raised if a case allows no conclusion; `explained` adds the part at which the bound becomes too wide, and remedies.
+    """Raised if a case allows no conclusion; `explained` adds the first part with too wide a bound, and remedies.
 
     Attributes:
         what: The reason, in words.
         way_out: What else a caller can do.
         first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
-            the
-            reason is not a bound.
+            the reason is not a bound.
     """
 
     def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:

@@ -60,13 +60,12 @@ class ModuleCase(MeshCase):
 
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module; its parameters
-            that
-            require a gradient are trained.
+            that require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
             different rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on
             these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': it is the sum over
-            the ranks. 'parts of the whole': every rank gets different rows, and `step` leaves the gradients, and
+            the ranks.  'parts of the whole': every rank gets different rows, and `step` leaves the gradients, and
             reports the numbers, that the unsharded module gives on the whole batch.  Named inputs are divided if their
             first dim is 'batch'.
     """

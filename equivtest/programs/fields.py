@@ -110,7 +110,7 @@ class Training(Part):
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs, which every rank
             calls once a step.  It runs forward and backward on each of its micro-batches, a list of named inputs,
             updates the parameters if there is an optimizer, leaves in `grad` the gradients of that update, and returns
-            its report. '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and optimizer.step().
+            its report.  '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and optimizer.step().
         steps: Number of steps, each on different inputs.
         micro_batches: Number of micro-batches that the rows of each rank are cut into, or the fewest rows of a rank.
         max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the

@@ -65,8 +65,7 @@ class Facts:
         parameters: Floating-point parameters; integer parameters keep the values from the builder.
         buffers: Buffers that the forward changes.
         loss: The output from which backward starts, with 1; '' if it starts from each output that has a gradient, with
-            its
-            cotangent.
+            its cotangent.
     """
 
     outputs: Mapping[str, Fact]

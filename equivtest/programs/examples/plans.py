@@ -58,8 +58,7 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Does the same with a different communication hook for each dtype; every hook averages gradients, by its
-    documentation.
+    """Does the same with a different communication hook for each dtype; each is documented to average the gradients.
 
     `allreduce_hook` changes nothing.  Compression loses nothing if gradients have its dtype.  PowerSGD and local SGD
     begin after a thousand steps or more, and average globally before.

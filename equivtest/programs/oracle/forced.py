@@ -45,12 +45,10 @@ class Forced(Boundaries):
 
     Args:
         past_open: True to continue from a boundary even if its bound cannot show an error, provided that no value had
-            to
-            decide its layout.  All that follows is then judged; an error at that boundary alone stays open.
+            to decide its layout.  All that follows is then judged; an error at that boundary alone stays open.
         takes_factors: True if a gradient may be a multiple of the right one: the run divides it and continues from it.
         owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way.  The
-            run
-            then continues from the ranks' values until the first one is wrong, and from none after that.
+            run then continues from the ranks' values until the first one is wrong, and from none after that.
     """
 
     def __init__(

@@ -42,8 +42,7 @@ class Whole(NamedTuple):
     Attributes:
         value: In the ranks' dtype; float64 if it is the sum of operands.
         spread: Distance between `value` and the value of the furthest rank, or of another slice that fits, float64;
-            None if
-            there is no distance.
+            None if there is no distance.
         magnitude: Sum of the operands' absolute values if `value` is a sum of operands; else None.
         layout: The ranks' layout; None if no layout describes them, as when the slices of a dim are in any order.
         is_told: True if the ranks declare the layout, or if it is the only one with these shapes: no value decided it.

@@ -97,8 +97,7 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
 
     Raises:
         Misuse: a rank has a part of a parameter as a plain tensor, and would clip by the norm of that part alone; or
-            torch
-            does not take the gradients together.
+            torch does not take the gradients together.
     """
     facts, own_name = case.facts.parameters, own_names(parallel)
     way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"
