@@ -32,8 +32,8 @@ class TooWide(Misuse):
     """Raised if a case allows no conclusion; `explained` adds the first part with too wide a bound, and remedies.
 
     Attributes:
-        what: The reason, in words.
-        way_out: What else a caller can do.
+        what: The reason, as text.
+        way_out: Another remedy for the caller.
         first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
             the reason is not a bound.
     """
@@ -71,7 +71,7 @@ def require_bounds(case: ModuleCase) -> None:
 
 
 def reason_in(case: Case) -> str:
-    """Returns why a case of a module allows no conclusion, and what would help; '' for any other case."""
+    """Returns the reason if a case of a module allows no conclusion, and remedies; '' for any other case."""
     if isinstance(case, ModuleCase):
         try:
             require_bounds(case)
@@ -154,6 +154,5 @@ def _first_wide(case: ModuleCase) -> str:
 
 
 def _in_words(boundary: str) -> str:
-    """Describes a boundary."""
     name = boundary.removeprefix("grad.").removeprefix(BOUNDARY)
     return f"the gradient that comes back to {name}" if boundary.startswith("grad.") else f"what {name} gives"

@@ -1,4 +1,4 @@
-"""Finds which cases of your module can be judged: on integers, as a whole within a bound, or part by part."""
+"""Finds the cases of your module that can be judged: on integers, as a whole within a bound, or part by part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 class Candidate(NamedTuple):
-    """Fields that the cases of one search differ in, besides their mesh and dtype.
+    """Fields that differ between the cases of one search, besides their mesh and dtype.
 
     Attributes:
         mode: Exact integers or real values.
@@ -92,7 +92,7 @@ class CandidateSearch(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Lists every value of each size beside the simplest of the others, then later values of all sizes at once.
+    """Lists every value of each size with the simplest of all other sizes, then later values of all sizes together.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -269,7 +269,7 @@ def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tupl
         else:
             fitting.append(choice)
     if not fitting:
-        call_builder(search.build)  # its own error says more, if it fails
+        call_builder(search.build)  # its own error is more precise, if it fails
         what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
         said = "; ".join(dict.fromkeys(reasons))
         raise Misuse(f"no {what} {', '.join(map(str, search.choices))} can be divided: {said}")

@@ -247,7 +247,7 @@ class ModuleCase(MeshCase):
         return tuple(local_shape((self.num_rows,), ROWS, (self.num_parts,), part)[0] for part in range(self.num_parts))
 
     def program_of(self, num_rows: int) -> Program:
-        """The unsharded module on so many rows of the batch."""
+        """Returns the unsharded module on a batch with this number of rows."""
         arguments = self.arguments
         if not arguments.inputs:
             shape = (num_rows, *arguments.x_shape[1:]) if arguments.x_shape else ()
@@ -404,7 +404,7 @@ def cotangent_of(output: str) -> str:
 
 
 def require_parts(case: ModuleCase) -> None:
-    """Raises Misuse unless each rank has rows of the batch, and their outputs are tensors, divided likewise."""
+    """Raises Misuse unless each rank has rows of the batch, and the outputs are tensors divided by the same rows."""
     can_be_divided = bool(case.arguments.inputs) or bool(case.arguments.x_shape)
     require(
         not case.arguments.inputs or bool(case.divided_names()),

@@ -46,7 +46,7 @@ _pools: dict[Backend, Pool] = {}
 """The pool of each backend, kept until the process ends: a new one imports torch for seconds."""
 
 _imported: dict[tuple[str, str], tuple[int, object]] = {}
-"""(file, name of a function) -> when the file was last changed, and the function, as of the last check."""
+"""(file, name of a function) -> when the file was last changed, and the function, at the last check."""
 
 
 class CheckFailed(EquivtestError, AssertionError):
@@ -124,7 +124,7 @@ def check(
     A script that ranks import for its functions calls this below `if __name__ == "__main__":`, or in a function.
 
     Args:
-        build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: As of `program`.
+        build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: Same as in `program`.
         world_sizes: Numbers of ranks, by default 1 to 4, except numbers that `world` leaves out.
         dtypes: By default float32, float64, bfloat16 and float16.
         profile: 'smoke', a first look, 'gate' or 'conformance': how many cases are drawn.
@@ -165,7 +165,7 @@ class ProgramProperty(Property):
         backend: Backend | None = None,
         raises: bool = False,
     ) -> Result:
-        """Judges the property at once; arguments, result and errors as of `equivtest.check`."""
+        """Judges the property at once; arguments, result and errors are the same as in `equivtest.check`."""
         return check_property(
             self, world_sizes=world_sizes, dtypes=dtypes, profile=profile, audit=audit, backend=backend, raises=raises
         )
@@ -181,7 +181,7 @@ def check_property(
     backend: Backend | None = None,
     raises: bool = False,
 ) -> Result:
-    """Judges a property at once; arguments, result and errors as of `check`."""
+    """Judges a property at once; arguments, result and errors are the same as in `check`."""
     _refuse_in_rank()
     sizes = _world_sizes(prop, world_sizes)
     chosen = _known_names("dtypes", dtypes, limits.DTYPES)

@@ -1,4 +1,4 @@
-"""The parts of a `ModuleCase`: what a program is called with, its world, its training, and what is judged.
+"""The parts of a `ModuleCase`: the arguments of a program, its world, its training, and what is judged.
 
 Cases are written flat, and each field keeps its name there: ModuleCase(world_size=2, optimizer='my.training:sgd').
 """
@@ -63,8 +63,8 @@ class World(Part):
         axes: Names of the mesh axes.
         batch_axis: The axis along which a divided batch is divided; '': the first.  Along the others every rank has the
             same rows.
-        needs_world: True if the program makes groups itself: its ranks are the world, and the environment says so, as
-            torchrun's does.
+        needs_world: True if the program makes groups itself: its ranks are the world, and the environment shows it, as
+            under torchrun.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' if there is
             nothing to do.  A set-up without a tear-down runs in fresh ranks, which end after the case.
     """

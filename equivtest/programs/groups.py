@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FUNCTIONS = ("optimizer", "step", "set_up", "tear_down", "placed")
-"""The fields of groups that hold functions."""
+"""Fields of groups that hold functions."""
 
 OTHER_WORDS = {
     "x_shapes": "write inputs=[(1, 3), (4, 3)]",
@@ -54,7 +54,7 @@ def _example(group: type[Any]) -> str:
 
 
 def refuse_unknown(what: str, given: Sequence[str] | dict[str, object], known: Sequence[str]) -> None:
-    """Raises Misuse for the first name that is not known, with what to write in its place."""
+    """Raises Misuse for the first unknown name, with the right name to write in its place."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise Misuse(f"{what} has no argument {unknown!r}: {_in_place_of(unknown, known)}")

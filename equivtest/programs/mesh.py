@@ -64,7 +64,7 @@ def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Lists every way to place so many ranks along so many axes, those with most ranks on the first axis first."""
+    """Lists every mesh of this many ranks and axes, from the most ranks on the first axis to the fewest."""
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

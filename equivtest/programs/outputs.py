@@ -49,7 +49,7 @@ def named_outputs(
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
-    """Says what to write for an output that does not exist."""
+    """Suggests what to write for an output that does not exist."""
     if list(names) == [OUTPUT]:
         return "leave outputs out, as it gives one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]

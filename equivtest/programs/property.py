@@ -40,7 +40,7 @@ CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_pa
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
 MOST_VARIANTS = 64
-"""Combinations of options: the unsharded module runs for each before anything is drawn."""
+"""Largest number of combinations of options: the unsharded module runs for each before anything is drawn."""
 
 Options = Mapping[str, Sequence[Any]]
 
@@ -185,7 +185,7 @@ def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[s
 
 
 def require_shapes(x_shapes: object, called: str) -> None:
-    """Raises Misuse for anything else than a sequence of shapes, such as one shape."""
+    """Raises Misuse unless the argument is a sequence of shapes; one shape alone is an error."""
     is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
     shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
     one = f": write [{tuple(shapes)}] for one shape" if shapes and all(isinstance(size, int) for size in shapes) else ""
@@ -284,7 +284,7 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """Says why the ranks did not answer and what to do, with the rank's traceback, stacks or output."""
+    """Returns why the ranks did not answer, the remedy, and the rank's traceback, stacks or output."""
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     detail = "".join(f"\n  {line}" for line in cause.detail.strip().splitlines())

@@ -101,7 +101,7 @@ def facts_of(program: Program) -> Facts:
 
 
 def refusal_in(program: Program, dtype: str) -> str:
-    """Says why the unsharded module does not run in that dtype; '' if it does."""
+    """Returns why the unsharded module does not run in that dtype; '' if it does."""
     try:
         facts_of(program._replace(dtype=dtype))
     except Misuse as error:
@@ -189,7 +189,7 @@ def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
 
 
 def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
-    """Names the loss: the output called 'loss', or the only output if it is one number and the inputs are named."""
+    """Names the loss: the chosen output, the one called 'loss', or one number alone if inputs are named."""
     numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
     if program.loss:
         wanted = OUTPUT if program.loss == OUTPUT else f"{OUTPUT}.{program.loss}"
@@ -277,7 +277,7 @@ def seeded() -> Iterator[None]:
 
 
 def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
-    """Makes the submodule without memory for the others; None if that is impossible."""
+    """Makes the submodule without allocating the others; None if that is impossible."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = cast("nn.Module", function()).get_submodule(part)

@@ -14,7 +14,7 @@ NUM_COMPARED = 2
 """Number of other batches that decide: one of fewer rows and one of more, if the module takes them."""
 
 Sized = tuple[int, Program]
-"""A number of rows, and the module on a batch of so many."""
+"""A number of rows, and the module on a batch with this number."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,7 +60,7 @@ def _taken(batches: Sequence[Sized]) -> Iterator[tuple[int, dict[str, Shape]]]:
     for size, program in batches:
         try:
             yield size, _shapes(program)
-        except Misuse:  # the module does not take so many rows
+        except Misuse:  # the module does not take this number of rows
             continue
 
 

@@ -35,7 +35,7 @@ def require_state(case: ModuleCase) -> None:
     """Raises Misuse unless the contract of the state goes with the case, which must name one if the two differ.
 
     Raises:
-        Misuse: The contract does not go with what the module takes and gives.
+        Misuse: The contract does not fit the module's inputs and outputs.
         PropertyMisuse: No contract is named, and the two differ.
     """
     if case.training.step:
@@ -79,7 +79,7 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Says that a property must name a contract, and lists the contracts."""
+    """Returns the message that a property must name a contract, with the contracts."""
     return (
         f"{what}, and each rank has its own rows: say state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
         f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, as those of SyncBatchNorm do"
@@ -88,9 +88,9 @@ def unnamed(what: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names the buffers that the first or the last rows of a batch leave otherwise than the whole batch does.
+    """Names the buffers whose values after the first or the last rows differ from their values after the whole batch.
 
-    Buffers of OWN_NORMS are left out.  None differ if the module does not take so few rows.
+    Buffers of OWN_NORMS are left out.  None differ if the module does not take that few rows.
     """
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []

@@ -88,7 +88,7 @@ def _distribute(
     module: Divided, name: str, parameter: nn.Parameter, mesh: DeviceMesh, placements: tuple[Placement, ...]
 ) -> None:
     def shared(tensor: torch.Tensor) -> DTensor:
-        # each rank's part of what it has, without a collective: distribute_tensor asks rank 0 in torch 2.6
+        # each rank cuts its own part without a collective: distribute_tensor asks rank 0 in torch 2.6
         same = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return same.redistribute(placements=placements)
 

@@ -39,7 +39,7 @@ multiply by ranks / n if ranks are averaged later: a quotient that is rounded on
 """
 
 NEAR = 16
-"""Roundings that a ratio of norms may be off by: it decides which factor is tried first, never what is accepted."""
+"""Roundings by which a ratio of norms may be off: it decides which factor is tried first, never which is accepted."""
 
 Ran = tuple[Expected, Sequence["Forced"]]
 """The answers of the reference, and its runs."""
@@ -111,7 +111,7 @@ def _near(ratio: float, share: float) -> Iterator[float]:
 
 
 def is_exact(factor: float) -> bool:
-    """True for a power of two: scaling by it rounds only what underflows."""
+    """True for a power of two: scaling by it is exact unless a value underflows."""
     return math.frexp(factor)[0] == 0.5
 
 
@@ -144,7 +144,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
 
 
 def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
-    """True unless a boundary agrees with both, though a factor reaches it: its bound is too wide to show the factor."""
+    """True unless some boundary agrees both with and without the factor: its bound is too wide to show the factor."""
     both = left_in.agreed.keys() & taken_out.agreed.keys()
     return all(
         torch.equal(left_in.agreed[name].value, taken_out.agreed[name].value) or _is_zero(taken_out.agreed[name])
@@ -153,7 +153,7 @@ def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
 
 
 def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
-    """True if each gradient of a parameter or an input agrees with what is right without the factor, and shows it."""
+    """True if each gradient of a parameter or an input agrees with the right one without the factor, and proves it."""
     for name, right in taken_out.items():
         if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):
             continue
@@ -175,5 +175,5 @@ def _agrees(value: torch.Tensor, right: ExpectedTensor) -> bool:
 
 
 def _is_zero(right: Bounded | ExpectedTensor) -> bool:
-    """True if the right value is zero within its bound, and so is each multiple."""
+    """True if the right value is zero within its bound; its multiples then are too."""
     return right.allowed is None or bool((right.value.abs() <= right.allowed).all())

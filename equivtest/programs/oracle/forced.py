@@ -1,9 +1,9 @@
-"""Runs the unsharded module again, and continues from the ranks' values at the end of each of its parts.
+"""Runs the unsharded module again, and replaces the results of each part by the ranks' values.
 
-Worst-case bounds grow from layer to layer.  Here they do not: the result of a part is bounded from the ranks' values at
-its beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is
-and however few bits its dtype has.  The run continues from the ranks' value only if its bound is less than
-limits.STILL_SHOWS of the values; else the bound continues to grow.
+Worst-case bounds grow from layer to layer.  Here they do not: the bound of a part starts from the ranks' values at its
+beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is and
+however few bits its dtype has.  The run takes the ranks' value only if its bound is less than limits.STILL_SHOWS of the
+values; else the bound continues to grow.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Forced(Boundaries):
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns the ranks' choice if they chose the largest of their values, and any of equal ones; else its own.
+        """Returns the ranks' choice if they chose the largest values, or any of equal ones; else the reference's choice.
 
         Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
         """
@@ -186,7 +186,7 @@ class Forced(Boundaries):
 
 
 def _is_near(whole: Whole, right: Bounded) -> bool:
-    """True if the ranks' value is so near to the right value that a useful bound would accept it too."""
+    """True if the ranks' value is so near to the right value that a narrow bound would accept it too."""
     resolution = resolution_of(right.value)
     return resolution is not None and bool(((whole.value.double() - right.value).abs() <= resolution).all())
 

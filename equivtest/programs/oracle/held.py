@@ -1,18 +1,21 @@
 """Assembles the ranks' tensors at a boundary inside a module, under a layout that is declared or inferred.
 
 A DTensor declares which part of the whole each rank has.  For a plain tensor the oracle infers the layout.  It tries
-the layouts of `_candidates` and takes one under which the ranks' tensors agree with the reference.  If several agree,
-as under a wide bound, it takes the first whose replicas have the same bits, else the nearest.  If none agrees, it tries
-two more: along one dim, some slices are replicas and the others are operands of a sum, as in a projection whose result
-all ranks use in part and each rank uses in part; or the slices of one dim are in any order.
+all layouts of `_candidates`, and takes the first under which the ranks' tensors agree with the reference and all
+replicas have the same bits.  Without such a layout it takes the nearest one that agrees, because under a wide bound
+several may agree.
+
+Two arrangements have no layout.  Along one dim, some slices may be replicas and the others operands of a sum, as in the
+gradient of a projection whose result is used partly by all ranks and partly by one rank.  Or the slices of one dim may
+be in any order, as in merged projections.
 
 If the batch is divided, another rank may have some rows of a rank among its own, as when tokens go to the ranks of
 their experts.
 
-A wrong guess hides no fault.  The assembled value agrees with the reference, so the oracle judges all that follows from
-right values.  The ranks continue from what they really have.  Both differ at the first part that does not map one to
-the other, at the latest in the outputs and in the gradients of inputs and parameters.  The case declares the layouts of
-all these.
+A wrong guess hides no fault.  The assembled value agrees with the reference, so the oracle judges all later parts from
+right values.  The ranks continue from the values that they really have.  The two differ at the first part that does not
+map one to the other, at the latest in the outputs and in the gradients of inputs and parameters.  The case declares the
+layouts of all these.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 def is_agreed(whole: Whole, right: Bounded) -> bool:
     """True if the value of every rank, each replica included, is within its bound.
 
-    Zeros beside the whole tensor are operands of a sum.
+    If one rank has the whole tensor and the others have zeros, they are operands of a sum.
     """
     error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
     return bool(((error <= right.allowed) | right.allowed.isinf()).all())
@@ -198,7 +201,7 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
 
 
 def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
-    """Assembles the rows of a rank from the rows of all ranks, if at least some of them are on another rank."""
+    """Assembles the rows of a rank from the rows of all ranks, if at least some of its rows are on another rank."""
     shape = tuple(right.value.shape)
     for dim, size in enumerate(shape[:-1]):
         slices = _slices(held, dim, shape)
@@ -223,7 +226,7 @@ def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor 
 
 
 def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """Assembles a tensor if along one dim each slice is either the same on all ranks or a sum over the ranks."""
+    """Assembles a tensor if, along one dim, each slice is either the same on all ranks or a sum over the ranks."""
     shape = tuple(right.value.shape)
     if len(mesh_shape) > 1 or any(tuple(each.local.shape) != shape for each in held.values()):
         return None

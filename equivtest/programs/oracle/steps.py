@@ -1,4 +1,4 @@
-"""Computes the right answers of training steps, each from what the ranks really have after the step before.
+"""Computes the right answers of training steps, each from the ranks' values after the step before.
 
 The gradients of a step are the gradients of the unsharded module with the ranks' parameters.  An update is the
 unsharded optimizer's, from the ranks' gradients.  So no bound grows from step to step, except the bound of the
@@ -84,8 +84,8 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
     """Widens the error of a gradient if a program takes the factors of these runs out; called outside of the mode.
 
-    Scaling by a power of two rounds only what underflows.  A factor below 1 is taken out by a division, which enlarges
-    the error of what underflowed.
+    Scaling by a power of two is exact unless a value underflows.  A factor below 1 is taken out by a division, which
+    enlarges the error of such values.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:
@@ -115,7 +115,7 @@ def _of_step(held: Held | None, step: int) -> Held | None:
 
 
 def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
-    """Returns the ranks' value; the right value if theirs is not whole, which another claim reports."""
+    """Returns the ranks' value; or the right value if theirs is not whole, which another claim reports."""
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
     return (right.value if found is None else found).to(DTYPES[case.dtype])
 

@@ -87,7 +87,7 @@ def expect_update(
 
 
 def _require_options(kind: Any, options: Mapping[str, Any]) -> None:
-    """Raises Misuse unless an optimizer has these options, and takes their values."""
+    """Raises Misuse unless an optimizer has these options and accepts their values."""
     known = kind([torch.zeros(1, requires_grad=True)]).defaults
     if unknown := [option for option in options if option not in known]:
         raise Misuse(f"optimizer {kind.__name__} has no option {unknown[0][:40]!r}")

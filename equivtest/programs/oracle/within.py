@@ -35,7 +35,7 @@ class Ran(NamedTuple):
     Attributes:
         rows, stacks: Results of `run_parts`.
         counted: The mode that counted the roundings; from now on it counts the roundings of all ranks.
-        runs: Runs that have the right values at the boundaries of each part of the batch.
+        runs: The run of each part of the batch, with the right values at its boundaries.
     """
 
     rows: Answers

@@ -63,13 +63,13 @@ def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
     whose ranks have the same rows.
 
     Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0); the last keeps in a
-    registry what was applied to a module.
+    registry the wrappers that were applied to a module.
     """
     return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
 
 
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
-    """Lists the numbers of ranks over which torch reduces the gradients of a part; all ranks if torch does not tell."""
+    """Lists the numbers of ranks over which torch reduces a part's gradients; all ranks if torch does not tell."""
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
         return [num_ranks if part.process_group is None else part.process_group.size()]
     if isinstance(part, FSDPModule):
@@ -155,7 +155,7 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """Drops the layout of a DTensor on only some axes of the mesh: its placements do not cover the others."""
+    """Drops the layout of a DTensor on only some axes of the mesh, because its placements do not cover the others."""
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
             return tensor

@@ -1,7 +1,7 @@
 """Finds a rank's part of each parameter of the unsharded module, and of its gradient: by name, or by element.
 
 A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  For
-all others the elements are read off, see `tracing` beside this module, or a function of the user's returns them.
+all others `tracing`, beside this module, reads the elements off, or a function of the user's returns them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def places_in(
 ) -> Places | None:
     """Returns this rank's places of parameters that no DTensor places; None if all are whole, in their place.
 
-    This depends only on how the module is made, never on values, so that all ranks decide alike: to read places off,
-    ranks call `parallelize`, which may communicate.
+    The decision depends only on how the module is made, never on values, so all ranks decide alike.  They must, because
+    reading places off calls `parallelize`, which may communicate.
 
     Args:
         handed: The parameters of the module that was parallelized.

@@ -71,7 +71,7 @@ def _call(name: str, what: str, mesh: DeviceMesh) -> None:
 
 @cache
 def _environment() -> dict[str, str]:
-    """Returns torchrun's environment variables; on another host they are already set."""
+    """Returns the environment variables that torchrun sets; a rank on another host already has some of them."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     here = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
     return (here if _host() is None else {name: os.environ[name] for name in here}) | {
