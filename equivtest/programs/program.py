@@ -44,25 +44,25 @@ def program(
 ) -> ProgramProperty:
     """The property that a parallel program computes what the unsharded module computes, forward and backward.
 
-    Assigned to a name of a test file, it is collected by pytest and judged as the shipped properties are:
+    Assign it to a name in a test file: pytest collects it and judges it like the shipped properties.
 
         test_block = equivtest.program(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
 
     Its method `check` judges it at once, as `equivtest.check` does.
 
-    Functions are sent to the ranks as file and name, so they lie at the top level of a file; `functools.partial` of one
-    and plain values works.  A name, 'package.module:NAME' or 'file.py:NAME', is as good as the function.
+    Functions are sent to the ranks as file and name, so they must be at the top level of a file.  A `functools.partial`
+    of a function with plain values works too, and so does a name, 'package.module:NAME' or 'file.py:NAME'.
 
     Args:
-        build: Function without arguments, or a class, that makes the unsharded module.  Its parameters that
+        build: Function without arguments, or a class, that makes the unsharded module.  All parameters that
             require a gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is
             judged on integers, for equality in every dtype.  Any other is judged on real numbers, within the bound
             of the whole module in float64 and float32 if it is narrow enough, else within the bound of each submodule.
         parallelize: Function (module, mesh) -> module, which every rank calls.
         inputs: For a module of one floating-point x, its shapes, the simplest first.  For any other, inputs by name,
-            made by `real`, `ids`, `mask`, `targets` and `positions`, with shapes of numbers and of names of sizes.  If
-            the batch is divided, each rank has rows of x, or of the inputs whose first dim is 'batch', and the whole
-            of all others.
+            made by `real`, `ids`, `mask`, `targets` and `positions`; a shape has numbers and names of sizes.  If
+            the batch is divided, each rank has some rows of x, or of each input whose first dim is 'batch', and all
+            other inputs whole.
         sizes: Values of each named size, the simplest first; without them a batch has 1 to 7 rows, any other size is 2,
             3 or 5.
         positional: Names of the inputs that are passed by place, in order; all others are passed by name.
@@ -79,7 +79,7 @@ def program(
         training, world, judge: See `Training`, `World` and `Judge`.
 
     Raises:
-        Misuse: No rank can find a function, or an argument has a name or a value that it cannot have.
+        Misuse: A function cannot be found from a rank, or an argument has an unknown name or an invalid value.
     """
     refuse_unknown("program", list(unknown), ARGUMENTS)
     if is_rank():

@@ -106,7 +106,7 @@ class Forced(Boundaries):
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns the ranks' choice if they chose the largest values, or any of equal ones; else the reference's choice.
+        """Returns the ranks' choice if they chose the largest values, or any of equal ones; else the reference's.
 
         Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
         """

@@ -5,8 +5,8 @@ all layouts of `_candidates`, and takes the first under which the ranks' tensors
 replicas have the same bits.  Without such a layout it takes the nearest one that agrees, because under a wide bound
 several may agree.
 
-Two arrangements have no layout.  Along one dim, some slices may be replicas and the others operands of a sum, as in the
-gradient of a projection whose result is used partly by all ranks and partly by one rank.  Or the slices of one dim may
+Two arrangements have no layout.  Along one dim, some slices may be replicas and the others operands of a sum: all ranks
+use some results of a projection, for example, and each rank uses a part of the others.  Or the slices of one dim may
 be in any order, as in merged projections.
 
 If the batch is divided, another rank may have some rows of a rank among its own, as when tokens go to the ranks of
