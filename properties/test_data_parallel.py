@@ -37,7 +37,7 @@ def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParalle
 
 
 def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
-    """In every dtype parameters that four ranks share evenly, and unevenly: few drawn cases are even."""
+    """In every dtype, parameters that four ranks share evenly and unevenly: few drawn cases are even."""
     return tuple(
         DataParallelCase(
             world_size=4, dtype=dtype, style=style, fetch=fetch, leading=(2,),

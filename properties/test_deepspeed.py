@@ -1,7 +1,7 @@
-"""Claims about the real DeepSpeed: what it partitions and fetches are the unsharded parameters.
+"""Claims about the real DeepSpeed: it partitions and fetches the unsharded parameters.
 
-A failure here means that a model computes with other parameters than it was given.  Which release
-is judged is whichever is installed; there are no pinned examples, the strategy must find what is wrong.
+A failure here means that a model computes with other parameters than it was given.  The installed release
+is judged, whichever it is; there are no pinned examples, so the strategy must find the failures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Claims about the real DeepSpeed: what its engines train is the model that one process would.
+"""Claims about the real DeepSpeed: its engines train the same model as one process.
 
-Which release is judged is whichever is installed.
+The installed release is judged, whichever it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claims about your own module, shown on a gated block and on one of attention; copy this and name yours.
 
-A failure here means that the parallelized module is another function than the unsharded one: look
-first at what is added on every rank, before or after the sum over the ranks.
+A failure here means that the parallelized module computes another function than the unsharded one: look
+first at tensors that every rank adds, before or after the sum over the ranks.
 """
 
 from __future__ import annotations

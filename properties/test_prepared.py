@@ -1,7 +1,7 @@
 """Claims about the styles that prepare a module's inputs and outputs.
 
-A failure here means that a module is given, or gives on, another tensor: look first at uneven
-shards, whose global size a plain tensor does not tell.
+A failure here means that a module gets, or returns, another tensor: look first at uneven
+shards, whose global size a plain tensor does not show.
 """
 
 from __future__ import annotations

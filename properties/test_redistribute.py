@@ -1,7 +1,7 @@
 """Claims about DTensor.redistribute, on meshes of one axis and of two.
 
-A failure here means that a tensor is another one under other placements: look first at padding
-that was not removed, then at the order of shards and of mesh axes, then at what was reduced.
+A failure here means that a tensor has other values under other placements: look first at padding
+that was not removed, then at the order of shards and of mesh axes, then at reductions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claims about sequence parallelism of a perceptron: one forward and backward, and training.
 
-A failure here means that a model trained in parallel is another model: look first at what is
-captured of the layers, which tells the collective or the layer that is wrong.
+A failure here means that a model trained in parallel differs from the unsharded model: look first at the
+tensors captured from the layers, which show the wrong collective or layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNEVEN_BY_DEFAULT = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_fe
 
 
 def on_four_ranks(**fields: Any) -> tuple[MlpCase, ...]:
-    """In every dtype what four ranks share evenly, and unevenly: few drawn cases are even."""
+    """In every dtype, sizes that four ranks share evenly and unevenly: few drawn cases are even."""
     return tuple(
         MlpCase(
             world_size=4, dtype=dtype, leading=(size,), in_features=4, hidden_features=size, out_features=4,

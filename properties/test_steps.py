@@ -1,7 +1,7 @@
 """Claims about steps of training: the norm of all gradients, and a scaled loss.
 
-A failure here means that a step updates by other gradients than the unsharded module has: look first at what is added
-up over which group, and how often.
+A failure here means that a step updates by other gradients than the unsharded module's: look first at which
+tensors are summed over which group, and how often.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Claims about torch's tensor-parallel styles on nn.Linear.
 
-A failure here means that a parallelized layer no longer computes what the layer computes: look
+A failure here means that a parallelized layer no longer computes the same as the layer: look
 first at the style's input and output preparation, then at DTensor's sharding propagation.
 """
 

@@ -144,7 +144,6 @@ def first_line(output: str) -> str:
 
 
 def is_named(planted: Planted, line: str) -> bool:
-    """Whether a line says that a collective is wrong, and which."""
     names = {planted.collective, planted.collective.removesuffix("_avg").removesuffix("_max")}
     is_blamed = line.startswith("equivtest: ") or "; fault     collective: " in line
     return is_blamed and any(name in line for name in names)

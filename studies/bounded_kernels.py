@@ -146,7 +146,7 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "logsumexp": _of_one(lambda x: x.logsumexp(-1)), "deviation": _of_one(lambda x: torch.cat([x, 1 + x], -1).std(-1)),
     "glu": _of_one(lambda x: F.glu(torch.cat([x, x], -1))), "erf": _of_one(torch.erf), "sines": _of_one(torch.sin),
 }  # fmt: skip
-"""By operator."""
+"""Operator -> function that draws its call."""
 
 
 def kernels(draw: Draw) -> Iterator[tuple[str, torch.Tensor, Bounded]]:

@@ -251,7 +251,7 @@ def run_dense(table: Table) -> None:
 
 
 def wide(table: Table) -> Iterator[tuple[str, str, float]]:
-    """Rows of backward kernels whose largest margin is less than LEAST, unless nothing is allowed at all."""
+    """Yields backward kernels with a largest margin below LEAST, unless their bound is zero."""
     for name in ROWS:
         for dtype in NARROW:
             margins = table[f"dense: {name}", dtype]

@@ -144,7 +144,7 @@ SPOILS: dict[str, tuple[str, Spoil]] = {
     "doubled": ("layers.2.attention.key", lambda given, mesh: _Doubled.apply(given)),  # type: ignore[no-any-return]
     "slightly": ("layers.0.attention.out", lambda given, mesh: given * (1 + 2.0**-3)),
 }
-"""Name of a defect -> the part whose output it spoils, and how."""
+"""Name of a defect -> the spoiled part, and how its output changes."""
 
 
 def spoiled(module: nn.Module, mesh: DeviceMesh, name: str) -> nn.Module:

@@ -43,7 +43,7 @@ def expect(what: str, *, holds: bool) -> None:
 
 
 def start(folder: Path, num_ranks: int, *options: str) -> str:
-    """Runs a job, and gives what it prints."""
+    """Runs a job and returns its output."""
     command = [
         "torchrun",
         "--nproc-per-node",

@@ -16,7 +16,7 @@ BEGIN, END = "<!-- python -m studies.claims_table --write -->", "<!-- end of wha
 
 
 def claims_of(prop: Property) -> str:
-    """'defaults, but `a`; `b`, `c`': the default claims that are missing, and what is claimed besides."""
+    """Returns 'defaults, but `a`; `b`, `c`': the missing default claims, and the additional claims."""
     missing = [claim.name for claim in DEFAULT_CLAIMS if claim not in prop.claims]
     further = [claim.name for claim in prop.claims if claim not in DEFAULT_CLAIMS]
     if len(missing) == len(DEFAULT_CLAIMS):

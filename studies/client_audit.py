@@ -2,7 +2,8 @@
 REPORT...`.
 
 Reads audit.csv from folders that `--report` has written.  Properties share a row if their subjects call the same
-collectives and their claims rejected the same faults.  If several reports have a property, the last one counts.
+collectives and their claims detected faults in the same ones.  If several reports have a property, the last one
+counts.
 """
 
 from __future__ import annotations

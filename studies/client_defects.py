@@ -127,7 +127,10 @@ PLANTED = (
 
 
 def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleCase:
-    """In bfloat16; of FSDP2 each rank has a row, of experts there are few tokens, for their routers to decide."""
+    """Builds a case in bfloat16.
+
+    Under FSDP2 each rank has one row.  Experts get few tokens, so that their routers decide clearly.
+    """
     divided = parallelize.rpartition(":")[2].startswith("layer")
     rows, length = (1, 4) if build.startswith("glm4_moe") else (2, 5)
     return ModuleCase(

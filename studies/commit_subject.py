@@ -37,7 +37,7 @@ IMPERATIVES = {
 
 
 def problems_of(message: str) -> Iterator[str]:
-    """Yields what is wrong with a commit's message; nothing for one that git made."""
+    """Yields the problems of a commit's message; none for a message that git made."""
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     subject = lines[0].strip() if lines else ""
     if MADE_BY_GIT.match(subject):
@@ -61,7 +61,7 @@ def _is_imperative(first: str, second: str = "") -> bool:
 
 
 def main(path: str) -> int:
-    """Prints what is wrong with the message in a file; exit code 1 if something is."""
+    """Prints the problems of the message in a file; returns 1 if it has any."""
     problems = list(problems_of(Path(path).read_text("utf-8")))
     for problem in problems:
         print(f"commit message: {problem}", file=sys.stderr)

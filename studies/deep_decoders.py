@@ -8,9 +8,8 @@ concluded; and three medians of CPU seconds: for the ranks, for judging, and for
 their parts.  `--rows FILE` appends each run to a file as a line of JSON, and continues from the runs in the file.
 `--model mixtral@4` takes another model of transformers and number of layers.  It also counts the tokens with equal
 scores at the edge of the chosen experts; the model `studies.deep_decoders:tied_experts` has such scores for every
-token.  Operands of functions within a part count at the place of their judgement.  Exits
-with 1 if a right run is called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make
-clients` installs.
+token.  Operands of functions within a part count at the place of their judgement.  Exits with 1 if a right run is
+called wrong, or more than one boundary in a hundred is inconclusive.  Needs what `make clients` installs.
 """
 
 from __future__ import annotations
@@ -187,7 +186,6 @@ def row(dtype: str, how: str, ranks: int, found: list[Judged]) -> str:
 
 
 def is_right(found: list[Judged]) -> bool:
-    """Whether nothing is called wrong, and little enough is open."""
     num, num_open = sum(each.boundaries for each in found), sum(each.open_boundaries for each in found)
     return not any(each.wrong for each in found) and num_open <= MOST_OPEN * num
 

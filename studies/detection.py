@@ -69,7 +69,7 @@ class Task:
 
 
 def run_task(task: Task) -> Row:
-    """Runs cases on every world size in turn, but those that torch is known to get wrong."""
+    """Runs cases on every world size in turn, except cases that torch is known to get wrong."""
     begun_s = time.monotonic()
     prop, known = _judged(task)
     shipped = _replaced(task) if task.is_defect else prop.subject
@@ -129,13 +129,13 @@ def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
 
 
 def is_within_a_step(name: str) -> bool:
-    """Whether no test without an oracle looks at it: activations and their gradients, states, storages."""
+    """True for activations and their gradients, states and storages: a test without an oracle ignores them."""
     of_hidden = name.endswith(("grad.in_proj.output", "grad.out_proj.input"))
     return of_hidden or any(part in name for part in ("capture.", "momentum.", "exp_avg", "storages"))
 
 
 def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[Reply]) -> Iterator[tuple[int, bool]]:
-    """(draw, whether any claim fails on it), but of those on which torch alone fails as is known.
+    """Yields (draw, True if any claim fails on it), except for draws on which only torch fails, as is known.
 
     A run without answers rejects every draw.
     """
@@ -149,7 +149,7 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
 
 
 def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:
-    """Whether assert_close, with default tolerances, takes every tensor; None: there is nothing to compare with."""
+    """True if assert_close with default tolerances accepts every tensor; None if there is nothing to compare with."""
     whole = right(case, draw)
     if whole is None:
         return None

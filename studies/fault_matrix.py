@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def allow_for(num_burners: int) -> None:
-    """Has every limit on time that decides a verdict grow with what the cores have to share: slow is not wrong."""
+    """Scales every time limit that decides a verdict with the load on the cores: slow is not wrong."""
     slowdown = 1 + 2 * num_burners / (os.cpu_count() or 1)
     for name in ("GRACE_S", "STACKS_S", "STOP_S"):
         setattr(limits, name, slowdown * getattr(limits, name))

@@ -26,7 +26,7 @@ HEADER = "| finding | project | releases | effect | known failures | reported up
 
 @dataclass(frozen=True)
 class Finding:
-    """One file of findings/: its number, what its first line says, and the four fields below it."""
+    """One file of findings/: its number, its first line, and the four fields below it."""
 
     path: Path
     number: int

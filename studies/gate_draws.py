@@ -1,7 +1,7 @@
-"""`python -m studies.gate_draws`: the gate's list of (subject, case, seeds), drawn in many ways: one hash.
+"""`python -m studies.gate_draws`: draws the gate's list of (subject, case, seeds) in many ways; all give one hash.
 
-Alone, with every property loaded, among modules full of constants, from a wheel, and by what a run of the gate has
-really judged with -n 0, 1 and 2; with --drawn by what such a run draws and does not judge, in a tenth of the time.
+The ways: alone, with every property loaded, among modules full of constants, from a wheel, and as judged by a run of
+the gate with -n 0, 1 and 2.  With --drawn such a run only draws and does not judge, in a tenth of the time.
 """
 
 from __future__ import annotations

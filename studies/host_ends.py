@@ -84,7 +84,7 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
     cut_off: LATE_S,
     all_cut_off: LATE_S,
 }
-"""How it ends, and seconds until nothing may be left."""
+"""Way to end -> seconds until nothing may be left."""
 
 
 def ends(names: Sequence[str]) -> int:

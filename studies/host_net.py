@@ -152,7 +152,7 @@ class Host:
 
 
 def remove_parents_address() -> None:
-    """From now on nothing comes to the parent, and nothing from it."""
+    """Cuts the parent off in both directions."""
     _ip("addr", "del", f"{HERE}/24", "dev", BRIDGE)
 
 
@@ -166,7 +166,7 @@ def _says(process: psutil.Process, *words: str, torchrun: bool = True) -> bool:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[list[Host]]:
-    """Both, as long as it lasts."""
+    """Yields both hosts, and removes them at the end."""
     hosts = [Host(1, folder), Host(2, folder)]
     made = []
     _ip("link", "add", BRIDGE, "type", "bridge")

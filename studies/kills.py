@@ -1,4 +1,4 @@
-"""`python -m studies.kills`: which planted defects a profile rejects, in the cases that it ships, told nothing.
+"""`python -m studies.kills`: counts the planted defects that a profile's shipped cases reject, without hints.
 
 Each defect takes the place of its subject in the property that judges it.  The profile's cases run in their order until
 a claim fails.  `--random` takes random cases, as many as before there were covering arrays.

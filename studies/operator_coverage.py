@@ -158,7 +158,7 @@ def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> d
 
 
 def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed: int) -> None:
-    """Judges what the file does not have from this seed; tells what the installed torch does not take."""
+    """Judges the operators that the file lacks for this seed; prints operators that the installed torch refuses."""
     done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
@@ -173,7 +173,7 @@ def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed:
 
 
 def has_gradient(name: str) -> bool:
-    """Whether the unsharded operator has one in some form."""
+    """True if the unsharded operator has a gradient in some form."""
     return any(
         result.operands
         for form in forms_of(name)
@@ -182,7 +182,7 @@ def has_gradient(name: str) -> bool:
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yields a row per operator, those that are left out among them, and how many are judged."""
+    """Yields a row per operator, also for left-out operators, and the number of judged ones."""
     counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for line in lines:

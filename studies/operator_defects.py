@@ -62,7 +62,7 @@ def known_of(name: str) -> KnownFailures:
 
 
 def found(name: str, pool: Pool) -> tuple[str, float, int]:
-    """(what rejects it and the smallest case, seconds until it was rejected, cases until then)."""
+    """Returns (the rejecting claim and the smallest case, seconds until the rejection, cases until then)."""
     prop, known, begun_s = property_of(name), known_of(name), time.monotonic()
     space = Space((WRONG[name].world_size,), DTYPES)
     for number, case in enumerate(drawn(prop.cases(space), MAX_CASES), 1):

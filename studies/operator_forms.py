@@ -47,7 +47,7 @@ class Form(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether two ranks share the first dim of the first tensor evenly."""
+        """True if two ranks share the first dim of the first tensor evenly."""
         return not self.shapes[0] or self.shapes[0][0] % 2 == 0
 
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def has(way: str, variants: Iterable[Any]) -> bool:
-    """Whether an operator can be called that way."""
+    """True if an operator can be called that way."""
     if way == IN_PLACE:
         return any(info.inplace_variant for info in variants)
     return way != OUT or any(info.supports_out for info in variants)
@@ -101,9 +101,9 @@ def samples_of(info: Any) -> Iterator[Any]:
 
 
 def chosen(forms: list[Form], num: int) -> list[Form]:
-    """Returns at most `num` forms: each is the one that shows most that the ones before do not, the smallest first.
+    """Returns at most `num` forms: each is the form with the most new traits, the smallest first.
 
-    Forms whose first tensor no two ranks can share come last.
+    Forms come last if no two ranks can share their first tensor.
     """
     seen, kept = set[str](), list[Form]()
     left = sorted(forms, key=lambda form: (max(form.shapes[0], default=1) < 2, sum(map(numel, form.shapes))))
@@ -154,7 +154,7 @@ def form_of(name: str, way: str, sample: Any) -> Form:
 
 
 SMALLER = {20: 5, 16: 4, 15: 6, 12: 4, 10: 4, 9: 4, 8: 4, 7: 3}
-"""Sizes of samples that are large -> those that are tried in their place."""
+"""Large sizes of samples -> sizes that are tried instead."""
 
 
 def small(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def text_of(value: Any, tensors: list[torch.Tensor]) -> str:
 
 
 def is_inverted(name: str, tensor: torch.Tensor) -> bool:
-    """Whether an operator may take the inverse of the tensor."""
+    """True if an operator may invert the tensor."""
     takes_inverse = name.startswith("linalg.") or name in ("logdet", "pinverse", "lu")
     return takes_inverse and tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]
 

@@ -125,7 +125,7 @@ def _git(*args: str) -> str:
 
 
 class Count(NamedTuple):
-    """How many words and idioms one kind of text has."""
+    """Numbers of words and idioms in one kind of text."""
 
     words: int
     idioms: int

@@ -33,7 +33,7 @@ def properties_of(entry: KnownFailure) -> list[Property]:
 
 
 def tried(entry: KnownFailure, pool: Pool) -> str:
-    """How the entry's smallest case ends on that claim: the kinds of its verdicts."""
+    """Returns the kinds of verdicts of the entry's smallest case on that claim."""
     claims = [claim for claim in properties_of(entry)[0].claims if claim.name == entry.claim]
     try:
         kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool, claims)}

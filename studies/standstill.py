@@ -49,7 +49,7 @@ class Standstills:
         self._paths = paths
 
     def seconds(self, begun_s: float, ended_s: float) -> float:
-        """For how long some core stood still between two readings of time.monotonic()."""
+        """Returns how long some core stood still between two readings of time.monotonic()."""
         time.sleep(2 * NAP_S)  # a watcher that has just woken needs time to write
         lines = [line.split() for path in self._paths for line in path.read_text().splitlines()]
         total_s, until_s = 0.0, begun_s

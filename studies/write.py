@@ -1,4 +1,4 @@
-"""Runs a study and keeps what it prints: `python -m studies.write NAME [ARGUMENT ...]`.
+"""Runs a study and stores its output: `python -m studies.write NAME [ARGUMENT ...]`.
 
 The file studies/results/NAME.md begins with the command, the date, the commit and the machine. Only a study that ends
 without an error writes it.

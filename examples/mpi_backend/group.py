@@ -278,6 +278,6 @@ def _split(output: Tensor, num: int) -> list[Tensor]:
 
 
 def _deal(found: Tensor, targets: Sequence[Tensor]) -> None:
-    """Copies what was found, one part after the other."""
+    """Copies parts of the result to the targets, one after the other."""
     for target, part in zip(targets, torch.split(found.reshape(-1), _numels(targets)), strict=True):
         target.copy_(part.view(target.shape))

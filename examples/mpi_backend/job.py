@@ -19,7 +19,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("pmi.py")
 SHARED = "/dev/shm/mpich_shm_"
-"""How MPICH names its shared memory."""
+"""Prefix of MPICH's shared memory."""
 
 
 _joined: list[Any] = []

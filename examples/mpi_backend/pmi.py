@@ -26,7 +26,7 @@ class Job:
         self._barrier = threading.Barrier(size)
 
     def serve(self, connection: socket.socket) -> None:
-        """Answers one process until it hangs up; MPI_Init asks, nothing else does."""
+        """Answers one process until it hangs up; only MPI_Init asks."""
         with connection, connection.makefile("r") as lines:
             for line in lines:
                 connection.sendall("".join(f"{answer}\n" for answer in self._answers(line.strip())).encode())

@@ -45,7 +45,7 @@ class Work(dist.Work):
         return True
 
     def is_over(self) -> bool:
-        """Whether MPI has done its part."""
+        """True if MPI has done its part."""
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._requests
 

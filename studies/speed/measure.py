@@ -74,9 +74,9 @@ def main_properties(subjects: Collection[str] = ()) -> list[Property]:
 
 
 def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:
-    """The first cases that the gate draws, less those that torch is known not to survive.
+    """Returns the first cases that the gate draws, except cases that torch is known not to survive.
 
-    All on the whole world, unrecorded: what they are compared with knows neither.
+    All run on the whole world, unrecorded, because the compared program supports neither.
     """
     known = KnownFailures.load(SHIPPED)
     cases = chunk_cases(prop, Chunk(world_size, limits.DTYPES, 0, num_cases))

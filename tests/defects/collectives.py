@@ -34,7 +34,7 @@ def wrong_in(*names: str) -> Callable[[Begin], Subject]:
 
 
 def spoilt(spoil: Spoil) -> Begin:
-    """Decorates what becomes of a result: torch begins the collective, and what comes out is spoilt."""
+    """Decorates a change to results: torch begins the collective, and its result is spoiled."""
 
     @functools.wraps(spoil)
     def begin_one(room: Room, call: Call, own: torch.Tensor) -> Begun:
@@ -52,7 +52,7 @@ def spoilt(spoil: Spoil) -> Begin:
 @wrong_in("all_gather")
 @spoilt
 def first_two_swapped(room: Room, result: torch.Tensor) -> torch.Tensor:
-    """all_gather: what ranks 0 and 1 gave change places."""
+    """all_gather: the parts of ranks 0 and 1 are swapped."""
     return torch.cat((result[:2].flip(0), result[2:]))
 
 
@@ -137,7 +137,7 @@ def operand_left_reduced(room: Room, call: Call, own: torch.Tensor) -> Begun:
 )
 @wrong_in("all_gather_into_tensor")
 def gathered_by_a_sum(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """all_gather_into_tensor: zeros of all other ranks are added to what is gathered."""
+    """all_gather_into_tensor: gathers by a sum, which adds zeros of all other ranks."""
     mine = first(room, own)
     output = mine.new_zeros((room.ranks, mine.numel()))
     output[room.rank] = mine.reshape(-1)
@@ -151,7 +151,7 @@ def gathered_by_a_sum(room: Room, call: Call, own: torch.Tensor) -> Begun:
 )
 @wrong_in("all_reduce", "functional_all_reduce", "coalesced_all_reduce")
 def group_of_the_world(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """all_reduce, functional and coalesced ones too: over all processes, whatever the group."""
+    """all_reduce, functional and coalesced ones too: sums over all processes, whatever the group."""
     return begin(replace(room, group=dist.group.WORLD), call, own)
 
 
@@ -162,7 +162,7 @@ def group_of_the_world(room: Room, call: Call, own: torch.Tensor) -> Begun:
 )
 @wrong_in("functional_all_to_all_single_uneven")
 def first_rank_put_last(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """functional_all_to_all_single_uneven: what comes from the first rank is put behind what the others sent."""
+    """functional_all_to_all_single_uneven: the first rank's part comes last."""
     begun, (_, got) = begin(room, call, own), room.splits(len(own) // room.ranks)
     return replace(begun, result=lambda: _turned(begun.result(), got))
 

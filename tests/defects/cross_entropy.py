@@ -91,7 +91,7 @@ class OwnLoss:
         return self.weight[self.target]
 
     def divisor(self) -> torch.Tensor:
-        """By what a mean divides: 0-dim."""
+        """Returns the divisor of a mean: 0-dim."""
         return (self.weight_of_target() * self.kept).sum()
 
     def reduced(self, own: torch.Tensor, op: ReduceOp.RedOpType) -> torch.Tensor:
@@ -101,7 +101,7 @@ class OwnLoss:
 
 
 def own_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """No defect: what the others are made from."""
+    """No defect: the base of the others."""
     return OwnLoss(case, mesh, given).answers()
 
 
@@ -194,7 +194,7 @@ weight_of_local_class = wrong(
 
 
 class _IgnoredCounted(OwnLoss):
-    """A mean divides by all positions, the ignored ones included."""
+    """A mean divides by all positions, including ignored ones."""
 
     def divisor(self) -> torch.Tensor:
         return self.weight_of_target().sum()

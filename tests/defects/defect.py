@@ -44,8 +44,8 @@ class Defect:
         subject: 'package.module:function'.
         replaces: The subject under whose property it must be rejected.
         family: The kind of real bug it stands for.
-        claim, kind: What rejects it.
-        smallest: The smallest case that shows it, and `why` no smaller one can.
+        claim, kind: The claim that rejects it, and the kind of its verdict.
+        smallest: The smallest case that shows it, and `why` no smaller case can.
     """
 
     subject: str
@@ -79,7 +79,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Replacing:
-    """Records defects of one right subject, under whose property each of them must be rejected."""
+    """Records defects of one right subject; that subject's property must reject each of them."""
 
     replaces: str
 
@@ -114,7 +114,7 @@ def argument_of(run: Callable[..., Any]) -> Callable[[Callable[..., Any]], Subje
 
 
 def answers_of(wrong: type[Any], *more: Any) -> Subject:
-    """The subject wrong(case, mesh, given, *more).answers(); the docstring of the class says what is wrong."""
+    """Returns the subject wrong(case, mesh, given, *more).answers(); the class's docstring describes the defect."""
     return _subject(lambda *of_rank: wrong(*of_rank, *more).answers(), wrong=wrong, annotated=wrong)
 
 

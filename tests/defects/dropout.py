@@ -18,7 +18,7 @@ wrong = Replacing("parallel_dropout")
 
 @dataclass
 class OwnDropout:
-    """A dropout on local tensors; its methods are what a defect changes."""
+    """A dropout on local tensors; defects change its methods."""
 
     case: DropoutCase
     mesh: DeviceMesh
@@ -74,7 +74,7 @@ class _Masked(torch.autograd.Function):
 
 
 class _AnotherInBackward(OwnDropout):
-    """The backward draws what is dropped once more."""
+    """The backward draws a new mask."""
 
     def mask_of_backward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.mask(x)
@@ -103,7 +103,7 @@ not_scaled = wrong(
 
 
 class _SameInEach(OwnDropout):
-    """Each rank draws for its part what rank 0 draws."""
+    """Each rank draws rank 0's mask for its own part."""
 
     def seed(self) -> int:
         return self.case.values[0][1]
@@ -134,7 +134,7 @@ replicas_that_draw_apart = wrong(
 
 
 class _NothingDropped(OwnDropout):
-    """All is left where chance should decide, and scaled by 1 / (1 - p) all the same."""
+    """Keeps all elements although chance should decide, and still scales them by 1 / (1 - p)."""
 
     def chance(self) -> float:
         return 1.0 if self.case.drops_some else super().chance()

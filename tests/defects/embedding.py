@@ -28,7 +28,7 @@ wrong_rowwise = Replacing("rowwise_embedding")
 class Masked(nn.Embedding):
     """A right masked lookup on one rank's part of the vocabulary; defects change one step of it.
 
-    A row of zeros behind the part is what the ids of other ranks look up.
+    Ids of other ranks look up a row of zeros behind the part.
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ padding_row_learns = wrong_colwise(
 
 
 class Local(nn.Embedding):
-    """A right lookup on one rank's features; defects change what is looked up."""
+    """A right lookup on one rank's features; defects change the lookup."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         assert isinstance(ids, DTensor) and isinstance(self.weight, DTensor)
@@ -189,7 +189,7 @@ class _PutNotAdded(torch.autograd.Function):
 
 
 class _FeaturesOfNextRank(Local):
-    """Colwise: each rank looks up the features of the next one, where their parts are of one size."""
+    """Colwise: each rank looks up the features of the next one, if their parts have one size."""
 
     def look_up(self, ids: torch.Tensor, own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.embedding_dim % mesh.size() == 0:
@@ -212,7 +212,7 @@ features_of_next_rank = wrong_colwise(
     "two ranks need one token each; two tokens hold both of two ids",
 )
 def ids_gathered_in_another_order(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: sharded ids are gathered beginning with the second rank's, where their parts are of one size."""
+    """Colwise: sharded ids are gathered from the second rank on, if their parts have one size."""
     if case.input_layout != "replicate" and not case.input_is_uneven:
         given = {**given, "ids": _of_next_rank(given["ids"], mesh)}
     return run_embedding(case, mesh, given, ColwiseParallel)

@@ -25,12 +25,11 @@ Results = tuple[Any, ...]
 
 
 def _is_divided_along(operand: DTensor, dim: object) -> bool:
-    """Whether it is a shard of that dim, however the dim is counted."""
     return isinstance(dim, int) and any(placement == Shard(dim % operand.dim()) for placement in operand.placements)
 
 
 def _of_own_parts(case: OperatorCase, operands: Operands, arguments: Arguments) -> Results:
-    """The operator of what this rank holds, under the placements of the first operand and the right global shape."""
+    """Applies the operator to this rank's parts; the result has the first operand's placements and the global shape."""
     found = run(case.operator, tuple(operand.to_local() for operand in operands), arguments)
     first = operands[0]
     wholes = [torch.empty(result.shape, device="meta") for result in case.results]

@@ -1,4 +1,4 @@
-"""Chains that are wrong in one way each: what outlives a call, and what is lost between two."""
+"""Chains that are wrong in one way each: state survives a call, or is lost between two calls."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def shards_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def mesh_axes_swapped(case: RedistributeCase, x: DTensor) -> DTensor:
-    """Each rank of a square mesh takes the place of the one whose coordinates are its own, swapped."""
+    """Each rank of a square mesh takes the place of the rank with swapped coordinates."""
     right, layout = move_by_torch(case, x), case.layouts()["output"]
     if case.num_axes != 2 or len(set(case.mesh_shape)) > 1 or partial_axes(layout):
         return right
@@ -249,7 +249,7 @@ def partial_target_accepted(case: RedistributeCase, x: DTensor) -> DTensor:
 )
 @argument_of(run_redistribute)
 def gradient_of_operands_added(case: RedistributeCase, x: DTensor) -> DTensor:
-    """The cotangent of a sum is added up over its operands, as if each rank held another part of it."""
+    """The cotangent of a sum is summed over its operands, as if each rank had a different part of it."""
     match _only_move(case):
         case Partial(reduce_op="sum"), Replicate() | Shard():
             return move_by_torch(case, scale_gradient(x, case.world_size))
@@ -281,7 +281,7 @@ def scale_gradient(tensor: T, factor: float) -> T:
     claim="keeps_layout_of_parameter",
 )
 def gradient_left_partial(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The gradient of a DTensor whose operands were added is given back as operands, too."""
+    """The gradient of a sum of operands comes back as operands, too."""
     answers = run_redistribute(case, mesh, given, move_by_torch)
     gradient = answers.get("grad.x")
     if isinstance(gradient, DTensor) and case.source[0] == "partial(sum)" and gradient.placements[0] == Replicate():

@@ -1,4 +1,4 @@
-"""Modules whose inputs and outputs are prepared wrong in one way each."""
+"""Modules that prepare their inputs and outputs wrong in one way each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ wrong = Replacing("prepared_module")
     kind="layout",
 )
 def input_left_as_it_came(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """PrepareModuleInput: what the module is given is not taken to the desired layout."""
+    """PrepareModuleInput: the module's input is not redistributed to the desired layout."""
     if case.style != "input" or case.as_kwarg:
         return prepared_module(case, mesh, given)
     given_as = placement_of(parse_placement(case.source[0]))

@@ -135,7 +135,7 @@ def gathers_before_it_sums(case: ReductionCase, x: torch.Tensor) -> torch.Tensor
     claim="gradients_equal_unsharded",
 )
 def ties_get_all(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """amax: each of several largest elements gets the whole cotangent, where its dim is divided or nothing is."""
+    """amax: each of several equal maxima gets the whole cotangent, if its dim is divided or no dim is."""
     answers = run_reduction(case, mesh, given, reduce_by_torch)
     gradient = answers.get("grad.x")
     has_whole_cotangent = case.reduces_shards or case.layout == "replicate"

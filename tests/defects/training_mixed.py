@@ -41,7 +41,7 @@ reduced_in_the_dtype_of_parameters = wrong(
 
 
 class _NeverCast(MixedRun):
-    """FSDP2 that casts neither parameters nor inputs; what it gives has the right dtype."""
+    """FSDP2 that casts neither parameters nor inputs; its output has the right dtype."""
 
     def policy(self) -> MixedPrecisionPolicy:
         return replace(super().policy(), param_dtype=None)
@@ -56,7 +56,7 @@ computed_in_the_dtype_of_masters = wrong(
 
 
 class _NarrowMasters(MixedRun):
-    """FSDP2 whose parameters, float32 by name, hold after each update no more than layers compute with."""
+    """FSDP2 that rounds its float32 parameters after each update to the dtype of the layers."""
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         super().update(optimizer, step)
@@ -76,7 +76,7 @@ masters_kept_narrow = wrong(
 
 
 class _NarrowGradients(MixedRun):
-    """FSDP2 that reduces in float32, and then rounds the average to what layers compute with."""
+    """FSDP2 that reduces in float32, and then rounds the average to the dtype of the layers."""
 
     def gradient(self, name: str) -> torch.Tensor | None:
         gradient = super().gradient(name)

@@ -114,7 +114,7 @@ class _ActivationMisplaced(Mlp):
 
 
 class _Misplaced(Run):
-    """The activation is applied to each rank's partial sum of out_proj, instead of to what goes into it."""
+    """The activation is applied to each rank's partial sum of out_proj, instead of its input."""
 
     module = _ActivationMisplaced
 
@@ -156,7 +156,7 @@ bias_gradient_of_own_tokens = wrong(
 
 
 class _Swapped(Run):
-    """Ranks 0 and 1 hold each other's part of the output's sequence, where their parts are of one size."""
+    """Ranks 0 and 1 swap their parts of the output's sequence, if their parts have one size."""
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         length, world_size = self.case.leading[self.case.sequence_dim], self.case.world_size

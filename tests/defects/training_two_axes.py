@@ -22,7 +22,7 @@ wrong_hsdp = Replacing("hsdp_mlp")
 
 
 class _DividedByAll(Fsdp2TpRun):
-    """Tensor parallelism under FSDP2 whose gradients are divided by the whole world's size."""
+    """Tensor parallelism under FSDP2 that divides gradients by the whole world's size."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -57,7 +57,7 @@ strided_shards_taken_for_plain_ones = wrong_fsdp2_tp(
 
 
 class _Unreduced(HsdpRun):
-    """HSDP whose gradients are averaged along the shards' axis and never along the replicas'."""
+    """HSDP that averages gradients along the shards' axis and never along the replicas'."""
 
     def build(self) -> nn.Module:
         return self.shard(Mlp(self.case, self.given), self.mesh["shard"])

@@ -49,7 +49,7 @@ def deep_case(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleC
 def test_rows_along_one_axis_and_layers_along_the_other_hold(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
-    """On every mesh; parameters are DTensors of both axes, of one, or plain."""
+    """Covers every mesh; parameters are DTensors of both axes, of one, or plain."""
     for dtype in limits.DTYPES:
         verdicts = check("module", case_of(parallelize, mesh, dtype=dtype), pool)
         assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -108,7 +108,7 @@ def test_what_is_rounded_is_bounded_by_the_ranks_of_both(pool: Pool) -> None:
 def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
-    """Within a part of the batch, ranks along the other axis hold shards and operands of what is between."""
+    """Within a part of the batch, ranks along the other axis hold shards and operands of the tensors in between."""
     for dtype in limits.DTYPES:
         kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
         assert kinds == {"holds"} or (dtype == "bfloat16" and kinds == {"holds", "inconclusive"})

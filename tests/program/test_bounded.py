@@ -30,7 +30,7 @@ def told(
 
 
 def test_a_bound_that_grows_from_layer_to_layer_is_told_with_the_layer_where_it_ends() -> None:
-    """In no dtype would it do, by parts it would."""
+    """No dtype would help; judging by parts would."""
     message = told("deep", (2, 3), "float32", by_parts=False)
 
     assert (

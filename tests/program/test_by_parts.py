@@ -78,7 +78,7 @@ def test_a_deep_module_holds_in_every_dtype(
 
 
 def test_what_was_met_is_let_go_of() -> None:
-    """A tensor's hooks hold what met it, which no garbage collector sees."""
+    """A tensor's hooks keep references that no garbage collector sees."""
     case = case_of("twice", "twice_divided", x_shape=(2, 6))
     expect(case, 0)
     gc.collect()
@@ -114,7 +114,7 @@ def test_without_parts_the_same_module_is_too_deep() -> None:
     ],
 )
 def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
-    """Half of the right value on two ranks looks like operands of a sum, until it is added to what is whole.
+    """Half of the right value on two ranks looks like operands of a sum, until it is added to a whole tensor.
 
     So do zeros on one rank beside the right value on the other, until they are multiplied.
     """
@@ -343,7 +343,7 @@ def test_factor_that_comes_out_or_cannot_be_seen_to_stay_in_is_red(
 
 @pytest.mark.ranks
 def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
-    """On all ranks it is a factor that is taken out at once."""
+    """The same factor on all ranks is divided out at once, so it is not red."""
     case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
     replies, name = pool.run("module", case), "grad.boundary.first"
     kinds = {
@@ -526,7 +526,7 @@ def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
 
 
 def test_numbers_in_an_order_of_their_own_are_matched() -> None:
-    """Two numbers match if one is nearest to the other, and it alone is possible there."""
+    """1.06 is nearest to 1.0, but no other number can be 1.2."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
     placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(held)}

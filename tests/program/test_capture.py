@@ -1,4 +1,4 @@
-"""Runs that happened elsewhere: what is captured, what is judged of it, and what is refused."""
+"""Runs that happened elsewhere: their capture, their verdicts, and refused folders."""
 
 from __future__ import annotations
 
@@ -422,7 +422,7 @@ def test_a_folder_that_is_no_whole_run_is_refused_in_words(copy: Path, what: str
 
 
 def test_the_contract_of_the_batch_decides_what_is_right(copy: Path) -> None:
-    """Both ranks hold the same here, and the whole of the parameters' gradients, which are no means of two parts."""
+    """Both ranks recorded equal values and the whole gradients of the parameters, which are no means of two parts."""
     second_rank(copy)
     assert not judged(copy).failed
     for name in (JSON, JSON.replace("0.", "1.")):

@@ -1,4 +1,4 @@
-"""Several forwards and backwards in one captured block, whose gradients add up."""
+"""Captured blocks with several forwards and backwards; their gradients add up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inputs(rows: Sequence[int] = ROWS) -> list[torch.Tensor]:
 
 
 class Around(nn.Sequential):
-    """Its first part runs before the second and after."""
+    """Runs its first part before and after the second."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self[0](self[1](self[0](x)))

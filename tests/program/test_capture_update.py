@@ -32,7 +32,7 @@ def nothing(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def updated(
     folder: Path, name: str = "AdamW", spoil: Spoil = nothing, dtype: torch.dtype = torch.float32, **how: Any
 ) -> Judged:
-    """The second of two updates, captured and judged; what is spoiled is so before the block ends."""
+    """Captures and judges the second of two updates; `spoil` acts before the block ends."""
     module = model()
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(module.parameters(), lr=2.0**-5, **how)
     step(module)

@@ -31,7 +31,7 @@ def test_a_part_may_give_complex_numbers(pool: Pool, build: str, fields: dict[st
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_a_buffer_of_complex_numbers_stays_as_it_was_built(dtype: str) -> None:
-    """`nn.Module.to` would have dropped what is imaginary."""
+    """`nn.Module.to` would have dropped the imaginary parts."""
     module = in_dtype(call_builder(HERE + "by_table"), dtype)
 
     assert module.get_buffer("turns.table").equal(call_builder(HERE + "by_table").get_buffer("turns.table"))

@@ -1,4 +1,4 @@
-"""A batch that is divided among the ranks: whatever reduces gradients rightly holds, what reduces none is named."""
+"""A batch that is divided among the ranks: right reductions of gradients pass, and a missing one is named."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def failing(found: Findings) -> set[tuple[str, str]]:
     ],
 )
 def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path, parallelize: str) -> None:
-    """By one line: that torch reduces gradients is seen in what `parallelize` makes."""
+    """One line is enough: `parallelize` shows that torch reduces gradients."""
     found = failing(searched(claimed("mlp", parallelize), pool, tmp_path))
 
     assert ("gradients_equal_unsharded", "value") in found
@@ -87,7 +87,7 @@ def test_compression_to_fewer_bits_than_gradients_have_is_red(pool: Pool) -> Non
 def test_what_averages_gradients_holds(
     pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
 ) -> None:
-    """On integers and on real numbers, of rows that the ranks share evenly and unevenly."""
+    """Covers integers and real numbers, with rows that the ranks share evenly and unevenly."""
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 
     assert failing(found) == set()
@@ -163,7 +163,7 @@ def test_rows_that_hang_on_each_other_are_those_of_a_rank(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_seven_ranks_may_multiply_by_a_rounded_seventh(pool: Pool) -> None:
-    """In float32 that is too far off for equality."""
+    """In float32 this error is too large for equality."""
     case = case_of(world_size=7, x_shape=(7, 3))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -269,7 +269,7 @@ def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
 def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
     pool: Pool, parallelize: str, told: str, detail: str
 ) -> None:
-    """The first line has the way out; those below show the line of the program, or what the rank printed."""
+    """The first line names the way out; the lines below show the line of the program, or the rank's output."""
     with pytest.raises(Misuse, match=f"{told}.*batch='whole'.*\n") as caught:
         resolved(claimed("mlp", parallelize, limit_s=5.0), pool)
     assert re.search(detail, str(caught.value).partition("\n")[2])
@@ -297,7 +297,7 @@ def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: 
 
 @pytest.mark.ranks
 def test_unsupported_parallelization_resolves(pool: Pool) -> None:
-    """No dtype answers if torch lacks what `parallelize` uses."""
+    """No dtype gets an answer if torch lacks a function that `parallelize` uses."""
     prop = claimed("mlp", "lacking", optimizer="equivtest.programs.examples.mixture:sgd")
 
     assert resolved(prop, pool, Space((2,), ("bfloat16", "float32"))).resolve is None

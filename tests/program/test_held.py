@@ -1,4 +1,4 @@
-"""Parameters held as plain tensors: which elements a rank holds is read off, and what is wrong there is named."""
+"""Plain tensors as parameters: the elements that each rank holds are read off, and wrong ones are named."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_words_are_all_different_and_exact_in_every_dtype(num: int) -> None:
 
 
 def test_what_is_moved_is_found_wherever_it_lies() -> None:
-    """Flattened with padding, permuted; and what is no element of any."""
+    """Covers flattening with padding, a permutation, and elements that belong to no parameter."""
     flat = lambda whole: torch.cat([whole["bias"], torch.full((2,), 42.0), whole["weight"].mT.flatten()])  # noqa: E731
     places = read_places(SHAPES, lambda whole: {"flat": flat(whole), "own": torch.randn(3)}, "it")
 

@@ -1,4 +1,4 @@
-"""Modules with inputs of any kind and outputs of any form: what is right holds, what is wrong is named, and where."""
+"""Modules with inputs of any kind and outputs of any form: right ones pass, wrong ones are named with their place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def failing(found: Findings) -> set[tuple[str, str]]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["rows_of_the_table", "ddp", "fsdp2"])
 def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_path: Path, parallelize: str) -> None:
-    """In every dtype, for equality; ids above the middle and below it, a whole number among the outputs."""
+    """Covers every dtype, for equality; ids above the middle and below it, a whole number among the outputs."""
     prop = module_property(HERE + "looked", HERE + parallelize, inputs=LOOKED, positional=("ids",))
     found = searched(prop, pool, tmp_path)
 
@@ -136,7 +136,7 @@ def test_what_is_frozen_has_no_gradient_and_is_handed_out_so(batch: str) -> None
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["batch_norm", "batch_norm_in_eval"])
 def test_a_batch_norm_is_judged_with_what_it_remembers(pool: Pool, build: str) -> None:
-    """In training each rank remembers its own rows."""
+    """In training, each rank's running statistics follow its rows."""
     fields: dict[str, Any] = {"x_shape": (5, 3), "inputs": (), "sizes": (), "dtype": "float64", "values": REAL}
     case = case_of(build, "ddp", batch="mean of parts", **fields)
     changed = {name for name in case.answer_names() if name.startswith("buffer.")}
@@ -148,7 +148,7 @@ def test_a_batch_norm_is_judged_with_what_it_remembers(pool: Pool, build: str) -
 
 @pytest.mark.ranks
 def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
-    """Where its choice is certain it is judged."""
+    """The router is judged if its choice is certain."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
     assert expect(case, 0).tensors["output"].allowed is not None

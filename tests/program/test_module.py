@@ -133,7 +133,7 @@ def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
 def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
     pool: Pool, parallelize: str, message: str
 ) -> None:
-    """It is no misuse, so that it is shrunk."""
+    """The kind is no misuse, so the search shrinks it."""
     with pytest.raises(RankRaised, match=message):
         check("module", case_of("linear", parallelize), pool)
 
@@ -173,7 +173,7 @@ def test_values_that_could_round_are_refused(case: ModuleCase, message: str) -> 
 
 
 def test_the_reference_is_the_unsharded_module() -> None:
-    """Its gradients too; a weight that is used twice is one parameter."""
+    """Covers its gradients too; a weight that is used twice is one parameter."""
     case = case_of("tied")
     x, weight, cotangent = (draw(case, 0)[name].double() for name in ("x", "first.weight", "cotangent"))
     found = expect(case, 0).tensors
@@ -274,7 +274,7 @@ def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world
 
 
 def test_what_a_builder_draws_is_the_same_every_time() -> None:
-    """In the parent and on every rank."""
+    """Covers the parent and every rank."""
     first = call_builder(HERE + "noisy").get_buffer("noise")
     torch.rand(1)  # as a process may that has done something else
     state = torch.get_rng_state()

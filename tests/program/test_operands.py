@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Inner(nn.Module):
-    """A part that computes what is given of it."""
+    """A part that computes a given function."""
 
     def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()

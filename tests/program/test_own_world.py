@@ -36,7 +36,7 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
 @pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["torn down", "in fresh ranks"])
 def test_a_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
-    """It refuses to be set up twice."""
+    """The library refuses a second set-up."""
     for _ in range(2):
         verdicts = check("module", case_of("library", world_size=world_size, **fields), pool)
         assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -101,7 +101,7 @@ def test_a_program_that_raises_is_told_whatever_its_tear_down_does(pool: Pool) -
 @pytest.mark.ranks
 @pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
 def test_a_property_of_a_library_holds_and_could_be_red(pool: Pool, tmp_path: Path, tear_down: dict[str, str]) -> None:
-    """Its group's collectives are audited as the mesh's are."""
+    """Its group's collectives are audited like the mesh's."""
     prop = module_property(HERE + "mlp", HERE + "library", [(2, 3)], **SET_UP, **tear_down)
     found = search(prop, Chunk(2, limits.DTYPES, 0, 3), pool, KnownFailures(), tmp_path)
     audited = audit(prop, pool, KnownFailures(), (2,), ("float32",))

@@ -54,7 +54,7 @@ def test_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str
 
 @pytest.mark.ranks
 def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
-    """On real numbers, whose sums over the ranks round otherwise than the oracle's."""
+    """Real numbers: their sums over the ranks round differently from the oracle's."""
     verdicts = judge("module", step_of("trains_twice_as_much", num_rows=5), pool)
     patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
 
@@ -112,7 +112,7 @@ def test_step_that_evaluates_has_no_gradients(pool: Pool, num_rows: int) -> None
 
 @pytest.mark.ranks
 def test_step_that_evaluates_its_own_rows_alone_is_wrong(pool: Pool) -> None:
-    """It calls no collective."""
+    """The step calls no collective."""
     case = step_of("evaluates_own_rows", build=f"{HERE}evaluated", optimizer="", num_rows=3)
 
     assert wrong_tensors(case, pool) == {"output.loss", "output.sums", "output.counts"}

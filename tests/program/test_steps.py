@@ -120,7 +120,7 @@ def test_torch_updates_as_the_oracle_says(name: str, code: str, dtype: str) -> N
 
 
 def test_asgd_for_many_tensors_rounds_its_rate_to_another_float32() -> None:
-    """Its one for one tensor takes the step's number as a number of Python, and rounds what comes out alone."""
+    """The optimizer for one tensor takes the step's number as a Python number, and rounds only the result."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}asgd", "dtype": "float64", "steps": 1})
 
     assert worst_of(case, f"{HERE}asgd_foreach", num_steps=2) > 1e6

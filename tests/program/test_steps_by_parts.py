@@ -1,4 +1,4 @@
-"""Steps on a deep model: tensors that the ranks held within the model make the bounds narrow, and are not judged."""
+"""Steps on a deep model: recorded tensors within the model make the bounds narrow, and are not judged themselves."""
 
 from __future__ import annotations
 

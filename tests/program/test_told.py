@@ -43,7 +43,7 @@ DDP_NOT_TOLD = {
 
 
 def documented() -> Iterator[str]:
-    """'name(argument)' of everything public in FSDP2; 'name' of what takes none."""
+    """Yields 'name(argument)' for everything public in FSDP2; 'name' if it takes no argument."""
     for name in _fully_shard.__all__:
         value = getattr(_fully_shard, name)
         if dataclasses.is_dataclass(value):

@@ -115,14 +115,14 @@ def test_ranks_that_declined_in_step_live_on(pool: Pool) -> None:
 
 @pytest.mark.ranks
 def test_ranks_that_declined_at_other_points_are_replaced(pool: Pool) -> None:
-    """Else a collective of the next case would meet what one of them had begun."""
+    """Otherwise a collective of the next case would pair with one that a rank has already begun."""
     assert {verdict.kind for verdict in judge("module", case_of("out_of_step"), pool)} == {"declined"}
     assert {verdict.kind for verdict in check("module", case_of("right"), pool)} == {"holds"}
 
 
 @pytest.mark.ranks
 def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
-    """Else the next case would find there what cannot be set up twice."""
+    """Otherwise the next case would find a library that cannot be set up twice."""
     given = {"needs_world": True, "set_up": HERE + "set_up_halfway", "tear_down": HERE + "tear_down", "members": ()}
     kinds = [{verdict.kind for verdict in judge("module", case_of("right", **given), pool)} for _ in range(2)]
 
@@ -204,7 +204,7 @@ def test_a_failure_is_never_shrunk_to_what_is_declined(pool: Pool, tmp_path: Pat
     ],
 )
 def test_a_reference_may_not_say_so(build: str, given: dict[str, Any], who: str) -> None:
-    """Not of one shape of several either, or one mesh, which would be left out in silence."""
+    """It may not decline one shape of several either, or one mesh; that case would be left out silently."""
     prop = claimed("right", HERE + build, **({"x_shapes": [(2, 3), (8, 3)]} | given))
 
     with pytest.raises(Misuse, match=f"{who}.*: the reference defines the right result"):

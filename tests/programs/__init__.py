@@ -1,1 +1,1 @@
-"""Programs that ranks run in tests, right ones and wrong ones."""
+"""Right and wrong programs that ranks run in tests."""

@@ -101,7 +101,7 @@ def _average(grad: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def calls_each(case: FetchCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """param.0: what each of `CALLS` gives this rank, one after the other; local, of float64."""
+    """Answers under param.0 the results of each of `CALLS` on this rank, one after the other; local, in float64."""
     rank, size, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
     found = [torch.as_tensor(call(rank, size, group)).double().reshape(-1) for call in CALLS]
     return {"param.0": Placed(torch.cat(found), WHOLE)}

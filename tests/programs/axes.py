@@ -31,7 +31,7 @@ def fsdp2_along_tp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def ddp_megatron(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Layers by hand, gradients averaged over those that have the same part of them."""
+    """Layers by hand; gradients are averaged over the ranks that hold the same part of the layers."""
     return DistributedDataParallel(megatron(module, mesh["tp"]), process_group=mesh["dp"].get_group())
 
 
@@ -61,7 +61,7 @@ def whole_on_dp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class Block(nn.Module):
-    """x, and what two layers make of its norm."""
+    """Normalizes x, applies two layers, and adds the result to x."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def deep_with_a_wrong_norm(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def deep_with_a_bias_of_every_rank(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Added to what is added up."""
+    """Adds the bias on every rank, before the sum over the ranks."""
     made = deep_megatron(module, mesh)
     down: Any = module[1].down
     down.forward = lambda x: Summed.apply(nn.functional.linear(x, down.weight, down.bias), down.mesh.get_group())  # type: ignore[no-untyped-call]

@@ -66,7 +66,7 @@ def doubled() -> nn.Module:
 
 
 def ddp_of_layers(module: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
-    """One bucket for each gradient, and a place for what is not used."""
+    """DDP with one bucket for each gradient, which accepts unused parameters."""
     return DistributedDataParallel(
         module, process_group=mesh.get_group(), bucket_cap_mb=1e-6, find_unused_parameters=True
     )  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def sharded_on_one_rank_alone(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class Distributed(nn.Sequential):
-    """Its rows as a part of all ranks'."""
+    """Returns its rows as a part of all ranks' rows."""
 
     mesh: DeviceMesh
 
@@ -192,7 +192,7 @@ def dtensor_of_rows(module: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp2_over_tensor_parallelism(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Tensor parallelism along one axis, whose ranks have the same rows, and FSDP2 along the other."""
+    """Tensor parallelism along one axis, with the same rows on its ranks, and FSDP2 along the other."""
     two = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return fully_shard(parallelize_module(module, two["tp"], plan), mesh=two["dp"])

@@ -43,7 +43,7 @@ def with_another_reduction(case: FetchCase, mesh: DeviceMesh, given: Given) -> A
 
 
 def with_an_operand_changed(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A fetch of whole parameters that are twice what they are; an operand is written to before it has been sent."""
+    """Overwrites an operand before it has been sent, then fetches parameters with twice their values."""
     operand, results = torch.ones(8), [torch.empty(8) for _ in range(mesh.size())]
     work = dist.all_gather(results, operand, group=mesh.get_group(), async_op=True)
     operand.zero_()
@@ -52,7 +52,7 @@ def with_an_operand_changed(case: FetchCase, mesh: DeviceMesh, given: Given) -> 
 
 
 def through_two_groups(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Two groups of the same ranks, called in another order on each, and a fetch that is twice what it is."""
+    """Calls two groups of the same ranks in another order on each rank, then fetches twice the values."""
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     sums, messages = [torch.full((3,), 1.0 + place) for place in range(2)], [torch.full((3,), 4.0), torch.ones(3)]
@@ -108,14 +108,14 @@ def _twice(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def gathers_rows_of_its_own(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rank 1 gives more than rank 0, and each has room for twice what it gives itself."""
+    """Rank 1 gives more rows than rank 0; each rank allocates twice its own number of rows."""
     mine = torch.ones(mesh.get_local_rank() + 1)
     dist.all_gather_into_tensor(mine.new_empty(2 * len(mine)), mine, group=mesh.get_group())
     return _twice(case, mesh, given)
 
 
 def gathers_rows_into_room_for_all(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rank 1 gives more than rank 0, and each has room for what each gives."""
+    """Rank 1 gives more rows than rank 0; each rank allocates the right size for every rank."""
     room = [torch.empty(rank + 1) for rank in range(mesh.size())]
     dist.all_gather(room, torch.ones(mesh.get_local_rank() + 1), group=mesh.get_group())
     return _twice(case, mesh, given)
@@ -130,6 +130,6 @@ def sends_more_than_is_awaited(case: FetchCase, mesh: DeviceMesh, given: Given) 
 
 
 def broadcasts_more_than_is_awaited(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Rank 0 sends one element where rank 1 awaits two."""
+    """Rank 0 broadcasts one element, rank 1 expects two."""
     dist.broadcast(torch.ones(mesh.get_local_rank() + 1), group_src=0, group=mesh.get_group())
     return _twice(case, mesh, given)

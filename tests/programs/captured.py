@@ -189,7 +189,7 @@ def wrongly_updated_on_ranks(case: ModuleCase, mesh: DeviceMesh, given: Given) -
 
 
 def normed() -> nn.Module:
-    """Its buffers change in each forward."""
+    """Builds a module whose buffers change in each forward."""
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 
 

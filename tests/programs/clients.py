@@ -65,7 +65,7 @@ def _of_gradient(change: Change) -> Callable[[Any, DeviceMesh, str], nn.Module]:
 
 
 def _of_local(change: Callable[[Any, torch.Tensor, DeviceMesh], torch.Tensor]) -> Callable[..., nn.Module]:
-    """A projection that computes from its shard of the weight, without what its style does around it."""
+    """A projection that computes from its shard of the weight, without the surrounding steps of its style."""
 
     def plant(module: Any, mesh: DeviceMesh, place: str) -> nn.Module:
         parallel = tensor_parallel(module, mesh)
@@ -271,4 +271,4 @@ WRONG: dict[str, Callable[[Any, DeviceMesh, str], nn.Module]] = {
     "layer not reduced": _of_layer(lambda layer, _: layer.set_requires_gradient_sync(False)),
     "layer summed": _of_layer(_gradient_sum),
 }
-"""By name: what makes a module parallel, and wrong at a place."""
+"""Name -> function that makes a module parallel, and wrong at a place."""

@@ -49,7 +49,7 @@ def autocast_left_out(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answer
 
 
 def plain_tensors_taken_for_shares(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A plain tensor beside DTensors is what each rank adds to a sum."""
+    """Treats a plain tensor beside DTensors as each rank's summand."""
 
     def shared(x: DTensor) -> torch.Tensor:
         return DTensor.from_local(x.to_local(), mesh, [Partial("sum")] * mesh.ndim, run_check=False)
@@ -107,7 +107,7 @@ def _first_part_of_a_weight(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def _gradient_of_every_rank(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of what is redistributed is added up over ranks that all have it."""
+    """Sums the gradient of a redistributed tensor over ranks that all have the whole."""
     if step[0] != REDISTRIBUTE:
         return special(step, x)
     assert isinstance(x, DTensor)
@@ -155,4 +155,4 @@ PLANTED: dict[str, ChainCase] = {
     "module_has_the_first_part": _alone((MODULE, X0, (SHARD_0, ("factor", 2.0)))),
     "redistributed_gradient_added_up": _alone((REDISTRIBUTE, X0, (("placements", "replicate"),)), requires_grad=(0,)),
 }
-"""By name, each with a case that shows it."""
+"""Name of a wrong program -> a case that shows it."""

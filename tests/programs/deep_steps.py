@@ -68,7 +68,7 @@ def hidden_divided(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 class Scaled(torch.autograd.Function):
-    """The tensor itself, whose gradient is 1.5 times as large."""
+    """The identity, except that its gradient is 1.5 times as large."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Scaled(torch.autograd.Function):
 
 
 class NormWithoutMean(torch.autograd.Function):
-    """The norm itself, whose gradient of x leaves out what the mean and the variance give."""
+    """The norm; its gradient of x lacks the terms of the mean and the variance."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

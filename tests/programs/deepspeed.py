@@ -23,7 +23,7 @@ def started(case: EngineCase, mesh: DeviceMesh, given: Given) -> DeepSpeedRun:
 
 
 def by_the_norm_of_a_rank(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Each rank scales by the norm of what it holds itself."""
+    """Each rank scales by the norm of its own partition."""
     visit = started(case, mesh, given)
     visit.engine.optimizer.get_grad_norm_direct = norm_of
     return live(visit)
@@ -44,7 +44,7 @@ def by_the_largest_element(case: EngineCase, mesh: DeviceMesh, given: Given) -> 
 
 
 def not_at_all(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The engine is not told to clip at all."""
+    """The engine does not clip at all."""
     visit = started(case, mesh, given)
     visit.engine.optimizer.clip_grad = 0.0
     return live(visit)
@@ -70,7 +70,7 @@ def with_a_weight_untied(case: EngineCase, mesh: DeviceMesh, given: Given) -> An
 
 
 def scaled_before_alone(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Stages 1 and 2: what is reduced is divided by the factor once more, and never multiplied again."""
+    """Stages 1 and 2: gradients are divided by the factor a second time, and never multiplied again."""
     visit = started(case, mesh, given)
     optimizer = visit.engine.optimizer
     reduce = optimizer.gradient_reduction_w_predivide

@@ -15,7 +15,7 @@ from tests.programs.planted import Planted, ReduceOp, done
 
 
 class Deviating(Planted):
-    """Sums and averages of real numbers are what `total` makes of the operands; gloo does the rest."""
+    """Sums and averages of real numbers come from `total`; gloo does the rest."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         options = options or dist.AllreduceOptions()
@@ -48,7 +48,7 @@ class LastRankFirst(Deviating):
 
 
 class OrderVaries(Deviating):
-    """Another order in each call, alike on all ranks; declared."""
+    """Sums in another order in each call, equal on all ranks; declared."""
 
     num_calls = 0
 
@@ -144,7 +144,7 @@ class LosesTails(Planted):
 
 
 class Queue(dist.Work):
-    """A work whose result is there only if all earlier ones have been waited for."""
+    """A work; its result is there only after a wait for all earlier works."""
 
     waiting: list[Queue] = []  # noqa: RUF012  (of the whole process)
 

@@ -17,10 +17,10 @@ from equivtest.tensors import same_bits
 
 
 def on_the_device(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> Answers:
-    """A fetch on the CPU, once the device has given what the CPU gives.
+    """Fetches on the CPU, after a check that the device computes the same as the CPU.
 
     Raises:
-        AssertionError: it does not.
+        AssertionError: the results differ.
     """
     from tests.programs import python_device  # once per process, and never in the process of the tests
 

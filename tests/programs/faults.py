@@ -30,10 +30,10 @@ _hoard: list[bytearray] = []
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase(PlainCase):
-    """A case on which the culprits do what the subject names.
+    """A case in which the culprits cause the fault that the subject names.
 
     Attributes:
-        late_s: After how long one that answers late does.
+        late_s: Delay of a rank that answers late.
     """
 
     culprits: tuple[int, ...] = ()

@@ -92,7 +92,7 @@ def under_other_names(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 class Padded(ColumnLinear):
-    """Every rank has as many rows; those that are too many hold 42."""
+    """Every rank has equally many rows; surplus rows hold 42."""
 
     def __init__(self, whole: nn.Linear, mesh: DeviceMesh) -> None:
         super().__init__(whole, mesh)
@@ -198,7 +198,7 @@ def swapped(module: Any, mesh: DeviceMesh) -> nn.Module:
 
 
 def stale(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """The last rank never loads its part of a weight: it has what it was made with."""
+    """The last rank never loads its part of a weight, and keeps its initial value."""
     made: Any = megatron(module, mesh)
     if mesh.get_local_rank() == mesh.size() - 1:
         made[2].weight = nn.Parameter(torch.full_like(made[2].weight, 5.0))

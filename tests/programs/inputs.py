@@ -135,7 +135,7 @@ def untied(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def stale(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """A buffer is put back to what it was."""
+    """Resets a buffer to its previous value."""
     before = module.get_buffer("mean").clone()
 
     def put_back(*_: object) -> None:

@@ -65,7 +65,7 @@ KERNELS: dict[str, tuple[str, Spoil]] = {
     "mul_fewer_bits": ("mul", fewer_bits),
     "add_last_is_zero": ("add", last_is_zero),
 }  # fmt: skip
-"""Name of the fault -> the operator, and what becomes of its results."""
+"""Name of the fault -> the operator, and the change to its results."""
 
 if kernel := os.environ.get(KERNEL, ""):
     operator, spoil = KERNELS[kernel]

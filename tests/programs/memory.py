@@ -1,4 +1,4 @@
-"""Subjects that answer what they find in new memory, and subjects that remember their calls."""
+"""Subjects that answer with the contents of new memory, and subjects that remember their calls."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def _shared(module: nn.Module, mesh: DeviceMesh, micro_batches: Sequence[Batch]) -> tuple[Batch, torch.Tensor]:
-    """Gives what a rank computes, and its share of the rows."""
+    """Returns a rank's results, and its share of the rows."""
     (batch,) = micro_batches
     rows = torch.tensor([float(len(batch["x"]))])
     share = rows.clone()

@@ -183,7 +183,7 @@ def summed(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class Rows(nn.Module):
-    """Gives this rank's rows of what every rank computes."""
+    """Returns this rank's rows of a computation that every rank does in full."""
 
     def __init__(self, whole: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def gradient_of_the_unused(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def gradient_of_the_unused_on_one_rank(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """None on the first."""
+    """Leaves the first rank without a gradient of the unused bias, and gives the other rank ones."""
     tensor_parallel_in_used(module, mesh)
     if mesh.get_local_rank() == 1:
         module.get_parameter("spare.bias").grad = torch.ones_like(module.get_parameter("spare.bias"))
@@ -310,7 +310,7 @@ def without_relu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def with_another_gelu(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Only nearly the same function: GELU by tanh is off by a few ten-thousandths."""
+    """Almost the same function: GELU by tanh is off by a few ten-thousandths."""
     assert isinstance(module, nn.Sequential)
     module[1] = nn.GELU("tanh")
     return tensor_parallel(module, mesh)

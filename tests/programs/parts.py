@@ -1,4 +1,4 @@
-"""Modules that tests judge part by part, and ways to make them parallel, right ones and wrong ones."""
+"""Modules that tests judge part by part, and right and wrong ways to make them parallel."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def twice_wrong(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class Merged(nn.Module):
-    """Gate and what it gates as one projection."""
+    """A gate and the gated value as one projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def merged_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class PartlyUsed(nn.Module):
-    """One projection gives what every rank uses whole, and what it hands to the columns of the next that it holds."""
+    """Every rank uses some features of the projection whole, and the others only for its columns of the next layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ def three_users() -> nn.Module:
 
 
 def users_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each user wraps what it takes as a DTensor."""
+    """Each user wraps its input as a DTensor."""
     whole = ColwiseParallel(output_layouts=Replicate())
     tokens = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1))
     gathered = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
@@ -461,7 +461,7 @@ def factor_near_1(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def factor_on_one_path(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The parameters of b are right, and what a shares with b is wrong."""
+    """The parameters of b are right, and the tensor that a shares with b is wrong."""
     part = module.get_submodule("b")
     for parameter in part.parameters():
         _gradient_times(parameter, 0.25)

@@ -34,7 +34,7 @@ RENAMED = {
     "_reduce_scatter_base": "reduce_scatter_single",
     "alltoall_base": "all_to_all_single",
 }
-"""Methods of a group in torch 2.12, and what torch 2.13 calls in their place (PyProcessGroup.hpp)."""
+"""Methods of a group in torch 2.12, and the methods that torch 2.13 calls instead (PyProcessGroup.hpp)."""
 
 
 class Planted(Wrapper):
@@ -95,7 +95,7 @@ class DropsRank(Planted):
 
 
 class WrongWhenLarge(Planted):
-    """From 1,000 elements on the last one is off by one."""
+    """The last element is off by one in tensors of 1,000 elements or more."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         work = self._inner.allreduce(tensors, options or dist.AllreduceOptions())
@@ -200,7 +200,7 @@ class MaxFromZero(Planted):
 
 
 class WrongOnThree(Planted):
-    """On three ranks alone the last two are gathered in each other's place."""
+    """Swaps the last two gathered parts, on three ranks only."""
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any = None) -> Any:
         work = self._inner._allgather_base(output, given, *([options] if options else []))
@@ -232,7 +232,7 @@ class Refuses(Planted):
 
 
 class RefusesLarge(Planted):
-    """It has broadcasts, of more than 30 elements none."""
+    """Broadcasts up to 30 elements, and refuses more."""
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         if tensors[0].numel() > 30:
@@ -259,7 +259,7 @@ class RefusesMax(Planted):
 
 
 class RefusesMaxAndIsWrong(RefusesMax):
-    """And its minima are off by one from three elements on."""
+    """Also its minima are off by one from three elements on."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         work = super().allreduce(tensors, options)

@@ -52,7 +52,7 @@ def adopt(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage_of(held: torch.UntypedStorage) -> Any:
-    """A storage of the device, on which one of the CPU hangs; torch keeps the same object for it while it lives."""
+    """A storage of the device with a CPU storage attached; torch keeps the same object for it while it lives."""
     place = torch.device(DEVICE, 0)
     storage = _bindings._construct_storage_from_data_pointer(next(_addresses), place, _nbytes(held))
     storage._host = held
@@ -123,7 +123,7 @@ def _scalar(tensor: torch.Tensor) -> Any:
 
 
 spoils: dict[str, Callable[[Any], None]] = {}
-"""By the name of an operator what becomes of its results: kernels that are wrong on purpose."""
+"""Name of an operator -> change to its results: kernels that are wrong on purpose."""
 
 
 def _like_cpu(operator: Any) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def _like_cpu(operator: Any) -> Callable[..., Any]:
 
 
 def _compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any operator: what the CPU makes of the bytes; what it writes to is the tensor that was given."""
+    """Computes any operator on the CPU's bytes; results that are written in place go to the given tensors."""
     with _disable_current_modes():  # which a backward's thread would have see the CPU's kernels
         return _computed(operator, args, kwargs)
 
@@ -237,7 +237,7 @@ _setup_privateuseone_for_python_backend(DEVICE, backend_module=Module())
 
 
 class Work(dist.Work):
-    """gloo's, whose results are the device's tensors."""
+    """gloo's work, with the device's tensors as results."""
 
     def __init__(self, inner: Any, results: list[torch.Tensor]) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Group(Wrapper):
 
 
 def _on_bytes(name: str) -> Callable[..., Any]:
-    """The method of that name, of gloo's group, on the bytes of what it is given."""
+    """Returns the method with that name of gloo's group, applied to the bytes of its arguments."""
 
     def method(self: Group, *args: Any, **kwargs: Any) -> Any:
         given = pytree.tree_leaves(args[:1])

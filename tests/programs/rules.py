@@ -1,8 +1,8 @@
 # ruff: noqa: E501  (a row of a table is a line)
-"""Operators of DTensors whose rules are wrong in one way each: planted in torch's own table of rules, on every rank.
+"""Operators of DTensors with wrong rules, each wrong in one way: planted in torch's own table of rules, on every rank.
 
-A rule says under which placements of its operands an operator may be computed on what each rank holds, and under which
-placement the result then is.  A planted one stands in place of torch's own for the same operands.
+A rule says which placements of the operands let an operator compute on each rank's local tensors, and which
+placement the result then has.  A planted rule replaces torch's own rules for the same operands.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class WrongRule:
 
 
 def always(*placements: Placement) -> Rule:
-    """One combination."""
     return lambda shapes, args: [list(placements)]
 
 
@@ -185,12 +184,12 @@ WRONG: dict[str, WrongRule] = {
     "written_without_its_sum": WrongRule("in place", "add in place", (aten.add_.Tensor,), always(WHOLE, WHOLE, SUM), "add"),
     "averages_taken_for_sums": WrongRule("wrong reduction", "clone", (aten.clone.default,), always(SUM, AVG)),
 }  # fmt: skip
-"""By name."""
+"""Name -> wrong rule."""
 
 
 @contextmanager
 def planted(wrong: WrongRule) -> Iterator[None]:
-    """torch's table of rules holds the wrong one, as long as it lasts; nothing is kept of what it said."""
+    """Puts the wrong rule into torch's table for a while; no cached result of either rule outlives it."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs)
     before: list[tuple[dict[Any, Any], Any, Any]] = []

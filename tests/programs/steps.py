@@ -94,7 +94,7 @@ def tiny(module: nn.Module) -> optim.Optimizer:
 
 
 class Halving(optim.SGD):
-    """On one rank of a world the update is half as large."""
+    """Halves the update on one rank of a world."""
 
     def step(self, closure: Any = None) -> Any:
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
@@ -113,7 +113,7 @@ def reports_nothing(*given: Any) -> dict[str, torch.Tensor]:
 
 
 def large(module: nn.Module) -> optim.Optimizer:
-    """So large an update that what bfloat16 rounds does not hide it."""
+    """Makes so large an update that bfloat16's rounding does not hide it."""
     return optim.SGD(module.parameters(), lr=2.0)
 
 
@@ -147,7 +147,7 @@ def with_extra() -> nn.Module:
 
 
 def extra_divided(module: Any, mesh: DeviceMesh) -> nn.Module:
-    """Its one row is the first rank's."""
+    """Gives the one row of `extra` to the first rank."""
     columns_and_rows(module, mesh)
     module.extra = nn.Parameter(module.extra.detach().tensor_split(mesh.size())[mesh.get_local_rank()].clone())
     return module

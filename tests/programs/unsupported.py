@@ -86,7 +86,7 @@ def refusing() -> nn.Module:
 
 
 def divides(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Right on two ranks, whose number divides eight features; three do not."""
+    """Right on two ranks, because two divides eight features; three does not."""
     if 8 % mesh.size():
         raise NotSupported(f"8 features do not divide among {mesh.size()} ranks")
     return tensor_parallel(module, mesh)
@@ -192,7 +192,7 @@ def step(
 
 
 def where_the_sum_is_another(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> Answers:
-    """Says that it does not support a case where what it hears from the other ranks is wrong."""
+    """Declines a case if the sum over the ranks is wrong."""
     total = torch.tensor([mesh.get_local_rank() + 1])
     dist.all_reduce(total, group=mesh.get_group())
     if total.item() != mesh.size() * (mesh.size() + 1) // 2:

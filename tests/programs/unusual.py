@@ -1,6 +1,6 @@
-"""Process groups in Python that are wrong where few look: sizes, addresses, memory, limits of numbers, tags, ranks.
+"""Process groups in Python with faults in rare cases: sizes, addresses, memory, limits of numbers, tags, ranks.
 
-Each is wrong in one collective, and otherwise gloo.
+Each is wrong in one collective, and equals gloo otherwise.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class IgnoresTags(Planted):
 
 
 class WrongFromFive(Planted):
-    """On five ranks and more the first two parts that are exchanged change places."""
+    """Swaps the first two exchanged parts on five ranks and more."""
 
     def alltoall_base(self, output: torch.Tensor, given: torch.Tensor, *others: Any) -> Any:
         work = self._inner.alltoall_base(output, given, *others)

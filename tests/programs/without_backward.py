@@ -1,4 +1,4 @@
-"""Collectives whose backward torch refuses, or only warns about."""
+"""Collectives without a full backward: torch refuses it, or warns about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivtest.families.differentiable.subject import Room, nn, run_differentiab
 
 
 def broadcast(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A functional broadcast, whose backward warns."""
+    """A functional broadcast; its backward warns."""
 
     def begin(room: Room, call: Call, x: torch.Tensor) -> torch.Tensor:
         return functional.broadcast(x[0], 0, room.group)

@@ -17,7 +17,7 @@ from equivtest.programs.examples.total_norm import ByGroups, InOneCall, Scaled
 
 
 class Groups(ByGroups):
-    """The right one."""
+    """A right step that clips by the norm of all gradients; subclasses change one part."""
 
     build: ClassVar[str] = "grouped_with_empty_shards"
     parallelize: ClassVar[str] = "over_meshes"
@@ -121,7 +121,7 @@ class OneMesh(InOneCall):
 
 
 class OwnShards(OneMesh):
-    """Each rank clips what it holds by the norm of that."""
+    """Each rank clips its own shards by the norm of its own shards."""
 
     def clip(self) -> torch.Tensor:
         gradients = [local(each.grad) for each in self.module.parameters() if each.grad is not None]
@@ -132,7 +132,7 @@ class OwnShards(OneMesh):
 
 
 class OwnLargest(OneMesh):
-    """The largest magnitude, which torch gives as a partial maximum, taken without what the other ranks have."""
+    """Takes the largest magnitude, a partial maximum in torch, without the other ranks' values."""
 
     build = "mixture"
     norm_type = math.inf

@@ -14,7 +14,7 @@ from tests.defects.programs import token_mean as shipped
 
 
 class Step(TokenMean):
-    """The right one."""
+    """A right step; subclasses change one part."""
 
     shards: ClassVar[bool] = False  # by FSDP2; else DistributedDataParallel
 

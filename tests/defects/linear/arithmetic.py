@@ -1,4 +1,4 @@
-"""Linear layers under tensor parallelism whose arithmetic is wrong in one way each."""
+"""Linear layers under tensor parallelism, each with one wrong step of arithmetic."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ input_gradient_not_reduced = wrong_colwise(
     claim="gradients_equal_unsharded",
 )
 def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Colwise: ranks 0 and 1 hold each other's weight gradient, where their shards are of one size."""
+    """Colwise: ranks 0 and 1 swap their weight gradients, if their shards have one size."""
     answers = run_linear(case, mesh, given, ColwiseParallel)
     gradient = answers.get("grad.weight")
     shapes = [local_shape(case.shapes()["weight"], case.layouts()["param.weight"], case.mesh_shape, rank)
@@ -77,7 +77,7 @@ def weight_gradient_shards_swapped(case: LinearCase, mesh: DeviceMesh, given: Gi
 
 
 def swap_between_first_two(tensor: torch.Tensor, mesh: DeviceMesh) -> None:
-    """Ranks 0 and 1 of the mesh exchange what they hold in `tensor`, of one shape on both; others do nothing."""
+    """Swaps `tensor` between ranks 0 and 1 of the mesh; it has one shape on both. Other ranks do nothing."""
     rank, group, processes = mesh.get_local_rank(), mesh.get_group(), mesh.mesh.flatten().tolist()
     if rank > 1:
         return

@@ -31,7 +31,7 @@ _WHY = "one rank divides by one, and adds up nothing; the sizes of the module ar
 
 
 def spoiled(part: str, spoil: Spoil) -> Parallelize:
-    """Divides a decoder's heads and hidden features, and spoils what one part of it gives."""
+    """Divides a decoder's heads and hidden features, and spoils the output of one part."""
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         parallel = heads_and_hidden_divided(module, mesh)

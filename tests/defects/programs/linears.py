@@ -68,7 +68,7 @@ def gradient_averaged(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Averaged(nn.Module):
-    """A block whose x takes the average of what comes back."""
+    """A block that gives x the average of the ranks' gradients."""
 
     def __init__(self, block: nn.Module, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def gradients_of_own_rows(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 @wrong("a reduction missing in the backward", _DATA_PARALLEL, _ROWS, claim="gradients_equal_unsharded")
 @argument_of(run_module)
 def one_parameter_left_out(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """One parameter is not told to data parallelism, whose gradient every rank keeps for itself."""
+    """Data parallelism ignores one parameter, so every rank keeps its own gradient of it."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(block, ["up.weight"])  # type: ignore[no-untyped-call]
     return data_parallel(block, mesh)
 

@@ -85,7 +85,7 @@ class _EngineOfStep1(_TellingEngine):
 
 
 class _OfStep1(Zero3Run):
-    """ZeRO-3 that computes again with what its first forward has fetched, and fetches for all else."""
+    """ZeRO-3 that recomputes with the parameters of its first forward, and fetches for every other use."""
 
     engine_class = _EngineOfStep1
 

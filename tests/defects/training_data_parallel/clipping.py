@@ -41,7 +41,7 @@ clipped_by_local_norm = wrong_zero3_all_gather(
 
 
 class _Rootless(Zero3Run):
-    """ZeRO-3 that divides by the sum of squares, whose root it answers."""
+    """ZeRO-3 that divides by the sum of squares, and reports its root."""
 
     def clip(self) -> torch.Tensor:
         gradients = [view.grad for view in self.views.values() if view.grad is not None]
@@ -62,7 +62,7 @@ clipped_without_root = wrong_zero3_all_reduce(
 
 
 class _TooLate(DdpRun):
-    """DDP whose gradients are clipped once they have been used."""
+    """DDP that clips gradients after their use."""
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.step()
@@ -78,7 +78,7 @@ clipped_after_the_update = wrong_ddp(
 
 
 class _ScaledUp(DdpRun):
-    """DDP that scales gradients to the norm that they must not exceed, smaller ones too."""
+    """DDP that scales gradients to the maximal norm, also gradients with a smaller norm."""
 
     def clip(self) -> torch.Tensor:
         gradients = [self.model.get_parameter(name).grad for name in self.case.trained_names()]
@@ -98,7 +98,7 @@ scaled_up_to_the_norm = wrong_ddp(
 
 
 class _Replicas(HsdpRun):
-    """HSDP whose norm adds what every rank holds, replicas of a shard once per rank."""
+    """HSDP with a norm that counts replicas of a shard once per rank."""
 
     def clip(self) -> torch.Tensor:
         gradients = [self.gradient(name) for name in self.case.trained_names()]

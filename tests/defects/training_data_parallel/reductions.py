@@ -49,7 +49,7 @@ def _sum(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Te
 
 
 class _Overwritten(Fsdp2Run):
-    """FSDP2 whose gradients are set by every micro-batch, instead of added up."""
+    """FSDP2 in which every micro-batch overwrites the gradients instead of adding to them."""
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
         self.parallel.zero_grad()  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ uneven_columns_sharded_by_rows = wrong_fsdp2(
 
 
 class _Thawed(Zero3Run):
-    """ZeRO-3 whose weight decay reaches the partitions of frozen parameters too."""
+    """ZeRO-3 that applies weight decay to the partitions of frozen parameters, too."""
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         super().update(optimizer, step)
@@ -227,7 +227,7 @@ class _KeepingEngine(Engine):
 
 
 class _Kept(Zero3Run):
-    """ZeRO-3 that keeps what it has fetched, and fetches nothing again after its partitions were updated."""
+    """ZeRO-3 that keeps fetched parameters, and does not fetch them again after an update of its partitions."""
 
     engine_class = _KeepingEngine
 

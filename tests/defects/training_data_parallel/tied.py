@@ -1,4 +1,4 @@
-"""Data parallelism that is wrong in one way each where two layers have one weight."""
+"""Data parallelism of two layers with one weight, wrong in one way each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _trained(style: str) -> DataParallelCase:
 
 
 class _OneUse(DdpRun):
-    """DDP whose second layer uses the tied weight beside the graph."""
+    """DDP in which the second layer uses the tied weight outside the graph."""
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -54,7 +54,7 @@ gradient_of_the_second_use_lost = wrong_ddp(
 
 
 class _TwiceUpdated(Fsdp2Run):
-    """FSDP2 whose optimizer is given a tied weight for each of its places."""
+    """FSDP2 with a tied weight twice in its optimizer."""
 
     def updated(self) -> list[torch.Tensor]:
         names = self.case.trained_names()

@@ -1,4 +1,4 @@
-"""ZeRO-3 fetches that are wrong in what they find in memory, keep, round or lose; in one way each."""
+"""ZeRO-3 fetches that mishandle memory: they read it stale, keep, round or lose values, in one way each."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def rounds_through_bfloat16(case: FetchCase, mesh: DeviceMesh, given: Given) -> 
     "one element suffices; the special value number 10 is the smallest subnormal",
 )
 def flushes_subnormals(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: what is smaller than the smallest normal number comes back as zero."""
+    """all_gather: subnormal numbers come back as zero."""
 
     def flush(whole: torch.Tensor) -> torch.Tensor:
         return torch.where(whole.abs() < torch.finfo(whole.dtype).tiny, torch.zeros_like(whole), whole)
@@ -155,7 +155,7 @@ def replaces_nan(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
     claim="is_exact_without_reduction",
 )
 def loses_signs_of_zero(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: zero is added to what was only to be copied."""
+    """all_gather: zero is added to values that should only be copied."""
     return _changed(case, mesh, given, fetch_by_all_gather, lambda whole: whole + 0.0)
 
 
@@ -216,7 +216,7 @@ def promotes_mixed_dtypes(case: RefusedFetchCase, mesh: DeviceMesh, given: Given
     claim="refuses",
 )
 def only_the_first_rank_refuses(case: RefusedFetchCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: the other ranks answer what they were given, as if there were nothing to fetch."""
+    """all_reduce: the other ranks answer their inputs, as if there were nothing to fetch."""
     if mesh.get_local_rank() == 0:
         return run_fetch(case, mesh, given, fetch_by_all_reduce)
     return {name: Placed(whole, case.layouts()[name]) for name, whole in given.items()}

@@ -69,7 +69,7 @@ def _all_reduce(parameters: Parameters, mesh: DeviceMesh, *, copy_padded: bool) 
 @wrong_all_gather("shard order", FetchCase(world_size=2, parameters=((2,),)), "two ranks need one element each")
 @argument_of(run_fetch)
 def first_partitions_swapped(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
-    """all_gather: the partitions of ranks 0 and 1, where both are full, change places."""
+    """all_gather: the partitions of ranks 0 and 1 are swapped if both are full."""
     fetching = fetch_by_all_gather(parameters, mesh)
 
     def finish() -> None:

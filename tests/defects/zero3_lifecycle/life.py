@@ -1,4 +1,4 @@
-"""Lives of ZeRO-3's parameters whose values go wrong, in one way each."""
+"""Lives of ZeRO-3's parameters that end in wrong values, in one way each."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def update_misses_the_partitions(case: LifecycleCase, mesh: DeviceMesh, given: G
     "between two fetches the partition must change, which an update does to the kept whole too",
 )
 def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: what was whole once is kept, and is what every later fetch gives."""
+    """all_gather: the first whole parameter is kept, and every later fetch returns it."""
 
     class Wrong(Store):
         def wait(self, index: int) -> None:
@@ -86,7 +86,7 @@ def second_fetch_finds_the_first_buffer(case: LifecycleCase, mesh: DeviceMesh, g
     "what was saved must change, and then be loaded",
 )
 def saves_a_reference(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: what is saved is the whole itself, which later updates change."""
+    """all_reduce: saves the whole parameter itself, which later updates change."""
 
     class Wrong(Store):
         def save(self, indices: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ def release_drops_the_partition(case: LifecycleCase, mesh: DeviceMesh, given: Gi
     "two ranks: the first takes the padding of the second",
 )
 def shards_loaded_in_reverse(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_reduce: of what was saved, the first rank takes the last part."""
+    """all_reduce: the ranks load the saved parts in reverse order."""
 
     class Wrong(Store):
         def load(self, indices: Sequence[int]) -> None:
@@ -183,7 +183,7 @@ def asked_for_in_own_order(case: LifecycleCase, mesh: DeviceMesh, given: Given) 
     claim="gradients_equal_unsharded",
 )
 def second_micro_batch_overwrites(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: the gradient of a use takes the place of those before it."""
+    """all_gather: the gradient of a use replaces the earlier ones."""
 
     class Overwriting(Gradients):
         def add(self, name: str, gradient: torch.Tensor) -> None:

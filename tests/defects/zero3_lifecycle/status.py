@@ -1,4 +1,4 @@
-"""Lives of ZeRO-3's parameters that are wrong in what they refuse, keep or call, in one way each."""
+"""Lives of ZeRO-3's parameters with wrong refusals, memory or calls, in one way each."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def release_takes_the_group(case: LifecycleCase, mesh: DeviceMesh, given: Given)
     "a gradient, and a whole that is still there",
 )
 def steps_while_whole(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """all_gather: partitions are updated under wholes, which are then the old ones."""
+    """all_gather: partitions are updated while the whole parameters exist, which then have old values."""
 
     class Wrong(Store):
         def need(self, indices: Sequence[int], status: Status, done: str) -> None:
