@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from equivtest.base import limits
 from equivtest.base.importing import suggestion
 from equivtest.base.profiles import PROFILES
-from equivtest.errors import BrokenSetup, Misuse
+from equivtest.errors import BrokenSetup, Misuse, shorten
 from equivtest.report.coverage import Covered, table
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
     profile = PROFILES.get(profile_name)
     if profile is None or not profile.strength:
         choices = [name for name, each in PROFILES.items() if each.strength]
-        raise Misuse(f"--profile must be one of {', '.join(choices)}, got {profile_name}")
+        raise Misuse(f"--profile must be one of {', '.join(choices)}, got {shorten(profile_name)}")
     properties = {name: prop for name, prop in shipped().items() if not prop.absent and prop.resolve is None}
     if unknown := [name for name in names if name not in properties]:
         which = suggestion(unknown[0], list(properties))
-        raise Misuse(f"no shipped property with tables is called {unknown[0]}; {which}")
+        raise Misuse(f"no shipped property with tables is called {shorten(unknown[0])}; {which}")
     rows, known = [], KnownFailures.load(SHIPPED)
     for name in names or properties:
         num_cases, found = planned_coverage(properties[name], profile, limits.WORLD_SIZES, tuple(limits.DTYPES), known)
