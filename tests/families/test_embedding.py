@@ -81,7 +81,7 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 @each_style
 def test_ids_lie_on_both_sides_of_every_boundary_where_tokens_are_enough(style: str) -> None:
-    """Three in five of the drawn cases with a boundary have enough tokens."""
+    """More than half of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):
         edges = [shard_bounds(case.num_embeddings, case.world_size, rank)[0] for rank in range(1, case.world_size)]
@@ -91,7 +91,7 @@ def test_ids_lie_on_both_sides_of_every_boundary_where_tokens_are_enough(style: 
             seen.append(len(ids) >= len(case.edge_ids()))
             assert not seen[-1] or both <= set(ids.tolist())
 
-    assert sum(seen) > 0.6 * len(seen)
+    assert sum(seen) > 0.5 * len(seen)
 
 
 def test_ids_of_few_tokens_are_neighbours_and_reach_every_edge_over_the_seeds() -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch.distributed.tensor import parallel
 
 from equivtest.base.collective import Collective
 from equivtest.cases.values import draw
-from equivtest.errors import Unsupported
 from equivtest.families.redistribute.prepared.case import PreparedCase
-from equivtest.families.redistribute.prepared.subject import plan_of
 from equivtest.layout import Layout, Replicate, Shard
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import expected_collectives
@@ -61,11 +57,3 @@ def test_each_step_there_and_back_takes_its_collective() -> None:
 
     assert expected_collectives(case, 0) == (gathered, Collective("all_gather", 24, "backward"))
     assert expected_collectives(case_of(source=("partial(sum)",), requires_grad=()), 1) == (reduced,)
-
-
-def test_a_style_that_a_release_has_not_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example torch 2.6, in which the subjects themselves can be imported."""
-    monkeypatch.delattr(parallel, "PrepareModuleInputOutput")
-
-    with pytest.raises(Unsupported, match=r"torch 2\..* has no PrepareModuleInputOutput"):
-        plan_of(PreparedCase(world_size=2, style="input_output"))

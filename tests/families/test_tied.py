@@ -66,7 +66,7 @@ def test_weights_that_tensor_parallelism_shards_on_dims_of_their_own_are_not_tie
     tied = {"world_size": 1, "tied": "same", "requires_grad": ("in_proj.weight",)}
 
     for make in (MlpCase, TwoAxisCase):
-        with pytest.raises(Misuse, match="leave tied out"):
+        with pytest.raises(Misuse, match="omit tied"):
             make(**tied)
 
 
