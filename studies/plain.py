@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TODAY = {"documents": 2.5, "messages": 4.3, "docstrings": 2.3, "comments": 1.8}
+TODAY = {"documents": 2.5, "messages": 4.3, "docstrings": 2.3, "comments": 2.0}
 """Allowed idioms per 1,000 words of each kind of text, for the whole tree."""
 
 FINAL = {"documents": 1.0, "messages": 1.0, "docstrings": 2.0, "comments": 2.0}
