@@ -513,7 +513,7 @@ def test_spawned_ranks_do_the_same() -> None:
         (Backend("glue"), r"no backend 'glue' here; available: .*gloo"),
         (Backend("undefined"), "no backend 'undefined'"),
         (Backend("cuda:gloo"), "serves cuda, not device 'cpu'"),
-        (Backend(device="toaster"), r"no device 'toaster'; here: cpu"),
+        (Backend(device="toaster"), r"no device type 'toaster'; here: cpu"),
         (Backend(device="meta"), "no device 'meta' is available here"),
         (Backend(device="cpu:0"), "must not have an index"),
         (Backend(imports=("no_such_vendor",)), "cannot import 'no_such_vendor': ModuleNotFoundError.*installed here"),
