@@ -65,12 +65,13 @@ def signatures_of(name: str, shape: Shape) -> Signatures:
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:
         return ()
-    return tuple(signature for signature in operator.form(shape) if _is_taken(name, signature))
+    return tuple(signature for signature in operator.form(shape) if is_taken(name, signature, "float64"))
 
 
-def _is_taken(name: str, signature: Signature) -> bool:
+def is_taken(name: str, signature: Signature, dtype: str) -> bool:
+    """Returns True if the unsharded operator takes the form with all operands of the dtype."""
     try:
-        dtypes = ("float64",) * len(signature.shapes)
+        dtypes = (dtype,) * len(signature.shapes)
         results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return False

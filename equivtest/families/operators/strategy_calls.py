@@ -17,7 +17,7 @@ from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, way_of
-from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, kind_of, results_of
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, is_taken, kind_of, results_of
 from equivtest.property import Enumeration, Space
 
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
@@ -76,7 +76,7 @@ def forms_of(name: str) -> Signatures:
     while left and len(kept) < MAX_FORMS:
         best = max(left, key=lambda signature: len(_features(signature) - seen))
         left.remove(best)
-        if _is_taken(name, best):
+        if is_taken(name, best, "float32"):
             seen |= _features(best)
             kept.append(best)
     return tuple(kept)
@@ -86,16 +86,6 @@ def _features(signature: Signature) -> frozenset[object]:
     """Returns each argument by name and value, the numbers of dims, and which operands have equal shapes."""
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
-
-
-def _is_taken(name: str, signature: Signature) -> bool:
-    """Whether the unsharded operator takes the form in 32 bits."""
-    try:
-        dtypes = ("float32",) * len(signature.shapes)
-        results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
-    except (RuntimeError, IndexError, ValueError, TypeError):
-        return False
-    return True
 
 
 Row = tuple[Signature, tuple[str, ...], str, str]
