@@ -14,7 +14,7 @@ KINDS = ("tensor-parallel", "data-parallel", "step", "backend")
 """What a test file is for; the file of a kind is `test_KIND.py` here."""
 
 JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/equivtest.yml"}
-"""Jobs of CI services, and where they go."""
+"""Template of each CI service -> path of its job in a repository."""
 
 
 def write_files(folder: Path, kind: str) -> list[Path]:

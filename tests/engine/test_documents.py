@@ -245,7 +245,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_every_python_file_is_imported(folder: Path) -> None:
-    """Except those of clients, whose packages `make clients` installs."""
+    """Leaves out the files of clients, since only `make clients` installs their packages."""
     with as_in(folder):
         for name, text in python_files():
             if re.search(r"^(import|from) transformers\b", text, flags=re.M) or "transformers_llama" in text:

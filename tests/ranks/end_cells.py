@@ -210,4 +210,4 @@ def _wait_until_busy(cell: Cell, run: Marked, process: subprocess.Popen[str]) ->
             process.kill()
             raise AssertionError(f"its ranks do not come up: {process.communicate()[0]}")
         time.sleep(0.01)
-    time.sleep(0.1)  # each rank has reached the point where it hangs
+    time.sleep(0.1)  # each rank has reached its hang

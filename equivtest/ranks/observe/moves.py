@@ -80,7 +80,7 @@ def flat_tensors(held: Any) -> list[torch.Tensor]:
 
 
 def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Arranges tensors in lists like those of `held`."""
+    """Arranges tensors in lists as `held` has them."""
     if isinstance(held, torch.Tensor):
         return next(tensors)
     return [_shaped_like(part, tensors) for part in held]

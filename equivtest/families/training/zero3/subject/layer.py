@@ -38,7 +38,7 @@ class Layer:
         module: Its parameters are whole; they lose their elements.
         fetcher: Makes them whole again, all with one collective.
         padding: Fill value of the partitions' padding.
-        partitions: Partitions of the layers before this one; it adds those of its own parameters.
+        partitions: Partitions of the layers before this one; the layer adds the partitions of its parameters.
 
     Attributes:
         earlier, later: Kinds whose parameter an earlier or a later layer shares.
