@@ -12,7 +12,7 @@ import pytest
 from equivtest.base import limits
 from equivtest.errors import Misuse
 from equivtest.pytest_plugin.options import settings_of
-from equivtest.pytest_plugin.suite import properties_dir
+from equivtest.pytest_plugin.suite import is_shipped
 from equivtest.ranks.surroundings import end_with_starter
 from equivtest.report.handover import BackendFault
 
@@ -54,7 +54,7 @@ def _running_file(config: pytest.Config) -> str:
     Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
     """
     path = config.rootpath / os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
-    return str(path) if path.is_file() and path.parent != properties_dir() else ""
+    return str(path) if path.is_file() and not is_shipped(path) else ""
 
 
 def open_hub(config: pytest.Config) -> None:

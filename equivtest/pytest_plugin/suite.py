@@ -35,6 +35,11 @@ def properties_dir() -> Path:
     raise BrokenSetup(f"no properties in {package} or beside it: install equivtest again")
 
 
+def is_shipped(path: Path) -> bool:
+    """True for a file of properties that comes with the package."""
+    return path.parent == properties_dir()
+
+
 def load_properties(folder: Path) -> dict[str, Property]:
     """Every module-level Property of a folder's test files, by its name there."""
     from equivtest.property import Property

@@ -19,6 +19,7 @@ import equivtest.pytest_plugin.collection
 import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import plugin
+from equivtest.pytest_plugin import suite
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.search import known
 from tests.engine.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
@@ -676,6 +677,7 @@ def test_a_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
     (pytester.path / "shipped.toml").write_text(entry.replace('kind = "layout"', 'kind = "value"'))
     (pytester.path / "own.toml").write_text(entry)
     monkeypatch.setattr(known, "SHIPPED", pytester.path / "shipped.toml")
+    monkeypatch.setattr(suite, "properties_dir", lambda: pytester.path)
 
     own = "--known-failures=shipped,own.toml"
     alone, beside = (run_suite(pytester, "--device=cuda", "-rx", *lists, *W3) for lists in ((), (own,)))
@@ -692,11 +694,27 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
     make_suite(pytester, "a")
     (pytester.path / "known.toml").write_text(KNOWN.format(fields="bias=True"))
     monkeypatch.setattr(known, "SHIPPED", pytester.path / "known.toml")
+    monkeypatch.setattr(suite, "properties_dir", lambda: pytester.path)
 
     result = run_suite(pytester, "--device=cuda", "-rA", *W3)
 
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
+
+
+def test_shipped_known_failure_does_not_run_beside_your_own_property(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It concerns a program that comes with the package, even if both have the subject `module`."""
+    make_suite(pytester, "a")
+    (pytester.path / "shipped.toml").write_text(KNOWN.format(fields="bias=False"))
+    (pytester.path / "own.toml").write_text(KNOWN.format(fields="bias=False"))
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "shipped.toml")
+
+    shipped, own = (run_suite(pytester, f"--known-failures={names}", *W3) for names in ("shipped", "own.toml"))
+
+    shipped.assert_outcomes(passed=3)
+    own.assert_outcomes(passed=3, xfailed=1)
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])
