@@ -299,6 +299,28 @@ def judge_(
 
 
 @app.command()
+def compare(
+    old: Annotated[Path, typer.Argument(help="The baseline: a folder of --report, or its run.jsonl.gz.")],
+    new: Annotated[Path, typer.Argument(help="The run to compare with it.")],
+    *,
+    fail_on: Annotated[
+        str, typer.Option(metavar="NAMES", help="worse (no longer judged included), slower, different, or never.")
+    ] = "worse",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every change.")] = False,
+) -> int:
+    """Compare two runs of any commits, releases of torch or backends; exit code 1 if NEW is worse or judges less."""
+    import msgspec
+
+    from equivtest.report.compare import compare, in_words, parse_causes
+    from equivtest.report.log import read_run
+
+    causes = parse_causes(fail_on)
+    found = compare(read_run(old), read_run(new), causes)
+    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(in_words(found)))
+    return int(bool(found.failed_on))
+
+
+@app.command()
 def fingerprint(
     *,
     backend: Annotated[str, BACKEND] = "gloo",

@@ -32,7 +32,7 @@ HELP: dict[str, str] = {
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
     "allow-unsupported": "What the backend may refuse without the run being red: dtypes, dtype:collective such as "
     "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for what this torch has not, or all.",
-    "report": "Directory for report.html, junit.xml, verdicts.jsonl, cells.csv, audit.csv, summary.txt, "
+    "report": "Directory for report.html, junit.xml, verdicts.jsonl, run.jsonl.gz, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "

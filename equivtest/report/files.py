@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from equivtest.base.files import write_whole
 from equivtest.base.profiles import PROFILES
 from equivtest.errors import BrokenSetup
 from equivtest.report import audits, cells, margins
-from equivtest.report.handover import Audited, KnownState
+from equivtest.report.handover import KnownState, Record
 from equivtest.report.parts import PartTree
+from equivtest.report.results import Results
 from equivtest.report.tally import Tally
 from equivtest.report.text import headline, summarize, totals
 from equivtest.verdicts.verdict import CONCLUSIVE
@@ -25,22 +28,19 @@ SUMMARY_WIDTH = 120  # columns of summary.txt
 def write_report(
     directory: Path,
     environment: Mapping[str, Any],
-    tallies: Sequence[Tally],
-    lines: Iterable[str],
-    known: Sequence[KnownState],
-    audited: Sequence[Audited] = (),
+    results: Results,
     headlines: Sequence[str] = (),
 ) -> None:
-    """Writes every file except junit.xml, which pytest writes.
+    """Writes every file except junit.xml, which pytest writes, and the log.
 
     Args:
         headlines: Reasons besides failing claims that the run is red.
-        lines: Records, one JSON object each.
 
     Raises:
         BrokenSetup: a file cannot be written.
     """
     seconds = float(environment["seconds"])
+    tallies, known, audited = results.ordered(), results.ordered_known(), results.ordered_audits()
     profile = PROFILES[environment["profile"]]
     summary = summarize(
         tallies,
@@ -57,7 +57,7 @@ def write_report(
         summary = [*headlines, *audits.table(audited)]
     first = headline(environment, tallies)
     texts = {
-        "verdicts.jsonl": "".join(f"{line}\n" for line in lines),
+        "verdicts.jsonl": "".join(f"{line}\n" for line in sorted(map(_as_line, results.records))),
         "summary.txt": "".join(f"{line}\n" for line in [*([first, ""] if first else []), *summary]),
         "cells.csv": cells.as_csv(tallies),
         "audit.csv": audits.as_csv(audited),
@@ -65,6 +65,10 @@ def write_report(
         "report.html": as_html(environment, tallies, known, headlines),
     }
     _write(directory, texts)
+
+
+def _as_line(record: Record) -> str:
+    return json.dumps(msgspec.to_builtins(record))
 
 
 def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:

@@ -16,8 +16,11 @@ from equivtest.errors import Misuse
 FAILURES = "failures"
 """Folder within it for replay files."""
 NAMES = frozenset(
-    {"report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json"}
-)
+    {
+        "report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json",
+        "run.jsonl.gz",
+    }
+)  # fmt: skip
 """Files within it that equivtest writes; other files belong to the user and stay."""
 _REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
 

@@ -21,6 +21,8 @@ import equivtest.verdicts.claims  # noqa: F401
 from equivtest import plugin
 from equivtest.pytest_plugin import suite
 from equivtest.pytest_plugin.settings import Settings
+from equivtest.report.files import write_report
+from equivtest.report.log import read_run
 from equivtest.search import known
 from tests.engine.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
 
@@ -528,7 +530,21 @@ def test_report_has_every_file(pytester: pytest.Pytester) -> None:
     found = {path.name for path in (pytester.path / "out").iterdir()}
     assert found == {
         "audit.csv", "cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json",
+        "run.jsonl.gz",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def test_log_gives_the_report_again(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    make_suite(pytester, "a", "a_wrong")
+    run_suite(pytester, "--report=out", *workers)
+    out = pytester.path / "out"
+    written = {path.name: path.read_text() for path in out.iterdir() if path.suffix in (".csv", ".jsonl", ".txt")}
+
+    run = read_run(out)
+    write_report(out, run.environment, run.results)
+
+    assert {name: (out / name).read_text() for name in written} == written
 
 
 def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:

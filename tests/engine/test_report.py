@@ -16,6 +16,7 @@ from equivtest.errors import BrokenSetup
 from equivtest.pytest_plugin.machine import commit_of, cpu_name, versions_of
 from equivtest.report.files import as_html, write_report
 from equivtest.report.handover import Failure, KnownState, Listed, Record
+from equivtest.report.results import Results
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_declined, summarize, totals
 
@@ -273,17 +274,16 @@ def test_totals_say_how_much_was_done() -> None:
 
 
 def test_report_holds_every_record_as_a_line(tmp_path: Path) -> None:
-    written = msgspec.json.encode(record()).decode()
-    write_report(tmp_path, ENVIRONMENT, [tally(record())], [written], [])
+    write_report(tmp_path, ENVIRONMENT, Results(records=[record()]))
 
-    assert (tmp_path / "verdicts.jsonl").read_text() == f"{written}\n"
+    assert msgspec.json.decode((tmp_path / "verdicts.jsonl").read_text(), type=Record) == record()
 
 
 def test_report_that_cannot_be_written_is_a_broken_setup(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
 
     with pytest.raises(BrokenSetup, match=r"cannot write .*report\.html: Is a directory"):
-        write_report(tmp_path, ENVIRONMENT, [tally(record())], [], [])
+        write_report(tmp_path, ENVIRONMENT, Results())
 
 
 def test_page_says_first_that_a_run_was_interrupted() -> None:

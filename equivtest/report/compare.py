@@ -1,0 +1,300 @@
+"""Compares two runs: what got worse, better, newly judged, no longer judged, slower, and which draws differ."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from equivtest.errors import Misuse, shorten
+from equivtest.report.coverage import Combination, Covered
+from equivtest.report.handover import Record
+from equivtest.report.log import Run
+from equivtest.report.tally import Tally, case_code
+from equivtest.verdicts.verdict import FAILING
+
+SCHEMA = 1
+SLOWER_RATIO, SLOWER_FLOOR_S = 1.5, 5.0
+"""A property is slower if the cases that both runs have take so much longer, by ratio and in seconds: runs on a shared
+machine differ by less without any change."""
+
+HOLDS, KNOWN, FAILS, OPEN = "holds", "known to fail", "fails", "open"
+RANKS = {HOLDS: 0, KNOWN: 1, FAILS: 2}
+"""Outcomes that are judged, the best first."""
+OUTCOMES = {"passed": HOLDS, "xfailed": KNOWN, "failed": FAILS, "skipped": OPEN}
+
+CATEGORIES = ("worse", "no longer judged", "better", "newly judged", "slower", "different")
+CAUSES = {"worse": ("worse", "no longer judged"), "slower": ("slower",), "different": CATEGORIES, "never": ()}
+"""Name after --fail-on -> categories that it stands for."""
+NUM_SHOWN = 20  # lines of each category in the text
+
+Key = tuple[str, str]
+"""(name of a property, claim)."""
+Draw = tuple[bytes, int, str, int]
+"""(case as JSON, number of the draw, its mode, its seed)."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference between the runs.
+
+    Attributes:
+        category: One of CATEGORIES.
+        property_name: 'property' in JSON.
+        claim: '' if it concerns the whole property.
+        old, new: Its state in each run, in words.
+        number: How many verdicts, pairs of values or draws differ; 0 if only the outcome does.
+        example: The first of them, such as a case as code.
+    """
+
+    category: str
+    property_name: str = msgspec.field(name="property")
+    claim: str = ""
+    old: str
+    new: str
+    number: int = 0
+    example: str = ""
+
+    @property
+    def line(self) -> str:
+        place = f"{self.property_name}: {self.claim}" if self.claim else self.property_name
+        number = f" ({self.number:,})" if self.number else ""
+        return f"{place}: {self.old} -> {self.new}{number}" + (f": {self.example}" if self.example else "")
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """Numbers of judged claims of properties, covered combinations of values, and judged verdicts."""
+
+    claims: int
+    combinations: int
+    verdicts: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `equivtest compare`, as --json prints it.
+
+    Attributes:
+        schema: Version of this form.
+        environments: What differs between the runs' environments: name -> (OLD's value, NEW's value).
+        old, new: How much each run judged.
+        failed_on: Categories that make the exit code 1.
+    """
+
+    schema: int
+    old: Judged
+    new: Judged
+    environments: dict[str, tuple[Any, Any]]
+    changes: tuple[Change, ...]
+    failed_on: tuple[str, ...]
+
+
+@dataclass
+class _Side:
+    """One run, arranged for a comparison.
+
+    Attributes:
+        outcomes: Outcome of each claim.
+        verdicts: (property, claim) -> draw -> kind.
+        draws: Property -> draw -> everything that was recorded of it except verdicts and durations.
+        seconds: Property -> case -> the longest time that a rank spent on it.
+    """
+
+    tallies: dict[str, Tally]
+    outcomes: dict[Key, str] = field(default_factory=dict)
+    verdicts: defaultdict[Key, dict[Draw, str]] = field(default_factory=lambda: defaultdict(dict))
+    draws: defaultdict[str, dict[Draw, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    seconds: defaultdict[str, dict[bytes, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, name: str, record: Record) -> None:
+        case = msgspec.json.encode(record.case, order="deterministic")
+        draw = (case, record.draw, record.mode, record.seed)
+        for claim, kind in record.verdicts.items():
+            self.verdicts[name, claim][draw] = _outcome_of(kind)
+        alike = msgspec.structs.replace(record, busy_s=0.0, verdicts={})
+        self.draws[name][draw] = msgspec.json.encode(alike, order="deterministic")
+        self.seconds[name][case] = max(record.busy_s, self.seconds[name].get(case, 0.0))
+
+    @property
+    def judged(self) -> Judged:
+        return Judged(
+            sum(outcome in RANKS for outcome in self.outcomes.values()),
+            sum(len(_combinations(tally.covered)) for tally in self.tallies.values()),
+            sum(kind in RANKS for kinds in self.verdicts.values() for kind in kinds.values()),
+        )
+
+
+def parse_causes(text: str) -> tuple[str, ...]:
+    """Returns the categories that --fail-on stands for.
+
+    Raises:
+        Misuse: a name is unknown.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in CAUSES:
+            raise Misuse(f"--fail-on: expected some of {', '.join(CAUSES)}, got {name!r}")
+    return tuple(dict.fromkeys(category for name in names for category in CAUSES[name]))
+
+
+def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Comparison:
+    """Compares two runs, claim by claim and draw by draw.
+
+    Args:
+        causes: Categories that make the comparison fail.
+    """
+    sides = _side_of(old), _side_of(new)
+    changes = sorted(
+        [*_in_claims(*sides), *_in_combinations(*sides), *_in_seconds(*sides), *_in_draws(*sides)],
+        key=lambda change: (CATEGORIES.index(change.category), change.property_name, change.claim),
+    )
+    categories = {change.category for change in changes}
+    return Comparison(
+        schema=SCHEMA,
+        old=sides[0].judged,
+        new=sides[1].judged,
+        environments=_differences(old.environment, new.environment),
+        changes=tuple(changes),
+        failed_on=tuple(category for category in CATEGORIES if category in categories and category in causes),
+    )
+
+
+OF_ONE_RUN = ("command", "process", "started", "seconds", "start", "hosts", "host_events", "state", "complete")
+"""Facts of an environment in which any two runs may differ."""
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [name for name in dict.fromkeys([*old, *new]) if name not in OF_ONE_RUN]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _side_of(run: Run) -> _Side:
+    results = run.results
+    names = Counter(tally.listed.name for tally in results.ordered())
+    name_of = {
+        tally.listed.id: tally.listed.name if names[tally.listed.name] == 1 else tally.listed.id
+        for tally in results.ordered()
+    }
+    side = _Side({name_of[id_]: tally for id_, tally in results.tallies.items()})
+    for name, tally in side.tallies.items():
+        side.outcomes |= {(name, result.claim): OUTCOMES[result.outcome] for result in tally.claims()}
+    for search in (handover.searched for handover in run.handovers if handover.searched):
+        for record in search.records:
+            side.add(name_of[search.listed.id], record)
+    return side
+
+
+def _outcome_of(kind: str) -> str:
+    return FAILS if kind in FAILING else {"holds": HOLDS, "known": KNOWN}.get(kind, kind.replace("_", " "))
+
+
+def _category(old: str, new: str) -> str:
+    """Returns the category of a change of outcome; '' if it is none."""
+    if new == FAILS != old:
+        return "worse"
+    if old in RANKS and new in RANKS:
+        return "worse" if RANKS[new] > RANKS[old] else "better" if RANKS[new] < RANKS[old] else ""
+    return "no longer judged" if old in RANKS else "newly judged" if new in RANKS else ""
+
+
+def _in_claims(old: _Side, new: _Side) -> Iterator[Change]:
+    for key in dict.fromkeys([*old.outcomes, *new.outcomes]):
+        before, after = old.outcomes.get(key, "absent"), new.outcomes.get(key, "absent")
+        verdicts = [*_in_verdicts(key, old.verdicts[key], new.verdicts[key])]
+        if category := _category(before, after):
+            alike = next((change for change in verdicts if change.category == category), None)
+            number, example = (alike.number, alike.example) if alike else (0, "")
+            yield _change(category, key, before, after, number, example)
+            verdicts = [change for change in verdicts if change.category != category]
+        yield from verdicts
+
+
+def _in_verdicts(key: Key, old: Mapping[Draw, str], new: Mapping[Draw, str]) -> Iterator[Change]:
+    """Yields a change for each category of draws that both runs have, and one if fewer or more verdicts are judged."""
+    found: defaultdict[str, list[Draw]] = defaultdict(list)
+    for draw in old.keys() & new.keys():
+        found[_category(old[draw], new[draw])].append(draw)
+    for category, draws in found.items():
+        if category:
+            first = min(draws)
+            yield _change(category, key, old[first], new[first], len(draws), _code_of(first))
+    numbers = [sum(kind in RANKS for kind in kinds.values()) for kinds in (old, new)]
+    category = "no longer judged" if numbers[0] > numbers[1] else "newly judged"
+    if all(numbers) and numbers[0] != numbers[1] and category not in found:
+        before, after = (f"{number:,} verdicts" for number in numbers)
+        yield _change(category, key, before, after)
+
+
+def _in_combinations(old: _Side, new: _Side) -> Iterator[Change]:
+    for name in old.tallies.keys() & new.tallies.keys():
+        before, after = (_combinations(side.tallies[name].covered) for side in (old, new))
+        for category, found in (("no longer judged", before - after), ("newly judged", after - before)):
+            if found:
+                states = (f"{len(before):,} pairs of values covered", f"{len(after):,}")
+                yield _change(category, (name, ""), *states, len(found), _in_words(min(found)))
+
+
+def _combinations(covered: Covered) -> set[Combination]:
+    return covered.judged | covered.known
+
+
+def _in_words(combination: Combination) -> str:
+    return ", ".join(f"{axis}={value}" for axis, value in combination[1])
+
+
+def _in_seconds(old: _Side, new: _Side) -> Iterator[Change]:
+    for name in old.seconds.keys() & new.seconds.keys():
+        cases = old.seconds[name].keys() & new.seconds[name].keys()
+        before, after = (sum(side.seconds[name][case] for case in sorted(cases)) for side in (old, new))
+        if after > before * SLOWER_RATIO and after - before > SLOWER_FLOOR_S:
+            times = f"{after:.1f} s, {after / before:.1f} times as long" if before else f"{after:.1f} s"
+            yield _change("slower", (name, ""), f"{before:.1f} s", times, len(cases))
+
+
+def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
+    """Yields the draws that only one run has, and those whose margins, or anything else recorded, are others."""
+    for name in dict.fromkeys([*old.draws, *new.draws]):
+        before, after = old.draws[name], new.draws[name]
+        both = before.keys() & after.keys()
+        if alone := (before.keys() ^ after.keys()):
+            states = (f"{len(before):,} draws", f"{len(after):,}")
+            yield _change("different", (name, ""), *states, len(alone), _code_of(min(alone)))
+        if others := [draw for draw in both if before[draw] != after[draw]]:
+            yield _change("different", (name, "margins"), "as recorded", "others", len(others), _code_of(min(others)))
+
+
+def _code_of(draw: Draw) -> str:
+    return f"{case_code(msgspec.json.decode(draw[0]))}, draw {draw[1]}"
+
+
+def _change(category: str, key: Key, old: str, new: str, number: int = 0, example: str = "") -> Change:
+    return Change(
+        category=category, property_name=key[0], claim=key[1], old=old, new=new, number=number, example=example
+    )
+
+
+def in_words(comparison: Comparison) -> list[str]:
+    """Returns the comparison as lines for people."""
+    lines = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in comparison.environments.items()]
+    for word in ("claims", "combinations", "verdicts"):
+        old, new = getattr(comparison.old, word), getattr(comparison.new, word)
+        lines.append(f"judged {word}: {old:,} -> {new:,}")
+    for category in CATEGORIES:
+        lines += _listed(category, [change for change in comparison.changes if change.category == category])
+    counts = Counter(change.category for change in comparison.changes)
+    what = ", ".join(f"{counts[category]} {category}" for category in CATEGORIES if counts[category])
+    failed = f"; fails on {', '.join(comparison.failed_on)}" if comparison.failed_on else ""
+    return [*lines, "", f"{what or 'the same'}{failed}"]
+
+
+def _listed(category: str, changes: list[Change]) -> Iterable[str]:
+    if not changes:
+        return []
+    left = len(changes) - NUM_SHOWN
+    more = [f"  and {left} more, which --json lists"] if left > 0 else []
+    return ["", f"{category}:", *(f"  {change.line}" for change in changes[:NUM_SHOWN]), *more]
+
+
+def _short(value: Any) -> str:
+    return shorten(str(value), 80)

@@ -1,0 +1,155 @@
+"""Writes and reads the log of a run: a file from which the whole report can be made again.
+
+Each line is a JSON object, compressed by gzip: the environment first and last, the properties of the session, and the
+data of each item.  Every line reaches the disk at once, so a killed run leaves a log that can be read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from equivtest.errors import BrokenSetup, Misuse, reason_of, shorten
+from equivtest.report.handover import Handover, Listed
+from equivtest.report.results import Results
+from equivtest.report.text import headline
+
+LOG = "run.jsonl.gz"
+"""Name of the log within the folder of --report."""
+SCHEMA = 1
+"""Version of the log's form; `environment["schema"]`."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the log, with one field.
+
+    Attributes:
+        environment: What `environment.json` contains, when the run began or ended.
+        properties: Every property of the session.
+        handover: The data of one item.
+    """
+
+    environment: dict[str, Any] | None = None
+    properties: tuple[Listed, ...] | None = None
+    handover: Handover | None = None
+
+
+class RunLog:
+    """The log of a run that goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = gzip.open(path, "wb")  # noqa: SIM115  (it stays open until the run ends)
+
+    def add(self, entry: Entry) -> None:
+        """Writes a line, which a reader finds even if this process is killed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.flush(zlib.Z_SYNC_FLUSH)
+
+    def close(self) -> None:
+        """Ends the file; a second call does nothing."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, read from its log.
+
+    Attributes:
+        path: As the user named it.
+        environment: The last one in the log.
+        handovers: What its items handed over.
+    """
+
+    path: Path
+    environment: Mapping[str, Any]
+    properties: tuple[Listed, ...]
+    handovers: tuple[Handover, ...]
+
+    @property
+    def results(self) -> Results:
+        return results_of([self])
+
+
+def results_of(runs: Iterable[Run]) -> Results:
+    """Returns the results of runs that share no property, as one run would have them."""
+    results = Results()
+    for run in runs:
+        results.add_properties(run.properties)
+        for handover in run.handovers:
+            results.add(handover)
+    return results
+
+
+def read_run(path: Path) -> Run:
+    """Reads a run from a folder of --report, or from its log alone.
+
+    Raises:
+        Misuse: there is no log, another version of equivtest wrote it, it is broken, or the run did not end.
+    """
+    log = path / LOG if path.is_dir() else path
+    lines = list(_lines(path, log))
+    entries: list[Entry] = []
+    try:
+        _check_schema(path, lines)
+        entries += [msgspec.json.decode(line, type=Entry) for line in lines]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Misuse(f"{shorten(str(log))} is broken: {error}; write the report again") from error
+    environments = [entry.environment for entry in entries if entry.environment is not None]
+    run = Run(
+        path,
+        environments[-1],
+        tuple(listed for entry in entries for listed in entry.properties or ()),
+        tuple(entry.handover for entry in entries if entry.handover is not None),
+    )
+    if why := headline(run.environment, run.results.ordered()):
+        raise Misuse(f"{shorten(str(path))} is the report of an incomplete run: {why} Run it again to its end")
+    return run
+
+
+def _check_schema(path: Path, lines: list[bytes]) -> None:
+    first = msgspec.json.decode(lines[0]) if lines else None
+    environment = first.get("environment") if isinstance(first, dict) else None
+    schema = environment.get("schema") if isinstance(environment, dict) else None
+    if schema != SCHEMA:
+        raise Misuse(
+            f"{shorten(str(path))} has a log of schema {schema!r}, this equivtest reads {SCHEMA}: "
+            "use the release that wrote it for both reports"
+        )
+
+
+def _lines(path: Path, log: Path) -> Iterator[bytes]:
+    """Yields the complete lines of a log; a killed run may have left a part of another."""
+    try:
+        with gzip.open(log) as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
+    except (EOFError, zlib.error):
+        return
+    except (OSError, ValueError) as error:
+        why = "has no log" if isinstance(error, FileNotFoundError) else f"has no readable log: {reason_of(error)}"
+        raise Misuse(
+            f"{shorten(str(path))} {why}: name a folder that equivtest run --report has written, or its {LOG}"
+        ) from error
+
+
+def open_log(folder: Path) -> RunLog:
+    """Begins the log of a run in the folder of its report.
+
+    Raises:
+        BrokenSetup: the file cannot be written.
+    """
+    try:
+        return RunLog(folder / LOG)
+    except OSError as error:
+        raise BrokenSetup(f"cannot write {folder / LOG}: {error.strerror or error}") from error

@@ -1,0 +1,205 @@
+"""`equivtest compare`: the changes between two runs, and the exit code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.report.compare import CATEGORIES, Comparison, compare, in_words, parse_causes
+from equivtest.report.handover import Handover
+from equivtest.report.log import LOG, read_run
+from tests.engine.test_cli import call
+from tests.runs import record, searched, write_run
+
+HOLDS = searched(record(0), record(1))
+FAILS = searched(record(0), record(1, "value"))
+ALL_FAIL = searched(record(0, "value"), record(1, "value"))
+KNOWN = searched(record(0, "known"), record(1, "known"))
+OPEN = searched(record(0, "inconclusive"), record(1, "inconclusive"))
+PAIRS = ("dtype=float32 bias=True", "dtype=float32 bias=False")
+
+
+def compared(tmp_path: Path, old: Handover, new: Handover, **environment: Any) -> Comparison:
+    return compare(
+        read_run(write_run(tmp_path / "old", old)), read_run(write_run(tmp_path / "new", new, **environment))
+    )
+
+
+def categories(comparison: Comparison) -> dict[str, str]:
+    """Returns the first line of each category."""
+    changes = {change.category: change.line for change in reversed(comparison.changes)}
+    return {category: changes[category] for category in CATEGORIES if category in changes}
+
+
+CLAIM = "rowwise_linear: equals_unsharded"
+FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for number in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes", "failed_on"),
+    [
+        (HOLDS, HOLDS, {}, ()),
+        (HOLDS, FAILS, {"worse": f"{CLAIM}: holds -> fails (1): {SECOND}"}, ("worse",)),
+        (FAILS, HOLDS, {"better": f"{CLAIM}: fails -> holds (1): {SECOND}"}, ()),
+        (HOLDS, KNOWN, {"worse": f"{CLAIM}: holds -> known to fail (2): {FIRST}"}, ("worse",)),
+        (OPEN, ALL_FAIL, {"worse": f"{CLAIM}: open -> fails (2): {FIRST}"}, ("worse",)),
+        (KNOWN, HOLDS, {"better": f"{CLAIM}: known to fail -> holds (2): {FIRST}"}, ()),
+        (HOLDS, OPEN, {"no longer judged": f"{CLAIM}: holds -> open (2): {FIRST}"}, ("no longer judged",)),
+        (OPEN, HOLDS, {"newly judged": f"{CLAIM}: open -> holds (2): {FIRST}"}, ()),
+        (FAILS, ALL_FAIL, {"worse": f"{CLAIM}: holds -> fails (1): {FIRST}"}, ("worse",)),
+    ],
+)  # fmt: skip
+def test_change_of_an_outcome_has_its_category(
+    tmp_path: Path, old: Handover, new: Handover, changes: dict[str, str], failed_on: tuple[str, ...]
+) -> None:
+    found = compared(tmp_path, old, new)
+
+    assert {name: line for name, line in categories(found).items() if name != "different"} == changes
+    assert found.failed_on == failed_on
+
+
+def test_fewer_judged_verdicts_are_red(tmp_path: Path) -> None:
+    found = compared(tmp_path, HOLDS, searched(record(0)))
+
+    assert categories(found)["no longer judged"] == f"{CLAIM}: 2 verdicts -> 1 verdicts"
+    assert found.failed_on == ("no longer judged",)
+    assert (found.old.verdicts, found.new.verdicts) == (2, 1)
+
+
+def test_fewer_judged_verdicts_are_red_though_another_is_newly_judged(tmp_path: Path) -> None:
+    old = searched(record(0), record(1), record(2, "inconclusive"))
+
+    assert compared(tmp_path, old, searched(record(2))).failed_on == ("no longer judged",)
+
+
+def test_lost_pair_of_values_is_red_and_named(tmp_path: Path) -> None:
+    found = compared(tmp_path, searched(record(0), pairs=PAIRS), searched(record(0), pairs=PAIRS[:1]))
+
+    line = "rowwise_linear: 2 pairs of values covered -> 1 (1): bias=False, dtype=float32"
+    assert categories(found) == {"no longer judged": line} and found.failed_on
+
+
+def test_lost_property_is_red(tmp_path: Path) -> None:
+    other = searched(record(0), name="scale")
+    old = read_run(write_run(tmp_path / "old", HOLDS, other))
+    found = compare(old, read_run(write_run(tmp_path / "new", HOLDS)))
+
+    assert categories(found)["no longer judged"] == "scale: equals_unsharded: holds -> absent"
+    assert found.failed_on == ("no longer judged",)
+
+
+def test_new_claim_that_fails_is_worse(tmp_path: Path) -> None:
+    other = searched(record(0, "value"), name="scale")
+    new = read_run(write_run(tmp_path / "new", HOLDS, other))
+
+    assert compare(read_run(write_run(tmp_path / "old", HOLDS)), new).failed_on == ("worse",)
+
+
+def test_slower_property_is_listed_and_no_failure(tmp_path: Path) -> None:
+    found = compared(tmp_path, searched(record(busy_s=4.0)), searched(record(busy_s=10.0)))
+
+    assert categories(found) == {"slower": "rowwise_linear: 4.0 s -> 10.0 s, 2.5 times as long (1)"}
+    assert not found.failed_on
+
+
+@pytest.mark.parametrize(("old_s", "new_s"), [(0.01, 4.0), (100.0, 140.0)])
+def test_small_difference_of_time_is_not_listed(tmp_path: Path, old_s: float, new_s: float) -> None:
+    assert not compared(tmp_path, searched(record(busy_s=old_s)), searched(record(busy_s=new_s))).changes
+
+
+def test_other_margins_are_different_draws_alone(tmp_path: Path) -> None:
+    found = compared(tmp_path, HOLDS, searched(record(0), record(1, margins={"equals_unsharded": 0.5})))
+
+    assert categories(found) == {"different": f"rowwise_linear: margins: as recorded -> others (1): {SECOND}"}
+
+
+def test_facts_that_differ_come_first(tmp_path: Path) -> None:
+    found = compared(tmp_path, HOLDS, HOLDS, torch="2.12.0", seconds=99.0)
+
+    assert found.environments == {"torch": ("2.13.0", "2.12.0")}
+    assert in_words(found)[0] == "torch: 2.13.0 -> 2.12.0" and in_words(found)[-1] == "the same"
+
+
+@pytest.mark.parametrize(
+    ("options", "new", "code"),
+    [
+        ((), FAILS, 1),
+        ((), HOLDS, 0),
+        (("--fail-on", "never"), FAILS, 0),
+        (("--fail-on", "slower"), FAILS, 0),
+        (("--fail-on", "different"), searched(record(0), record(2)), 1),
+    ],
+)
+def test_exit_code_is_that_of_fail_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], new: Handover, code: int
+) -> None:
+    folders = write_run(tmp_path / "old", HOLDS), write_run(tmp_path / "new", new)
+
+    assert call(monkeypatch, "compare", *map(str, folders), *options) == code
+
+
+def test_json_lists_every_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = write_run(tmp_path / "old", HOLDS) / LOG, write_run(tmp_path / "new", FAILS) / LOG
+
+    assert call(monkeypatch, "compare", str(old), str(new), "--json") == 1
+    assert msgspec.json.decode(capsys.readouterr().out, type=Comparison).changes[0].new == "fails"
+
+
+def test_unknown_name_after_fail_on_raises_misuse() -> None:
+    with pytest.raises(Misuse, match=r"--fail-on: expected some of worse, slower, different, never, got 'all'"):
+        parse_causes("worse,all")
+
+
+def test_folder_without_a_report_raises_misuse(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"has no log: name a folder that equivtest run --report has written"):
+        read_run(tmp_path)
+
+
+def test_file_that_is_no_log_raises_misuse(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<html>")
+
+    with pytest.raises(Misuse, match=r"has no readable log: Not a gzipped file"):
+        read_run(tmp_path / "page.html")
+
+
+def test_log_of_another_schema_raises_misuse(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"has a log of schema 99, this equivtest reads 1: use the release that wrote it"):
+        read_run(write_run(tmp_path / "run", HOLDS, schema=99))
+
+
+def test_broken_line_raises_misuse(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", HOLDS) / LOG
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b'{"handover": 3}\n'))
+
+    with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken: Expected `object \| null`, got `int`"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(("ended", "state"), [(False, "begun"), (True, "interrupted by Ctrl-C")])
+def test_incomplete_run_raises_misuse(tmp_path: Path, ended: bool, state: str) -> None:  # noqa: FBT001
+    folder = write_run(tmp_path / "run", HOLDS, ended=ended, complete=False, state=state)
+
+    with pytest.raises(Misuse, match=r"is the report of an incomplete run: This run "):
+        read_run(folder)
+
+
+def test_log_of_a_killed_run_can_be_read_up_to_its_last_line(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", HOLDS) / LOG
+    path.write_bytes(path.read_bytes()[:-30])
+
+    with pytest.raises(Misuse, match=r"is the report of an incomplete run: This run began at 2026-11-25"):
+        read_run(path)
+
+
+def test_comparison_as_json_is_plain(tmp_path: Path) -> None:
+    text = msgspec.json.encode(compared(tmp_path, HOLDS, FAILS))
+
+    assert json.loads(text)["failed_on"] == ["worse"]
