@@ -16,7 +16,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed wrappers lint format bench docs docs-installed smoke-wheel clean
+.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed lint format bench docs docs-installed smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,9 +50,6 @@ clients: clients-installed deepspeed-installed  ## Other people's parallel progr
 	PYTHONPATH=$(CURDIR):$(CURDIR)/$(CLIENTS):$(CURDIR)/$(DEEPSPEED) HF_HUB_OFFLINE=1 \
 		$(BIN)/equivtest run tests/clients --profile $(PROFILE) --import tests.clients.titan --import tests.clients.language_models \
 		--known-failures tests/clients/known_failures.toml --report report/clients
-
-wrappers: $(INSTALLED)  ## FSDP2 and DDP told everything that they may be told; too long for the gate
-	$(BIN)/equivtest run tests/wrappers --report report/wrappers
 
 lint: $(INSTALLED)  ## Ruff, mypy and plain English, changing nothing; BASE=main holds the whole branch to the final budget
 	$(BIN)/ruff check .

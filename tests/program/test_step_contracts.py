@@ -21,7 +21,7 @@ def cells() -> str:
 def defined_in(path: str) -> set[str]:
     """The names that a file gives to properties."""
     text = (ROOT / path).read_text()
-    return set(re.findall(r"^(\w+) = (?:clipped|told_in_steps|trained|module_property)\(", text, re.MULTILINE))
+    return set(re.findall(r"^(\w+) = (?:clipped|trained|module_property)\(", text, re.MULTILINE))
 
 
 def test_every_property_in_the_table_of_contracts_is_there() -> None:
@@ -29,7 +29,6 @@ def test_every_property_in_the_table_of_contracts_is_there() -> None:
 
     assert named and named <= {
         *shipped(),
-        *defined_in("tests/wrappers/test_told.py"),
         *defined_in("tests/clients/test_trained.py"),
         *defined_in("tests/clients/test_engines.py"),
     }
@@ -42,6 +41,6 @@ def test_every_finding_in_the_table_of_contracts_is_there() -> None:
 
 
 def test_every_property_of_steps_is_in_the_table_of_contracts() -> None:
-    steps = defined_in("properties/test_steps.py") | defined_in("tests/wrappers/test_told.py")
+    steps = defined_in("properties/test_steps.py")
 
-    assert len(steps) == 7 and steps <= set(re.findall(r"`(\w+)`", cells()))
+    assert len(steps) == 3 and steps <= set(re.findall(r"`(\w+)`", cells()))

@@ -1,1 +1,0 @@
-"""torch's documentation of its wrappers, judged argument by argument: too long for the gate."""
