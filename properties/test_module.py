@@ -75,14 +75,23 @@ data_parallel_block = module_property(
     examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
 )
 
-# A communication hook of torch for each dtype; each is the mean of the gradients.
-data_parallel_block_by_hook = module_property(BUILD, f"{DATA_PARALLEL}_by_hook", x_shapes=ROWS)
+# A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.
+data_parallel_block_by_hook = module_property(
+    BUILD,
+    f"{DATA_PARALLEL}_by_hook",
+    x_shapes=ROWS,
+    options=dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
+)
 
 fully_sharded_block = module_property(
     BUILD,
     FULLY_SHARDED,
     x_shapes=ROWS,
     examples=[ModuleCase(world_size=4, build=BUILD, parallelize=FULLY_SHARDED, x_shape=(7, 2), batch="mean of parts")],
+)
+
+fully_sharded_block_by_layers = module_property(
+    BUILD, f"{FULLY_SHARDED}_by_layers", x_shapes=ROWS, options={"reshard_after_forward": (True, False)}
 )
 
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"

@@ -57,11 +57,12 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(block, process_group=mesh.get_group())
 
 
-def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
     """Does the same with a different communication hook for each dtype; each is documented to average the gradients.
 
-    `allreduce_hook` changes nothing.  Compression loses nothing if gradients have its dtype.  PowerSGD and local SGD
-    begin after a thousand steps or more, and average globally before.
+    The settings of DistributedDataParallel do not change a gradient.  `allreduce_hook` changes nothing.  Compression
+    loses nothing if gradients have its dtype.  PowerSGD and local SGD begin after a thousand steps or more, and
+    average globally before.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.
@@ -76,7 +77,7 @@ def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
         ),
         torch.float64: (PowerSGDState(group), powerSGD_hook),
     }
-    replicated = DistributedDataParallel(block, process_group=group)
+    replicated = DistributedDataParallel(block, process_group=group, **settings)  # type: ignore[arg-type]  # any setting
     replicated.register_comm_hook(*hooks[next(block.parameters()).dtype])
     return replicated
 
@@ -85,6 +86,13 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Does the same by FSDP2: divides parameters on dim 0, and gathers them for the forward and for the backward."""
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded
+
+
+def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
+    """Divides each layer alone by FSDP2, then the block; layers may keep their parameters until the backward."""
+    for layer in block.children():
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    return fully_sharded(block, mesh)
 
 
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
