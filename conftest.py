@@ -1,4 +1,4 @@
-"""What only this repository needs: the suite's options for the whole run, and pytest's tests of plugins.
+"""Set-up for this repository alone: the suite's options for the whole run, and pytest's fixtures for tests of plugins.
 
 The plugin itself comes through its entry point; loading it here too would load it twice.
 """

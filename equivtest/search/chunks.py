@@ -1,7 +1,7 @@
 """Which cases a search runs: one chunk of a property's case space, chosen before anything runs.
 
-Cases come from a seed of ours and from nothing else (`equivtest.search.local_constants`, and no setting of a profile
-that somebody loaded), so that a commit draws the same ones everywhere.
+Cases come from equivtest's own seed alone (`equivtest.search.local_constants`, and no setting of a loaded profile), so
+that a commit draws the same ones everywhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Chunk:
 
     Attributes:
         seed: 'gate' for the fixed cases of this commit, anything else for others.
-        per_cell: Conclusive verdicts that every claim is to get in each cell, by further cases
+        per_cell: Conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
         world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
         strength: Of the covering array that the cases are taken from; 0: they are random.
@@ -77,7 +77,7 @@ class Chunk:
 
     @property
     def space(self) -> Space:
-        """What the chunk's cases are drawn from."""
+        """Space that the chunk's cases are drawn from."""
         return Space((self.world_size,), self.dtypes)
 
 
@@ -89,7 +89,7 @@ def chunk_of(
 
 
 def seed_of(prop: Property, chunk: Chunk) -> int:
-    """A chunk's seed: depends on nothing but the property, the chunk and its seed text."""
+    """Returns a chunk's seed, which depends only on the property, the chunk and its seed text."""
     claims = ",".join(claim.name for claim in prop.claims)
     text = f"{chunk.seed}|{prop.subject}|{claims}|{chunk.world_size}|{chunk.index}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -176,7 +176,7 @@ def read_entries(*paths: Path) -> list[KnownFailure]:
 
 
 def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
-    """Reads every entry of a file; `numbers` counts those of each subject."""
+    """Reads every entry of a file; `numbers` counts the entries of each subject."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

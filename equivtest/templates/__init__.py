@@ -11,7 +11,7 @@ from equivtest.errors import Misuse, reason_of, shorten
 FOLDER = Path(__file__).parent
 
 KINDS = ("tensor-parallel", "data-parallel", "step", "backend")
-"""What a test file is for; the file of a kind is `test_KIND.py` here."""
+"""Kinds of test files; the file of a kind is `test_KIND.py` here."""
 
 JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/equivtest.yml"}
 """Template of each CI service -> path of its job in a repository."""

@@ -1,4 +1,4 @@
-"""Data parallelism: each rank has rows of its own, and gradients are means.  Replace both functions by yours."""
+"""Data parallelism: each rank has different rows, and gradients are means.  Replace both functions by yours."""
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh

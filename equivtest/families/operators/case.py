@@ -31,22 +31,22 @@ Placements = tuple[str, ...]
 class OperatorCase(Case):
     """results = operator(operands, arguments), and the gradients of the operands, given cotangents of the results.
 
-    Under which placements the results and the gradients come is DTensor's own affair: each is judged under those that
-    it says it has, which must be the same on every rank.
+    DTensor chooses the placements of results and gradients.  Each is judged under its own placements, which must be the
+    same on every rank.
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
-        operator: One of the table's (`equivtest.families.operators.case_table`).
-        operands: Global shape of each.
-        arguments: (name, value) of all that is no tensor.
-        placements: Of each operand one per mesh axis: 'replicate', 'shard(DIM)' or, of numbers, 'partial(OP)'; every
-            rank's operand of a partial one is its own.
-        other_dtypes: Of each operand its dtype, '' for the case's own; empty: all have that.
-        holds: Of each operand what it holds: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
-            empty: what the operator's entry in the table says.
-        cotangents: Of each result the placements of its cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
-        requires_grad: Numbers of the operands whose gradient is asked for.
-        strided: Numbers of the operands that are handed out with their last two dims swapped in memory.
+        operator: Name in the table (`equivtest.families.operators.case_table`).
+        operands: Global shape of each operand.
+        arguments: (name, value) of each argument that is no tensor.
+        placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, for numbers,
+            'partial(OP)'; every rank has another share of a partial operand.
+        other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
+        holds: Contents of each operand: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
+            empty: the contents in the operator's entry of the table.
+        cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
+        requires_grad: Numbers of the operands that require a gradient.
+        strided: Numbers of the operands that have their last two dims swapped in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -129,7 +129,7 @@ class OperatorCase(Case):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What the unsharded operator gives."""
+        """Shape, dtype and differentiable operands of each result of the unsharded operator."""
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         named = tuple(name or self.dtype for name in dtypes)
         return results_of(self.operator, self.operands, self.arguments, named, self.holds)
@@ -182,7 +182,7 @@ class OperatorCase(Case):
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
     def reduction(self, number: int) -> tuple[str, int]:
-        """(op, number of operands) that an operand's value is reduced from; ('', 1) where it is whole."""
+        """Returns (op, number of shares) of the reduction that gives an operand's value; ('', 1) for a whole one."""
         layout = self.operand_layout(number)
         axes = partial_axes(layout)
         if not axes:
@@ -197,7 +197,7 @@ class OperatorCase(Case):
         return Layout(tuple(map(parse_placement, texts)))
 
     def graded(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands whose gradient exists and is asked for."""
+        """Returns the numbers of the operands that require a gradient and have one."""
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
@@ -207,13 +207,13 @@ class OperatorCase(Case):
         return ()
 
     def has_gradient(self, result: Result) -> bool:
-        """Whether a result is differentiable, and an operand is asked for its gradient."""
+        """True if the result is differentiable by an operand that requires a gradient."""
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """A partial operand stands as the stack of all that is reduced to it.
+        """Describes the tensors; a partial operand is the stack of the shares that are reduced to it.
 
-        What is refused is answered as text of any length: by the operator, or in the backward alone.
+        A refusal, by the operator or in the backward alone, is an answer too: text of any length.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}

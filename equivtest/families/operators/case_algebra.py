@@ -65,7 +65,7 @@ def _crossed(shape: Shape) -> Signatures:
 
 
 def _reduced_rows(shape: Shape) -> Signatures:
-    """Rows that an index says are reduced into those of the first operand."""
+    """Yields reductions of indexed rows into rows of the first operand."""
     found = []
     for signature in along()(shape):
         dim = dict(signature.arguments)["dim"]
@@ -88,7 +88,7 @@ def _diagonals(shape: Shape) -> Signatures:
 
 
 _REMOVED = (_exactly("cholesky", torch.cholesky, SQUARES),) if hasattr(torch.ops.aten, "cholesky") else ()
-"""What torch 2.15.0 has no more."""
+"""Operators that torch 2.15.0 has removed."""
 
 ROWS = (
     *_REMOVED,

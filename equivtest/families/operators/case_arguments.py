@@ -21,7 +21,7 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Flat, two neighbouring dims in one, a dim in two where it is even, a dim of size 1 more."""
+    """Returns shapes: flat, two neighbouring dims merged, an even dim split in two, one more dim of size 1."""
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
         found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
@@ -175,7 +175,7 @@ def uneven_splits(shape: Shape) -> list[Arguments]:
 
 
 def selected_beside(shape: Shape) -> Signatures:
-    """What is written in the place of one row."""
+    """Returns calls that write into one row."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     return tuple(
         Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
@@ -185,7 +185,7 @@ def selected_beside(shape: Shape) -> Signatures:
 
 
 def sliced_beside(shape: Shape) -> Signatures:
-    """What is written in the place of all rows but the first."""
+    """Returns calls that write into all rows except the first."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
     return tuple(
         Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))

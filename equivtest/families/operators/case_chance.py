@@ -14,7 +14,7 @@ from equivtest.families.operators.case_operator import BITS, POSITIVE, chooses, 
 
 
 def _all_drawn(x: torch.Tensor) -> torch.Tensor:
-    """As many as there are, none twice."""
+    """Draws every index once, so that the sorted result is certain."""
     return torch.multinomial(x, x.shape[-1]).sort(-1).values
 
 

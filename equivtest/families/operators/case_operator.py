@@ -1,4 +1,4 @@
-"""What the table says of an operator: how it is called, on what, and what can be asked of its answer."""
+"""Describes an operator for the table: how it is called, its operands, and how its results can be judged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from equivtest.families.operators.case_forms import Form, each
 
 ANY, POSITIVE, UNIT, POWERS, DISTINCT = ("any", "positive", "unit", "powers", "distinct")
-"""What an operand holds: numbers of either sign; positive ones; of magnitude below 1; powers of two; none twice."""
+"""Contents of operands: any sign; positive; magnitude below 1; powers of two; all different."""
 ABOVE, FRACTION, BITS, SIGNS = ("above", "fraction", "bits", "signs")
-"""Numbers above 1; between 0 and 1; zeros and ones; ones of either sign."""
+"""More contents: above 1; between 0 and 1; zeros and ones; ones with either sign."""
 BIDIAGONAL, SQUARES, DIAGONAL = MATRICES = ("bidiagonal", "squares", "diagonal")
-"""Square matrices: upper bidiagonal ones, with ones on the diagonal; such a one times its transpose, the latter in
-front; diagonal ones of powers of two, none twice by magnitude."""
+"""Square matrices: upper bidiagonal with a unit diagonal; transpose of such a matrix times the matrix; diagonal with
+different powers of two."""
 
 FLOATS, INDEX, BOOLS, WHOLE = KINDS = ("floats", "index", "bools", "whole")
 """Numbers of the case's dtype; int64 that count along a dim of the first operand; bools; int64 from 0 to 7."""
@@ -31,7 +31,7 @@ CONTENTS = (
 
 
 def is_content(text: str) -> bool:
-    """Whether a form may say so."""
+    """True if a form may name this content."""
     word, _, number = text.partition(" ")
     return text in CONTENTS or (word == BELOW and number.isdecimal() and int(number) > 0)
 
@@ -45,20 +45,20 @@ class Operator:
     """One operator, and how it is called.
 
     Attributes:
-        name: As torch's list of operators has it; with a word behind it for a form of its own.
-        call: Of the operands in order, and the arguments by name.
-        form: The signatures for one shape.
-        kinds: Of each operand; of operands beyond them, floats.
-        domain: Of the values of operands that are floats.
-        domains: The same of the first operands, where they differ; of further ones, any.
-        is_exact: Whether the values of that domain come out as they are, or as numbers of as few bits, so that equality
-            can be asked of them; of sums and products it need not be said: that is proved.
-        adds_cotangents: Whether the gradient of an exact one adds up cotangents, or parts of them, and computes
+        name: The name in torch's list of operators, followed by a word for a special form.
+        call: Takes the operands in order, and the arguments by name.
+        form: Returns the signatures for one shape.
+        kinds: Kind of each operand; all further operands are floats.
+        domain: Domain of the values of operands that are floats.
+        domains: Domains of the first operands if they differ; all further ones have ANY.
+        is_exact: True if results are values of that domain, or numbers of as few bits, so that they must be equal.
+            Sums and products need no mark: the certificate proves them exact.
+        adds_cotangents: True if the gradient of an exact operator adds up cotangents, or parts of them, and computes
             nothing else.
-        cotangent_parts: Into how many equal parts, a power of two, a cotangent is divided at most.
-        rounds: Whether what comes out is rounded, so that 16 bits are too few to conclude anything.
-        num_dims: Of the shapes that it takes.
-        has_samples: Whether its forms are samples of torch's own list, which say themselves what operands hold.
+        cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.
+        rounds: True if results are rounded, so that 16 bits are too few for a conclusion.
+        num_dims: Numbers of dims of the shapes that it takes.
+        has_samples: True if its forms are samples from torch's list, which name the contents of operands.
     """
 
     name: str
@@ -92,7 +92,7 @@ def rounded(name: str, call: Call, form: Form = ALONE, **how: Any) -> Operator:
 
 
 def in_place(method: str) -> Call:
-    """The method of the first operand times one, which is then the answer; a clone of a partial one would be whole."""
+    """Calls the method on the first operand times one, and returns that; a clone of a partial one would be whole."""
 
     def call(x: torch.Tensor, *others: torch.Tensor, **arguments: Any) -> torch.Tensor:
         copied = x.mul(1)

@@ -1,4 +1,4 @@
-"""Operators on each element by itself, or on the elements of several operands that stand at one place."""
+"""Operators on each element alone, or on the elements of several operands at the same index."""
 
 from __future__ import annotations
 

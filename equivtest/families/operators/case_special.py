@@ -1,4 +1,4 @@
-"""Special functions, and what else of torch's list works on each element by itself."""
+"""Special functions, and the other operators of torch's list that work on each element alone."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any
 
 @functools.lru_cache(maxsize=2**14)
 def signatures_of(name: str, shape: Shape) -> Signatures:
-    """Those that the operator takes on tensors of that shape: it has been asked, on one thread, unsharded."""
+    """Returns the signatures that the operator takes for that shape: each has been tried, unsharded, on one thread."""
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:
         return ()
@@ -80,10 +80,10 @@ def is_taken(name: str, signature: Signature, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """What one result of a call looks like.
+    """Shape and dtype of one result of a call.
 
     Attributes:
-        operands: Numbers of the operands that it has a gradient for.
+        operands: Numbers of the operands that it is differentiable by.
     """
 
     shape: Shape
@@ -95,10 +95,10 @@ class Result:
 def results_of(
     name: str, shapes: tuple[Shape, ...], arguments: Arguments, dtypes: tuple[str, ...], holds: tuple[str, ...] = ()
 ) -> tuple[Result, ...]:
-    """The results of a call on operands of such dtypes, as the unsharded operator gives them.
+    """Returns the results of the unsharded operator on operands of these shapes and dtypes.
 
     Raises:
-        RuntimeError, IndexError, ValueError, TypeError: torch's own, where the operator does not take them.
+        RuntimeError, IndexError, ValueError, TypeError: the operator does not take them.
     """
     operator = OPERATORS[name]
     operands = tuple(

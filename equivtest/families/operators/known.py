@@ -1,7 +1,7 @@
-"""What known failures ask of cases of this family, by name, in `where`.
+"""Predicates on cases of this family that `where` of a known failure names.
 
-Source: the findings that name `dtensor_operators` in known_failures.toml: most are about a rank that is left with
-nothing, or with one row.
+Source: the findings of `dtensor_operators` in known_failures.toml: most are about a rank with an empty shard, or with
+one row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
-    """What each rank holds of a tensor, of a partial one what it is made of."""
+    """Returns the shape of each rank's shard, or share of a partial tensor."""
     divided = Layout(tuple(each if isinstance(each, Shard) else Replicate() for each in layout.placements))
     return tuple(local_shape(shape, divided, case.mesh_shape, rank) for rank in range(case.world_size))
 
@@ -81,7 +81,7 @@ def has_partial(case: OperatorCase) -> bool:
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
-    """Whether some rank has no elements along a dim that is reduced; along any, where none is named."""
+    """True if some rank has no elements along a reduced dim; along any dim if the call names none."""
     num_dims, dim = len(case.operands[0]), case.dim
     if not num_dims:
         return False
@@ -110,7 +110,7 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
 
 
 def divides_index_otherwise(case: OperatorCase) -> bool:
-    """Whether some rank's part of an index has more rows, where it does not count along them, than of what it picks."""
+    """True if some rank's part of an index has more rows, along another dim than the indexed one, than its operand."""
     if not has_shorter_index(case):
         return False
     texts = {text for placements in case.placements for text in placements if text.startswith("shard")}

@@ -1,8 +1,11 @@
-"""What an operator gives of the whole operands, and how far a correct answer may be off.
+"""Computes an operator's results on whole operands, and the error that a correct answer may have.
 
-In this order, for each result and each gradient: equality, where the operator only chooses among values that are known
-exactly, or gives no numbers; equality, where the certificate proves that nothing rounds; a bound by running error
-analysis; and where none of these is to be had, an allowance without end, so that nothing is concluded.
+For each result and each gradient it uses the first of these that applies:
+
+1. equality, if the operator only chooses among exactly known values, or returns no numbers;
+2. equality, if the certificate proves that nothing rounds;
+3. a bound by running error analysis;
+4. an infinite allowance, so that nothing is concluded.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ Founds = Mapping[str, Found]
 
 @expect.register
 def expect_operators(case: OperatorCase, index: int) -> Expected:
-    """Every result and gradient, under no layout in particular: see `expect_held_operators`."""
+    """Returns every result and gradient, without a layout: see `expect_held_operators`."""
     layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
     tensors = {
         name: ExpectedTensor(
@@ -63,7 +66,7 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
-    """As `expect_operators`, under the layouts that the first rank says it has; of what every rank refused, nothing."""
+    """Returns `expect_operators` under the layouts of the first rank's answers; nothing if every rank refused."""
     first = held[0]
     for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
         texts = [tensors.get(refused) for tensors in held.values()]
@@ -76,7 +79,6 @@ def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expecte
 
 
 def text_of(refusal: torch.Tensor) -> str:
-    """What DTensor said."""
     return bytes(refusal.tolist()).decode(errors="replace")
 
 
@@ -88,7 +90,7 @@ def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
 
 
 def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
-    """Each under the layout of the first rank, from which those of the others may not differ."""
+    """Gives each tensor the layout of the first rank, which all other ranks must share."""
     layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
     found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
     return Expected(found, {})
@@ -104,7 +106,7 @@ def _flags_of(case: OperatorCase) -> dict[str, bool]:
 
 
 def judged_how(case: OperatorCase, index: int) -> Founds:
-    """What each answer must be, and why; an allowance without end where nothing is known of it."""
+    """Returns each right answer with its derivation; the allowance is infinite if no bound is known."""
     return _judged_how(_undivided(case), index)
 
 
@@ -137,7 +139,7 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """Whether a gradient adds up cotangents, and the sum of all of them, counted in parts, has few enough bits."""
+    """True if a gradient adds up cotangents, and the sum of all of them, counted in parts, has few enough bits."""
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
     total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
@@ -146,7 +148,7 @@ def _adds_exactly(case: OperatorCase, index: int) -> bool:
 
 
 def _knows_operands(case: OperatorCase, index: int) -> bool:
-    """Whether every operand has one value, however a partial one is reduced."""
+    """True if every order of reduction gives each operand the same value."""
     numbers = range(len(case.operands))
     if case.values[index][0] != EXACT_MODE:
         return not any(case.reduction(number)[0] in ("sum", "avg") for number in numbers)
@@ -159,7 +161,7 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """What is proved or bounded; and why not, where neither is to be had."""
+    """Returns proved or bounded results, and the reasons if there are none."""
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
         found = _followed(lambda: _proved(case, given))
@@ -179,7 +181,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _followed(way: Callable[[], Founds]) -> Founds | str:
-    """What a way finds, or why it finds nothing."""
+    """Returns the results of `way`, or the reason if it has none."""
     try:
         return way()
     except InexactData as error:
@@ -219,13 +221,13 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """In the case's own dtypes, nothing counted."""
+    """Runs the call in the case's dtypes, without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 
 
 def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """An operand as a whole, of its own dtype, rounded once where it must be."""
+    """Returns the whole operand in its dtype, rounded at most once."""
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if not op:
         return tensor.clone()
@@ -238,9 +240,9 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """By the certificate, in the dtype of the fewest bits; what is whole may be divided by the ranks on its way.
+    """Proves results exact by the certificate, in the dtype of the fewest bits.
 
-    Where something whole and partial sums are added up, DTensor divides the former by the ranks (2.13.0).
+    DTensor divides a whole tensor by the number of ranks before it adds partial sums (2.13.0).
 
     Raises:
         InexactData: something may round.
@@ -269,7 +271,7 @@ def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -
 
 
 def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """What all that is reduced to an operand comes to in magnitude."""
+    """Returns the sum of the magnitudes of an operand's shares."""
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if case.kind_of(number) != FLOATS:
         return tensor.clone()
@@ -281,10 +283,10 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 
 
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
-    """By running error analysis of the whole operands, and of what is reduced to them.
+    """Bounds results by running error analysis of the whole operands and of their shares.
 
     Raises:
-        InexactData: of some operation no bound is known.
+        InexactData: no bound is known for some operation.
     """
     numbers = range(len(case.operands))
     if mode == EXACT_MODE:  # whoever needs the whole of a partial operand reduces it exactly

@@ -24,7 +24,7 @@ from equivtest.property import Space
 T = TypeVar("T")
 NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
 PICKS = tuple(range(60))
-"""Numbers of an entry of a table whose length hangs on other draws, modulo that length: for shrinking's sake."""
+"""Indices into a table whose length depends on other draws, modulo that length, so that they shrink well."""
 
 DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
 REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))
@@ -38,10 +38,10 @@ VIEWED = frozenset(
         "__getitem__", "cat", "stack", "view_copy", "view_as_complex",
     }
 )  # fmt: skip
-"""Operators that may view other dims, which DTensor seeks without end where there is no element: findings/50."""
+"""Operators that may view other dims; DTensor hangs if there is no element: findings/50."""
 
 WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
-"""Operators that torch gets right where all operands are whole, and have a gradient: findings/65, 66 and 69."""
+"""Operators that are right only if all operands are whole and require a gradient: findings/65, 66 and 69."""
 
 POOLS = frozenset(
     {
@@ -49,13 +49,13 @@ POOLS = frozenset(
         "nn.functional.max_unpool2d", "nn.functional.max_unpool3d", "native_batch_norm", "_native_batch_norm_legit",
     }
 )  # fmt: skip
-"""Operators that torch gets right where every rank has rows and channels: findings/67."""
+"""Operators that are right only if every rank has rows and channels: findings/67."""
 
 BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
 """Operators whose backward torch gets right only there: findings/73."""
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
-"""Operators that torch gets right, forward and backward, where all is divided by batch, or nothing: findings/72."""
+"""Operators that are right only if all operands are divided by batch, or none: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -63,9 +63,9 @@ OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
 
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
-    """Cases of these operators, on sizes around multiples of the world size.
+    """Draws cases of these operators, on sizes around multiples of the world size.
 
-    Those that only round are drawn in float32 and float64 alone, if the space has them.
+    Operators that always round are drawn in float32 and float64 alone, if the space has them.
     """
     return _operator_cases(space, tuple(operators))
 
@@ -246,7 +246,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """The placements of the first operand, where one of that shape and kind may have them."""
+    """Returns the first operand's placements if an operand of that shape and kind may have them."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -254,7 +254,7 @@ def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: S
 def _pick_dtypes(
     draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """Gives one operand in twelve another dtype, where the operator takes that."""
+    """Gives one operand in twelve another dtype if the operator takes it."""
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
         return ()
@@ -292,7 +292,6 @@ def _pick_strided(draw: DrawFn, shapes: tuple[Shape, ...]) -> tuple[int, ...]:
 
 
 def _modes_of(operator: Operator, dtypes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Real numbers where something is rounded."""
     if operator.is_exact or not set(dtypes) <= set(REAL_DTYPES) or len(set(dtypes)) > 1:
         return DENSE
     return REAL if operator.rounds else (*DENSE, *REAL)

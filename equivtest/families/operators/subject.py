@@ -1,6 +1,6 @@
 """torch's own operators, called on DTensors.
 
-Source: torch.distributed.tensor.DTensor (2.13.0): an operator of DTensors is that of the whole tensors.
+Source: torch.distributed.tensor.DTensor (2.13.0): an operator of DTensors equals that operator of whole tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equivtest.layout import Replicate as Whole
 from equivtest.tensors import Placed
 
 Call = Callable[[OperatorCase, tuple[DTensor, ...], Arguments], tuple[Any, ...]]
-"""Gives the results of an operator of those operands, with those arguments."""
+"""Function (case, operands, arguments) -> results of the operator."""
 
 REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (NotImplementedError, "does not have a sharding strategy registered"),
@@ -38,7 +38,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (RuntimeError, "for tensor parallel convolution"),
     (AssertionError, "Redistribution from one partial type"),
 )
-"""(class, words) of what DTensor says of an operator, or of placements, that it does not take.
+"""(class, words) of the errors by which DTensor refuses an operator or placements.
 
 Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
 _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
@@ -46,17 +46,16 @@ _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The results of one call and, where they are asked for, the gradients of its operands."""
+    """Returns the results of one call, and the gradients that the case requires."""
     return run_operator(case, mesh, given, call_torch)
 
 
 def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """The operator itself."""
     return run(case.operator, operands, arguments)
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Forward and backward on this rank; what DTensor refuses is answered as the text that it says."""
+    """Runs forward and backward on this rank; answers DTensor's refusal as text."""
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
     try:
         results = call(case, operands, case.arguments)
@@ -78,10 +77,10 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
 
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """What DTensor refuses, in its own words, as a tensor of bytes.
+    """Returns the text of DTensor's refusal as a tensor of bytes.
 
     Raises:
-        Exception: the error, where it is no refusal.
+        Exception: the error if it is no refusal.
     """
     text = str(error)
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
@@ -92,7 +91,7 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
 
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    """The operand of that number as a DTensor, a leaf, made without a collective."""
+    """Makes the operand a DTensor and a leaf, without a collective."""
     name, layout = f"operand.{number}", case.operand_layout(number)
     local, placements = own_operand(given[name], layout), placements_of(layout)
     made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.tensors[name].is_contiguous)
@@ -101,13 +100,12 @@ def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) 
 
 
 def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    """The cotangent of the result of that number."""
     local, placements = given[f"cotangent.{number}"].detach(), placements_of(case.cotangent_layout(number))
     return dtensor_of(local, mesh, placements, case.results[number].shape, is_contiguous=True)
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """The result; where it lies as only DTensor has words for, made whole by DTensor: see `is_known`."""
+    """Returns the result; DTensor makes it whole if its placements are not `is_known`."""
     if result is None:
         return None
     if not isinstance(result, DTensor):
@@ -119,7 +117,7 @@ def in_known_words(result: Any) -> DTensor | None:
 
 
 def is_known(placement: Placement, dtype: torch.dtype) -> bool:
-    """Whether it is one of the placements that the harness has words for.
+    """True if the harness has a word for the placement.
 
     Others are strided shards, norms and masks that are partial, and partial bools, which DTensor makes sums of; as
     are two reductions of one tensor.

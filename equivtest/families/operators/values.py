@@ -1,7 +1,6 @@
-"""Values of operands, such that what the ranks hold of a partial one is reduced to the value that is meant.
+"""Values of operands; the shares of a partial operand reduce to its value.
 
-Integers are multiples of the world size: what is whole on every rank may be divided by it, where it is added to a
-partial tensor.
+Integers are multiples of the world size, because torch divides a whole tensor by it before adding a partial one.
 
 Source: Partial._partition_value in torch/distributed/tensor/placement_types.py (2.13.0).
 """

@@ -1,4 +1,4 @@
-"""A chain of calls of operators on DTensors; each may take what an earlier one gave."""
+"""A chain of calls of operators on DTensors; each may take the result of an earlier one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivtest.layout import Partial, Placement, parse_placement
 MAX_STEPS = 6
 
 Step = tuple[str, tuple[str, ...], Arguments]
-"""(operator, what it takes, arguments): 'x0' is the first operand of the case, 'y0' what the first step gave."""
+"""(operator, inputs, arguments): 'x0' is the first operand of the case, 'y0' the result of the first step."""
 Special = Callable[[Step, torch.Tensor], torch.Tensor]
 
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
@@ -33,18 +33,17 @@ which is one row, or all with two dims swapped; a function of what each rank hol
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
 IMPLICIT, LOSS_PARALLEL, FLATTENED = "implicit_replication", "loss_parallel", "flattened mesh"
 CONTEXTS = ("", NO_GRAD, INFERENCE, AUTOCAST, IMPLICIT, LOSS_PARALLEL, FLATTENED)
-"""What a chain runs in: nothing; contexts of torch, autocast to bfloat16; a mesh of two axes, beside which there is one
-of all ranks."""
+"""Contexts of a chain: none; contexts of torch, autocast to bfloat16; a mesh of two axes beside its flattened mesh."""
 
 _CHAIN = Operator("chain", lambda *operands: operands)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ChainCase(OperatorCase):
-    """results = what each step gives, and the gradients of the operands, given cotangents of the results.
+    """Results of the steps, and the gradients of the operands, given cotangents of the results.
 
     Attributes:
-        steps: One to six; of each the first result alone is looked at.
+        steps: One to six; only the first result of each is judged.
         context: What the chain runs in.
     """
 
@@ -88,7 +87,7 @@ class ChainCase(OperatorCase):
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """Numbers of the operands that are no DTensors, since they are replicated implicitly."""
+        """Numbers of the plain operands, which `implicit_replication` replicates."""
         if self.context != IMPLICIT:
             return ()
         first = {sources[0] for _, sources, _ in self.steps}
@@ -104,7 +103,7 @@ class ChainCase(OperatorCase):
 
 
 def unsharded_context(name: str) -> AbstractContextManager[Any]:
-    """What a chain of whole tensors runs in, where that is another than none."""
+    """Returns the context of the unsharded chain."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     return torch.no_grad() if name in (NO_GRAD, INFERENCE) else nullcontext()
@@ -116,7 +115,7 @@ def placements_named(step: Step) -> tuple[Placement, ...]:
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """A copy that has been written to through a view."""
+    """Writes to a copy of x through a view, and returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
@@ -124,20 +123,19 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """What a module multiplies each row with: the factor of the step, of alternating sign."""
+    """Returns the weight that a module multiplies each row with: the step's factor with alternating signs."""
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 
 
 def factor_of(step: Step) -> float:
-    """The number that a step multiplies with."""
     factor = dict(step[2])["factor"]
     assert isinstance(factor, float)
     return factor
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """What a step that is no operator gives of a whole tensor."""
+    """Returns the result of a step that is no operator, on a whole tensor."""
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -146,7 +144,7 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
-    """The first result of each step."""
+    """Yields the first result of each step."""
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
         name, sources, arguments = step
@@ -159,10 +157,10 @@ def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) 
 def results_of_chain(
     steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
 ) -> tuple[Result, ...]:
-    """As the unsharded chain gives them.
+    """Returns the results of the unsharded chain.
 
     Raises:
-        RuntimeError, IndexError, ValueError, TypeError: torch's own, where an operator does not take what it is given.
+        RuntimeError, IndexError, ValueError, TypeError: an operator does not take its inputs.
     """
     operands = tuple(
         torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()

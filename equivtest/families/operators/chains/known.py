@@ -1,4 +1,4 @@
-"""What known failures ask of cases of this family, by name, in `where`."""
+"""Predicates on cases of this family that `where` of a known failure names."""
 
 from __future__ import annotations
 

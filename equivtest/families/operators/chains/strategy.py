@@ -48,7 +48,7 @@ TAKEN_OVER = frozenset({"log_softmax"})
 """Operators that `loss_parallel` takes for a part of a cross entropy."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
-"""What a result may have at most: the one, or the other for each rank."""
+"""Most elements of a result: the larger of the first, and the second times the number of ranks."""
 
 
 def chain_cases(
@@ -60,7 +60,7 @@ def chain_cases(
 
 @dataclass
 class _Chain:
-    """What has been drawn so far."""
+    """Fields drawn so far."""
 
     dtype: str
     context: str
@@ -71,7 +71,7 @@ class _Chain:
     results: tuple[Result, ...] = ()
 
     def held(self) -> dict[str, Shape]:
-        """What a step may take, the latest first."""
+        """Returns the shapes of a step's possible inputs, the latest first."""
         given = {f"y{number}": self.results[number].shape for number in reversed(range(len(self.steps)))}
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
@@ -145,7 +145,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """The context, or none where it has nothing to do."""
+    """Returns the context, or none if it would have no effect."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 

@@ -46,19 +46,18 @@ Wrap = Callable[[DTensor], torch.Tensor]
 
 
 def wrapped_implicitly(x: DTensor) -> torch.Tensor:
-    """What every rank has of it, a plain tensor."""
     return x.to_local()
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """The results of all steps and, where they are asked for, the gradients of the operands."""
+    """Returns the results of all steps, and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 
 def run_steps(
     case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
 ) -> Answers:
-    """The chain, with what the steps that are no operators do."""
+    """Runs the chain; `other` runs the steps that are no operators."""
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
         mixed = [wrap(each) if number in case.plain else each for number, each in enumerate(operands)]
@@ -72,7 +71,7 @@ def run_steps(
 
 
 def forward_context(name: str) -> AbstractContextManager[Any]:
-    """Around the forward alone."""
+    """Returns the context of the forward alone."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     if name == INFERENCE:
@@ -82,8 +81,7 @@ def forward_context(name: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def whole_context(name: str) -> Iterator[None]:
-    """Around the forward and the backward; it is left without an error, which `loss_parallel` would not survive: see
-    findings/77."""
+    """Enters the context of forward and backward, and leaves it without an error: see findings/77."""
     context = {IMPLICIT: implicit_replication, LOSS_PARALLEL: loss_parallel}.get(name, nullcontext)()
     context.__enter__()
     try:
@@ -93,7 +91,7 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """What a step that is no operator does with a DTensor."""
+    """Returns the result of a step that is no operator, on a DTensor."""
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -108,7 +106,7 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """What each rank holds times a number, by `local_map`, which redistributes first."""
+    """Multiplies each rank's local tensor by a number, by `local_map`, which redistributes first."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,
@@ -133,7 +131,7 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """By a module that `distribute_module` has prepared: its weight divided, its input moved, its output made whole."""
+    """Calls a module of `distribute_module`: its weight is divided, its input moved, its output made whole."""
     whole = [Replicate()] * x.device_mesh.ndim
 
     def divided(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
