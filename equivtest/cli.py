@@ -39,13 +39,13 @@ REPORT = typer.Option(metavar="DIR", help=HELP["report"])
 WORKERS = typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")
 HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
-"""What typer makes of Ctrl-C within a command (0.16 and later)."""
+"""Typer's exit code after Ctrl-C within a command (0.16 and later)."""
 
 
 def begin() -> None:
-    """As `main`, with one hash seed in the reference and in the ranks, so that a set of strings has one order in all.
+    """Runs `main` with one hash seed for the reference and the ranks, so that sets of strings have one order.
 
-    An interpreter draws its seed at its start: without PYTHONHASHSEED this process begins again with 0 for it.
+    An interpreter draws its seed at its start: without PYTHONHASHSEED this process restarts itself with seed 0.
     """
     if HASH_SEED not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, HASH_SEED: "0"})
@@ -54,7 +54,7 @@ def begin() -> None:
 
 def main() -> None:
     """Runs the command and ends the process with its exit code."""
-    sys.path.append(os.getcwd())  # where modules of one's own are; behind all that is installed
+    sys.path.append(os.getcwd())  # the user's modules; installed modules come first
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:
@@ -160,9 +160,9 @@ def audit_(
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
 
-    On a few cases each rank takes its own operand for that of every rank, one rank gives another's, nothing is sent,
-    NaN comes back, or a sum is doubled.  Exit code 2 where no claim sees the first two anywhere: what a property's
-    answers hang on is then no other rank's, and its green shows nothing.
+    On a few cases each rank uses its own operand for every rank's, one rank sends another's, nothing is sent,
+    NaN comes back, or a sum is doubled.  Exit code 2 if no claim sees the first two anywhere: then a property's
+    answers do not depend on other ranks, and its green shows nothing.
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
@@ -207,7 +207,7 @@ def check(
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
     ] = "",
     limit_s: Annotated[
-        float, typer.Option("--limit-s", metavar="SECONDS", help="What the visit may take: limit_s of its property.")
+        float, typer.Option("--limit-s", metavar="SECONDS", help="Time limit of the visit: limit_s of its property.")
     ] = limits.CASE_S,
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
@@ -253,7 +253,7 @@ def check(
 
 @app.command("judge")
 def judge_(
-    folder: Annotated[Path, typer.Argument(help="What equivtest.capture wrote, of all ranks.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that equivtest.capture wrote, with the files of all ranks.")],
     other: Annotated[Path | None, typer.Argument(help="Another run of the same model.", show_default=False)] = None,
     *,
     reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
@@ -279,7 +279,8 @@ def judge_(
     if parts := parts_in(folder):
         if other is not None:
             raise Misuse(
-                f"{folder} holds parts captured alone, which are judged by themselves: name one of them and {other}"
+                f"{folder} has parts that were captured alone, and two runs are compared part by part: name one part "
+                f"and {other}"
             )
         codes = []
         for code, text in judge_parts(parts, reference, arithmetic, jobs):
@@ -334,7 +335,7 @@ def fingerprint(
 ) -> int:
     """Measure how a backend and its device compute, and write what it may declare by --arithmetic, for you to sign.
 
-    Exit code 1 where something was measured that no declaration allows.
+    Exit code 1 if a measurement is one that no declaration allows.
     """
     from equivtest.fingerprint.measuring import describe, measure, write
     from equivtest.pytest_plugin.settings import check_file, parse
@@ -362,7 +363,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("."),
     *,
     kind: Annotated[
-        str, typer.Option(help="What the test file is for: tensor-parallel, data-parallel, step or backend.")
+        str, typer.Option(help="Kind of the test file: tensor-parallel, data-parallel, step or backend.")
     ] = "tensor-parallel",
 ) -> int:
     """Write a test file with a program to replace by yours, and jobs for GitHub Actions and GitLab that run it."""

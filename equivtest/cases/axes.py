@@ -80,7 +80,7 @@ def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) 
 
 TILE_SIZES = {31, 32, 33}
 MAX_EDGE = 33  # elements of a dim: exact values in bfloat16 allow about 250 terms of a sum
-MAX_INNER = 16  # elements of the large dim where there are three leading ones, for the same reason
+MAX_INNER = 16  # elements of the large dim behind three leading ones, for the same reason
 SMALL_SIZES = (1, 2, 3)  # of the dims beside the large one
 LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number, 1 to 4
 

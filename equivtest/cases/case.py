@@ -65,7 +65,7 @@ class Case:
     Attributes:
         world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
-        values: (mode, seed) of each draw; modes are those of the class's VALUE_MODES.
+        values: (mode, seed) of each draw; the class's VALUE_MODES lists the modes.
         poison: Contents of unwritten memory on the ranks: 'large' finite numbers,
             'nan', or with 'none' any contents.
         repeats: True if the ranks run draw 0 once more after the others.
@@ -295,12 +295,12 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
 
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
-    """Returns the fields by name, including those of parts, from which another case can be made."""
+    """Returns the fields by name, with the fields of parts, as another case can be made from them."""
     return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """Returns the defaults of the fields by name, including those of parts; dataclasses.MISSING if there is none."""
+    """Returns the defaults of the fields by name, with the fields of parts; dataclasses.MISSING if there is none."""
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 
@@ -417,7 +417,7 @@ def import_cases() -> None:
 
 
 def _nested(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns written fields with those of each part in a separate dict."""
+    """Returns written fields with the fields of each part in a separate dict."""
     nested = dict(fields)
     for field in dataclasses.fields(case_type):
         if isinstance(field.default, Part):

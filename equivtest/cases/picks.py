@@ -160,7 +160,7 @@ def _pick_run(
     """Returns fields that every case has beside its mathematics: values, poison, repeats, records and members.
 
     Args:
-        records: What `records` is drawn from; left out of the fields where it is empty.
+        records: Values to draw `records` from; if empty, the fields have no `records`.
     """
     fields: dict[str, Any] = {
         "values": axes.pick_values(draw, modes_table),

@@ -1,6 +1,6 @@
 """Reports a claim to pytest as a separate test, though no item of pytest stands for it.
 
-It relies on these features of pytest 8 and 9, none of which it documents:
+It relies on these undocumented features of pytest 8 and 9:
 
 - `TestReport` can be made by hand, and `pytest_runtest_logreport` takes reports of tests that were never collected:
   the terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.

@@ -1,4 +1,4 @@
-"""Which items there are: those of every property, and their order."""
+"""Collects the items of every property, and orders them."""
 
 from __future__ import annotations
 

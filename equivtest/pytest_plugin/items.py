@@ -1,4 +1,4 @@
-"""What pytest runs: a search of a property, a known failure, or what stands for items that cannot be run."""
+"""Items that pytest runs: a search of a property, a known failure, or one that reports why items cannot run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAILURES_DIR = Path(".equivtest") / FAILURES
 
 
 class PlainFailure(Exception):
-    """A failure whose text is all there is to show."""
+    """A failure that pytest shows as its text alone, without a traceback."""
 
 
 class EquivtestItem(pytest.Item):
@@ -59,11 +59,11 @@ class EquivtestItem(pytest.Item):
         return self.path, self.line, self.name
 
     def hand_over(self, **fields: Any) -> None:
-        """Adds to what the controller is told; what was there before is kept."""
+        """Adds fields to the data that the controller gets."""
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
-        """Runs the item; it fails, too, where a probe on its way has found the backend wrong."""
+        """Runs the item; it also fails if a probe during the run has found the backend wrong."""
         try:
             self._perform_or_explain()
         except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
@@ -104,10 +104,10 @@ class EquivtestItem(pytest.Item):
 
 
 class PropertyItem(EquivtestItem):
-    """An item about one property, without which nothing is said of its claims."""
+    """An item about one property; without it the run reports none of the property's claims."""
 
     label: str
-    """What stands in brackets in its name."""
+    """Text in brackets in the item's name."""
 
     def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -248,7 +248,7 @@ class AuditItem(PropertyItem):
 
 
 class KnownFailureItem(EquivtestItem):
-    """The smallest case of a known failure: it must still fail as the entry says, where that was seen."""
+    """The smallest case of a known failure: it must still fail as its entry says, on the entry's releases."""
 
     def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -323,7 +323,7 @@ class AbsentItem(EquivtestItem):
 
 
 class MisuseItem(EquivtestItem):
-    """Stands for every item where an xdist worker finds that the options make no sense."""
+    """The only item of an xdist worker whose options are mistaken."""
 
     ends_session = True
 
@@ -336,7 +336,7 @@ class MisuseItem(EquivtestItem):
 
 
 def failures_dir(config: pytest.Config) -> Path:
-    """Where this run's replay files go."""
+    """Returns the folder of this run's replay files."""
     report_dir = settings_of(config).report_dir
     return report_dir / FAILURES if report_dir else config.invocation_params.dir / FAILURES_DIR
 

@@ -21,7 +21,7 @@ HELP: dict[str, str] = {
     "backend": "Backend of torch.distributed that is judged (default gloo).",
     "device": "Device type that the tensors live on (default cpu).",
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
-    "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks where that works.",
+    "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks if that works.",
     "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
     "listen": "[HOST]:PORT to listen at for ranks on other hosts, which torchrun -m equivtest.rank --connect starts; "
     "EQUIVTEST_SECRET or EQUIVTEST_SECRET_FILE holds a secret that both know (default: ranks live on this machine).",
@@ -30,8 +30,8 @@ HELP: dict[str, str] = {
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
     "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
-    "allow-unsupported": "What the backend may refuse without the run being red: dtypes, dtype:collective such as "
-    "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for what this torch has not, or all.",
+    "allow-unsupported": "Refusals of the backend that do not make the run red: dtypes, dtype:collective such as "
+    "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for all that this torch lacks, or all.",
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, run.jsonl.gz, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
@@ -81,7 +81,7 @@ def _dest(name: str) -> str:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """The settings of this run; the defaults where the options were not added.
+    """Returns the settings of this run; the defaults if the options were not added.
 
     Raises:
         Misuse: a value is not allowed.

@@ -1,4 +1,4 @@
-"""What the controller does: collects findings, reports every claim as a test, writes the report."""
+"""The controller's part of a run: collects findings, reports every claim as a test, writes the report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Controller:
         self.selection = ""  # digest of the tests of which this run is a shard
 
     def begin(self) -> None:
-        """Takes the folder of --report, if there is one: where an earlier report was, it says that this run began.
+        """Takes the folder of --report, if there is one, and replaces an earlier report by a note that this run began.
 
         Raises:
             Misuse, BrokenSetup: another run writes there, or this one cannot.
@@ -68,7 +68,7 @@ class Controller:
         self.folder = folder
 
     def leave(self) -> None:
-        """Lets others have the folder, after the last word where the session never came to its end."""
+        """Releases the folder; if the session did not end, it first writes the final state."""
         if self.folder is not None:
             if self.state == BEGUN:
                 self.write("interrupted before anything was collected")
@@ -124,7 +124,7 @@ class Controller:
                 report_claim(session, tally.listed.path, tally.listed.name, result, tally.listed.line)
 
     def finish(self, session: pytest.Session, state: str, concluded: int) -> None:
-        """Reports what is left, writes the report, and sets the exit status where nothing was proven.
+        """Reports the remaining claims, writes the report, and sets the exit status if nothing was proven.
 
         Args:
             state: ENDED, or what ended the run before its end.
@@ -164,7 +164,7 @@ class Controller:
         return self.log is not None
 
     def summary(self, width: int) -> list[str]:
-        """What stands at the end of the terminal's output."""
+        """Returns the last lines of the terminal's output."""
         if self.stopped:
             return []
         starts = [f"host    {event}" for event in self.host_events]
@@ -183,7 +183,7 @@ class Controller:
         )
 
     def environment(self) -> dict[str, Any]:
-        """What somebody else needs to know to compare this run with another."""
+        """Returns the facts that are needed to compare this run with another."""
         settings = settings_of(self.config)
         return {
             "schema": SCHEMA,
@@ -224,7 +224,7 @@ class Controller:
 
 
 STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCode.INTERNAL_ERROR): "an internal error"}
-"""Exit status of a session that did not end -> why, where no exception says it."""
+"""Exit status of a session that did not end -> the reason, if no exception gives one."""
 
 
 def state_of(exitstatus: int, ended_by: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""What a run is asked to do: read from options, checked as a whole before any process starts."""
+"""Settings of a run: read from options, checked as a whole before any process starts."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ class Settings:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What the backend declares of its arithmetic, field by field, by dtype."""
+        """Declared arithmetic of the backend, field by field, by dtype."""
         from equivtest.oracle.declared import load_arithmetics
 
         return {dtype: dataclasses.asdict(record) for dtype, record in load_arithmetics(self.arithmetic).items()}
 
     @property
     def excused(self) -> frozenset[str]:
-        """What may be lacking: `allowed`, with RELEASE also all that an older release's own gloo or NCCL refuses.
+        """Refusals that are allowed: `allowed`, and with RELEASE all refusals by the gloo or NCCL of an older release.
 
-        gloo's all_to_all is such a one: it came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
+        An example is gloo's all_to_all, which came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
         """
         if RELEASE in self.allowed and self.backend in TORCHS_OWN and is_older(metadata.version("torch")):
             return self.allowed | {ALL}
@@ -105,13 +105,13 @@ class Settings:
         return not known.is_shipped or (self.backend, self.device) == ("gloo", "cpu")
 
     def make_backend(self) -> Backend:
-        """The backend of this run; raises Misuse or BrokenSetup where it cannot work."""
+        """Returns the backend of this run; raises Misuse or BrokenSetup if it cannot work."""
         from equivtest.ranks.backend import Backend
 
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """World sizes that only examples of the property have, beyond those of the profile.
+        """Returns world sizes of the property's examples that the profile lacks.
 
         Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
         number of devices or of hosts' slots, and if the run draws more than a first look.
@@ -122,11 +122,11 @@ class Settings:
         return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(self.world_sizes)}))
 
     def audits_property(self, prop: Property) -> bool:
-        """Whether this run audits a property: on one rank nobody hears of another, and a refusal has no collective."""
+        """True if this run audits a property: an audit needs several ranks, and a refusal has no collective."""
         return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
-        """What to judge under the property of that name: its subject, another, or nothing."""
+        """Returns the subject to judge under the property of that name: its own, another, or None."""
         if not self.subjects:
             return prop.subject
         for wanted, implementation in self.subjects:
@@ -256,10 +256,10 @@ def _check_starter(settings: Settings) -> None:
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(limits.STOP_S)  # torchrun ends the others where one has failed: one says it for all
+            time.sleep(limits.STOP_S)  # torchrun ends the others after one has failed: one prints it for all
         starter = "torchrun" if is_of_torchrun else "RANK and WORLD_SIZE"
         raise Misuse(
-            f"{starter} makes this process rank {rank} of {size}, and each would make a run of its own: start "
+            f"{starter} makes this process rank {rank} of {size}, and each rank would start a whole run: start "
             "equivtest run --listen :29600 once, without it, and on each host torchrun ... -m equivtest.rank --connect "
             "HOST:29600; docs/how-to/hosts.md"
         )

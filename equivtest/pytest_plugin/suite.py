@@ -1,4 +1,4 @@
-"""The properties that come with the package: where they are, and what they say."""
+"""Finds and reads the properties that come with the package."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def load_properties(folder: Path) -> dict[str, Property]:
 
 
 def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
-    """What is claimed of a subject on a case: by the properties that come with the package, if one judges it.
+    """Returns the claims on a subject for a case: from the properties that come with the package, if one judges it.
 
     Args:
-        like: The name of the property whose claims they are to be, for a subject of one's own.
+        like: Name of the property whose claims to use, for the user's own subject.
 
     Raises:
         Misuse: no property has that name, or it is about refusals and the case is none, or the other way round.

@@ -46,13 +46,13 @@ Target = tuple[str, str]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a search has found.
+    """Results of a search.
 
     Attributes:
         records: One per case and draw.
         failures: One per failing (claim, kind), shrunk.
         seconds: Wall-clock time of the search.
-        misuse: The mistake in the subject or the property that ended the search before its end; '' where none did.
+        misuse: The mistake in the subject or the property that ended the search early; '' if there was none.
         left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
         coverage: What was covered of the chunk's covering array; None if the cases are random.
         cut: How many cases were left out, because the time was over.
@@ -185,7 +185,7 @@ class _Search:
     def judge_cases(self, cases: Sequence[Case]) -> None:
         """Runs the cases in order, up to the first failure of `only`; keeps records of those known not to run too.
 
-        Where the backend refuses one collective of a case, what is left of it runs afterwards.
+        If the backend refuses one collective of a case, the case runs again without it.
         """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
@@ -211,7 +211,7 @@ class _Search:
             self.judge_cases(further)
 
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
-        """Each case with its replies; where one failure ends it, none ahead, whose world would end with it."""
+        """Yields each case with its replies; none runs ahead if one failure ends the search."""
         if self.only is None:
             return self.pool.run_all(self.prop.subject, self._in_time(cases), limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
@@ -233,9 +233,9 @@ class _Search:
         return self.with_history(smallest)
 
     def with_history(self, failure: Verdict) -> Verdict:
-        """The failure, with a line on its history where its case shows nothing alone in new ranks.
+        """Returns the failure, with a line on its history if its case does not fail alone in new ranks.
 
-        A run that timed out has less time alone, see `_run`: where it takes longer, nothing is said.
+        A run that timed out has less time alone, see `_run`: if it needs more, the line is left out.
         """
         case = failure.case
         earlier = [
@@ -249,7 +249,7 @@ class _Search:
         if any(is_alike(verdict, failure) for verdict in verdicts):
             return failure
         what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
-        first = f", the first of them {earlier[0]!r}" if earlier else ": those of earlier searches"
+        first = f", the first of them {earlier[0]!r}" if earlier else ", but after visits of earlier searches"
         visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
         return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
@@ -263,7 +263,7 @@ class _Search:
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
-        """Every verdict on one run, or those of the claim of `only`; failures are remembered, known ones set apart."""
+        """Returns the verdicts on one run, or on the claim of `only`; records failures, apart from known ones."""
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         self.seen[case] = {}
         for verdict in verdicts:
@@ -299,10 +299,10 @@ class _Search:
             yield waiting[0]
 
     def shrink(self, target: Target) -> Verdict:
-        """The smallest failure of that claim and kind that is found within limits.SHRINK_S, or more of slow visits.
+        """Returns the smallest failure of that claim and kind found within limits.SHRINK_S, or longer for slow visits.
 
-        Smaller worlds of several ranks are searched first, then the failure's own world is shrunk in; the other way
-        round where something is enough.
+        Smaller worlds of several ranks are searched first, then the failure's own world is shrunk in; in the opposite
+        order with `is_enough`.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]
@@ -319,9 +319,9 @@ class _Search:
         return self._find(target, own, until_s) or found
 
     def confirmed(self, smallest: Verdict) -> Verdict:
-        """The smallest failure; a time-out of visits that are slow by right, where it is one with all their time too.
+        """Returns the smallest failure; a time-out of slow visits only if it also times out with their whole limit.
 
-        Else what was found first, as smaller cases had less time.
+        Otherwise returns the first failure, because smaller cases had less time.
         """
         first = self.failing[smallest.claim, smallest.kind]
         if smallest.kind != "timed_out" or smallest is first or self.prop.limit_s <= limits.CASE_S:
