@@ -107,7 +107,7 @@ def _families(defects: Sequence[tuple[Defect, Row]]) -> Iterator[str]:
     yield ""
     yield (
         "Draws rejected by the claims and by assert_close; the defects that only one of several kinds of values "
-        "caught, that none did in so few cases, and of which assert_close rejected no draw."
+        "caught, that none caught in so few cases, and that assert_close never rejected."
     )
     yield ""
     yield from _head("family", "defects", "claims", "assert_close", "only one kind", "none", "never by assert_close")
@@ -125,7 +125,7 @@ def _of_dtypes(defects: Sequence[tuple[Defect, Row]], clean: Sequence[Row]) -> I
     wrong, right = _sum(row for _, row in defects), _sum(clean)
     yield "## By dtype"
     yield ""
-    yield "Of draws of defects, and of draws of the subjects themselves, where each rejection is a false alarm."
+    yield "Draws of defects, and draws of the right subjects, whose rejections are false alarms."
     yield ""
     yield from _head(
         "dtype", "claims reject", "assert_close rejects", "of these claims alone", "false alarms", "of assert_close"

@@ -160,7 +160,7 @@ def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[
     made_up = make_up_modules(folder)
     files = sorted(path.name for path in properties_dir().glob("test_*.py"))
     alone = [lines_of_draws(empty, files=name, subjects=subjects) for name in files]
-    yield "each file of properties in a process of its own", sorted({line for lines in alone for line in lines})
+    yield "each file of properties in its own process", sorted({line for lines in alone for line in lines})
     yield "all properties in one process", lines_of_draws(empty, subjects=subjects, hash_seed=7)
     yield "beside three modules full of constants", lines_of_draws(folder, subjects=subjects, imports=made_up)
     yield "from a wheel", lines_of_draws(empty, subjects=subjects, python=wheel_python(folder), path=())

@@ -221,7 +221,7 @@ def lines_of(package: Path) -> list[str]:
     return [
         f"{len(loose)} loose modules: {', '.join(loose)}",
         f"{len(folders)} rooms: {', '.join(folders)}",
-        f"{sum(map(len, arrows.values()))} pairs of rooms of which one imports the other, {num_floors(arrows)} floors",
+        f"{sum(map(len, arrows.values()))} pairs of rooms with an import between them, {num_floors(arrows)} floors",
         f"{between(imports, rooms).total()} imports between rooms",
         f"{within} imports within a family, {across} between families",
         f"{len(circles(imports))} modules and {len(circles(arrows))} rooms in a circle",

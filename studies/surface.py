@@ -289,7 +289,7 @@ def page(calls: Calls) -> Iterator[str]:
         f"This map lists the {sum(map(len, areas.values()))} public functions and classes of torch",
         f"{Version(torch.__version__).public} that a parallel program may use, and the judged programs of the shipped",
         "properties that call them. A green run shows nothing about a name that no program calls, and nothing about",
-        "options that no program passes. [Operators of DTensors](operators.md) have a list of their own.",
+        "options that no program passes. [Operators of DTensors](operators.md) has its own list.",
         "",
         "`python -m studies.surface --write` makes this page. A test fails if the installed torch has a name that the",
         "page lacks.",

@@ -59,13 +59,13 @@ def name_of(function: object, what: str) -> str:
     home = "" if module is None else _home_of(module)
     if not home or _is_typed_in(function):
         raise Misuse(
-            f"{what} {qualified!r} was defined in a notebook or at a prompt, where no rank finds it: write it to a "
-            "file, such as models.py, and import it from there"
+            f"{what} {qualified!r} was defined in a notebook or at a prompt, and ranks can import functions from "
+            "files only: write it to a file, such as models.py, and import it from there"
         )
     if _attribute(module, qualified) != function:
         raise Misuse(
             f"{what} {qualified!r} is another object than {qualified} of {home}: a decorator or a second definition "
-            "has replaced it; give it a name of its own at the top level of the file"
+            "has replaced it; give it another name at the top level of the file"
         )
     return f"{home}:{qualified}"
 
@@ -77,8 +77,8 @@ def _require_findable(qualified: str, function: object, what: str) -> None:
     if "<locals>" in qualified:
         outer, _, name = qualified.rpartition(".<locals>.")
         raise Misuse(
-            f"{what} {name!r} is defined within {outer.rpartition('.')[2]!r}, where no rank finds it: move it to the "
-            "top level of its file; what it took from around it becomes options= or functools.partial"
+            f"{what} {name!r} is defined within {outer.rpartition('.')[2]!r}, so ranks cannot import it: move it to "
+            "the top level of its file, and pass the variables that it used there by options= or functools.partial"
         )
     owner = getattr(function, "__self__", None)
     if owner is not None and not isinstance(owner, type | ModuleType):

@@ -35,7 +35,7 @@ def load_named(name: str, what: str) -> object:
         module = load_file(module_name) if module_name.endswith(FILE) else importlib.import_module(module_name)
     except Exception as error:  # the module may raise any exception
         if isinstance(error, FileNotFoundError) and not Path(module_name).is_file() and module_name.endswith(FILE):
-            raise Misuse(f"{said}: there is no file {module_name} in {Path.cwd()}; start where it is") from error
+            raise Misuse(f"{said}: there is no file {module_name} in {Path.cwd()}; start in its directory") from error
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
             moved = "; modules of equivtest have moved, see CHANGELOG.md" * module_name.startswith("equivtest.")
             raise Misuse(
@@ -59,7 +59,7 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Says where a module was searched for, and names a similar one; '' within a module that is no package."""
+    """Names the searched folders and a similar module; '' within a module that is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -71,7 +71,7 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Says where a module without the attribute lies, what it hides, and which names it has."""
+    """Names the file of a module without the attribute, a file that it hides, and its public names."""
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (

@@ -41,7 +41,7 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
     if failure.kind not in OF_VALUES:
         return "parallelization: the failure does not depend on values"
     limit_s = failure.limit_s
-    is_slow = limit_s > limits.CASE_S  # then it needs its time to reach the point where it hangs
+    is_slow = limit_s > limits.CASE_S  # then it needs its time to reach the call that hangs
     if failure.kind == "timed_out" and not is_slow:
         limit_s = min(limits.SHRINK_CASE_S, limit_s)
     with tempfile.TemporaryDirectory(prefix="equivtest-watched-") as folder:

@@ -26,7 +26,7 @@ from equivtest.oracle.ranged import Parts
 from equivtest.oracle.rounding import Arithmetic, underflow, unit_roundoff, where_finite
 from equivtest.tensors import dtype_name
 
-SPARE = 3  # roundings of a result besides those of its sum: a kernel may reorder factors, and divide by a number
+SPARE = 3  # roundings of a result in addition to its sum: a kernel may reorder factors, and divide by a number
 
 Count = int | torch.Tensor
 """Number of roundings, of all elements or of each."""

@@ -25,7 +25,7 @@ from equivtest.verdicts.elements import is_too_wide
 WIDEST = "float64"
 """The dtype with the narrowest bounds."""
 
-ALL_BEFORE = "; of all that comes before the bound says something"
+ALL_BEFORE = "; the bounds of all parts before it are narrow enough"
 
 
 class TooWide(Misuse):
@@ -58,14 +58,14 @@ def require_bounds(case: ModuleCase) -> None:
     undecided = next((name for name in wide if tensors[name].derivation.startswith("undecided: ")), None)
     if undecided:
         what = f": {tensors[undecided].derivation}: a correct module may choose otherwise"
-        raise TooWide(case, what, "judge what is before the choice and what is behind it")
+        raise TooWide(case, what, "judge the parts before the choice and the parts after it")
     if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
-        what = f", of {unseen} nothing can be concluded: {NOT_SEEN}"
-        raise TooWide(case, what, "take a larger learning rate, or leave this dtype out")
-    what = f", the roundings of a correct module may come to more than {limits.TOO_WIDE:g} of {answers[0]}"
+        what = f", nothing can be concluded about {unseen}: {NOT_SEEN}"
+        raise TooWide(case, what, "use a larger learning rate, or leave this dtype out")
+    what = f", the roundings of a correct module may add up to more than {limits.TOO_WIDE:g} of {answers[0]}"
     way_out = (
-        "judge a smaller part (or anything where torch.finfo(dtype).min in a mask may overflow, or equal numbers are "
-        "compared)"
+        "judge a smaller part. Other causes: torch.finfo(dtype).min in a mask, which may overflow, and comparisons of "
+        "equal numbers"
     )
     raise TooWide(case, what, way_out, wide[0] if wide[0] != answers[0] else "")
 
@@ -90,17 +90,17 @@ def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
     """Finds the part at which the bound becomes too wide, and the ways around it, by trying."""
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
-        ways += "say by_parts=True, or nothing of it, for each part to be judged by itself; or "
+        ways += "pass by_parts=True, or omit by_parts, to judge each part alone; or "
     others = [dtype for dtype in (WIDEST,) if dtype != case.dtype]
     dtypes = [dtype for dtype in others if would_do(case, dtype=dtype)]
-    ways += "".join(f"take {dtype}, in which it would do (--dtypes {dtype}); or " for dtype in dtypes)
+    ways += "".join(f"use {dtype}, which is enough (--dtypes {dtype}); or " for dtype in dtypes)
     nor = [dtype for dtype in others if dtype not in dtypes]
     where = "" if first is None else _where(case, first)
     if not ways:
         smaller = next((each for each in _smaller(case) if would_do(each)), None)
-        ways = "" if smaller is None else f"take {smaller.takes}, in {smaller.dtype}, in which it would do; or "
+        ways = "" if smaller is None else f"use {smaller.takes} in {smaller.dtype}, which is enough; or "
         nor += ["the smallest shapes"] * (smaller is None)
-    return where + f" (nor would {' or '.join(nor)} do)" * bool(nor), ways
+    return where + f" ({' or '.join(nor)} would not be enough)" * bool(nor), ways
 
 
 def _where(case: ModuleCase, first: str) -> str:
@@ -109,8 +109,8 @@ def _where(case: ModuleCase, first: str) -> str:
     except Misuse:  # the operations of the parts cannot be followed one by one
         first = ""
     if first and case.judge.by_parts:
-        return f"; the first part of which the bound says nothing is {_in_words(first)}"
-    return f"; the bound says nothing from {_in_words(first)} on" if first else ALL_BEFORE
+        return f"; the first too wide bound belongs to {_in_words(first)}"
+    return f"; the bound is too wide from {_in_words(first)} on" if first else ALL_BEFORE
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
@@ -155,4 +155,4 @@ def _first_wide(case: ModuleCase) -> str:
 
 def _in_words(boundary: str) -> str:
     name = boundary.removeprefix("grad.").removeprefix(BOUNDARY)
-    return f"the gradient that comes back to {name}" if boundary.startswith("grad.") else f"what {name} gives"
+    return f"the gradient at {name}" if boundary.startswith("grad.") else f"the value at {name}"

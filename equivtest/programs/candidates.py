@@ -218,7 +218,7 @@ def _too_narrow(
     """Returns the refusal of a step in these dtypes, which names dtypes that would do, found by trying."""
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
-    way_out = f"take --dtypes {','.join(would)}, in which it would do" if would else "judge a smaller module"
+    way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
     nor = "" if would else ", and neither concludes anything here"
     return Misuse(
         f"{search.build}: with by_parts=False a step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got "

@@ -408,8 +408,8 @@ def require_parts(case: ModuleCase) -> None:
     can_be_divided = bool(case.arguments.inputs) or bool(case.arguments.x_shape)
     require(
         not case.arguments.inputs or bool(case.divided_names()),
-        f"no input has {BATCH!r} as its first dim, so that no rank has rows of its own: say which dim that is, "
-        "or batch='whole'",
+        f"no input has {BATCH!r} as its first dim, so the batch cannot be divided among the ranks: name that dim "
+        f"{BATCH!r}, or pass batch='whole'",
     )
     what = f"{BATCH} of {case.num_rows}" if case.arguments.inputs else f"x of shape {case.arguments.x_shape}"
     way_out = f"take one of {case.num_parts} rows, such as {(case.num_parts, *case.arguments.x_shape[1:])}"

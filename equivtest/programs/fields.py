@@ -37,7 +37,7 @@ class Arguments(Part):
         """Raises Misuse unless the fields fit together."""
         require(self.largest % 2 == 1, f"largest must be odd, got {self.largest}")
         sizes, names = dict(self.sizes), [name for name, _, _ in self.inputs]
-        require(len(set(names)) == len(names), f"inputs must have names of their own, got {', '.join(names)}")
+        require(len(set(names)) == len(names), f"all inputs must have different names, got {', '.join(names)}")
         missing = [size for size in sizes_in(self.inputs) if size not in sizes]
         require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
         require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")

@@ -35,8 +35,8 @@ def named_outputs(
             leaf = torch.tensor(float(leaf), dtype=torch.float64)
         if not isinstance(leaf, torch.Tensor):
             raise Misuse(
-                f"{who}: {name} is no tensor, got {type(leaf).__name__}: name those outputs that are to be judged, "
-                "outputs=('logits',), or leave it out of what the module gives"
+                f"{who}: {name} must be a tensor, got {type(leaf).__name__}: name the outputs to judge, such as "
+                "outputs=('logits',), or return a module's output without it"
             )
         leaves[name] = leaf
     missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]

@@ -39,6 +39,11 @@ CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_pa
 
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
+HOW_ROWS = (
+    "To state how ranks share the batch, use module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+)
+"""Way out if the ranks do not show whether a module reduces gradients."""
+
 MOST_VARIANTS = 64
 """Largest number of combinations of options: the unsharded module runs for each before anything is drawn."""
 
@@ -276,9 +281,8 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
         declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
     if declined and len((case := cases[0]).mesh_shape) > 1:
         raise Misuse(
-            f"{case.parallelize}: whether what it makes reduces gradients is not known: it does not support the mesh "
-            f"{case.mesh_shape} on which it was asked: {declined}. Say how rows are handed out: "
-            "module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
+            f"{case.parallelize}: it is unknown whether its module reduces gradients: it does not support the mesh "
+            f"{case.mesh_shape}, on which it was tried: {declined}. {HOW_ROWS}"
         )
     return WHOLE
 
@@ -289,9 +293,8 @@ def _on_silence(case: ModuleCase, cause: Reply) -> str:
     said = (cause.error_text.strip().splitlines() or [""])[0]
     detail = "".join(f"\n  {line}" for line in cause.detail.strip().splitlines())
     return (
-        f"{case.parallelize}: whether what it makes reduces gradients is not known: asked in {case.dtype}, rank "
-        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Mend that, or say how rows are handed "
-        f"out: module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'{detail}"
+        f"{case.parallelize}: it is unknown whether its module reduces gradients: tried in {case.dtype}, rank "
+        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Fix that. {HOW_ROWS}{detail}"
     )
 
 

@@ -94,8 +94,8 @@ def facts_of(program: Program) -> Facts:
         if other is None or other.shape != fact.shape:
             has = "none" if other is None else f"shape {other.shape}"
             raise Misuse(
-                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} or {has}, as its inputs' values "
-                "will have it: name those outputs that are to be judged, outputs=('logits',)"
+                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} or {has}, depending on its "
+                "inputs' values: name the outputs to judge, such as outputs=('logits',)"
             )
     return first
 
@@ -127,7 +127,9 @@ def _run(program: Program, seed: int) -> Facts:
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
         way_out = ""
         if by_name and isinstance(error, TypeError):
-            way_out = f"; {by_name[0]} is handed over by name: call it as the forward does, or name it in positional"
+            way_out = (
+                f"; {by_name[0]} is passed by name: use the name of the forward's argument, or list it in positional"
+            )
         raise Misuse(
             f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
             f"{error}{way_out}"

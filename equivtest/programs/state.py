@@ -41,17 +41,17 @@ def require_state(case: ModuleCase) -> None:
     if case.training.step:
         require(
             case.judge.state != OWN_ROWS,
-            f"{case.training.step}: a step's state is that of the whole batch, got state={OWN_ROWS!r}: leave state "
-            "out, or have batch='mean of parts' judge one forward and backward",
+            f"{case.training.step}: a step's state follows the whole batch, got state={OWN_ROWS!r}: omit state, or "
+            "judge one forward and backward with batch='mean of parts' and without a step",
         )
     elif case.judge.state == WHOLE_BATCH:
         outputs = [name for name in case.facts.outputs if name not in case.outputs_with_rows()]
         inputs = [name for name in case.real_names() if name not in case.divided_names()]
         require(
             not outputs and not inputs,
-            f"{case.build}: with state={WHOLE_BATCH!r} {', '.join(outputs + inputs)} must have the rows of the batch, "
-            "as a rank's own number or gradient is not the unsharded module's on the whole batch: name other outputs, "
-            "outputs=('logits',), or write a step, which reports what is of the whole batch",
+            f"{case.build}: with state={WHOLE_BATCH!r}, {', '.join(outputs + inputs)} must have the rows of the batch, "
+            "because one rank's number or gradient differs from the whole batch's: name other outputs, such as "
+            "outputs=('logits',), or write a step, which returns values of the whole batch",
         )
     elif case.judge.state == "" and case.num_parts > 1 and case.facts.buffers:
         _require_same_state(case)
@@ -81,8 +81,8 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 def unnamed(what: str) -> str:
     """Returns the message that a property must name a contract, with the contracts."""
     return (
-        f"{what}, and each rank has its own rows: say state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
-        f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, as those of SyncBatchNorm do"
+        f"{what}, and each rank has its own rows: pass state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
+        f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, like SyncBatchNorm's"
     )
 
 

@@ -174,7 +174,7 @@ class _Server:
         channel, end = fds
         try:
             pid = os.fork()
-        except OSError as error:  # no memory or no process left: the parent is told
+        except OSError as error:  # no memory or no process left: reported to the parent
             pid = -(error.errno or 1)
         if pid == 0:
             self._become_rank(channel, (end, *own, *self._ends.values(), self._control.fileno()))

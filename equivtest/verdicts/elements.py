@@ -146,7 +146,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
         actual=f"{num} of {is_held.numel()} elements on no rank, the first {unravel(flat, global_shape)}",
         layout=BY_ELEMENTS,
         global_shape=global_shape,
-        way_out="have some rank hold each element; where one does, say which each rank holds: module_property(placed=)",
+        way_out="hold each element on some rank; if one already does, report its place by module_property(placed=)",
     )
 
 

@@ -147,7 +147,7 @@ def judge_touched(case: Case, expected: Expected, answers: Answers) -> Judgement
     for rank, answer in answers.items():
         for change in answer.touched:
             name, _, what = change.partition(": ")
-            wrong.append(Mismatch(name, rank, expected="as it was handed out", actual=what))
+            wrong.append(Mismatch(name, rank, expected="unchanged", actual=what))
         for name, flag in answer.requires_grad.items():
             right = expected.tensors[name].requires_grad if name in expected.tensors else None
             if right is not None and flag != right:

@@ -42,10 +42,12 @@ TABLES: dict[Benchmark, Callable[[int, int, tuple[str, ...]], Table]] = {
 
 @app.command()
 def main(
-    which: Annotated[list[Benchmark] | None, typer.Argument(help="What to measure; all by default.")] = None,
+    which: Annotated[list[Benchmark] | None, typer.Argument(help="Benchmarks to run; all by default.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of what is compared.")] = 3,
     cases: Annotated[int, typer.Option(min=1, help="Cases per subject and world size.")] = 20,
-    subjects: Annotated[str, typer.Option(help="Of throughput and phases, by comma; all: empty.")] = ",".join(SUBJECTS),
+    subjects: Annotated[str, typer.Option(help="Subjects of throughput and phases, by comma; empty: all.")] = ",".join(
+        SUBJECTS
+    ),
 ) -> None:
     """Measures the harness beside bare programs, in one run; compare ratios, not seconds."""
     chosen = tuple(filter(None, map(str.strip, subjects.split(","))))

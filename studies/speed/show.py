@@ -29,7 +29,7 @@ def throughput_table(pairs: Sequence[Pair]) -> Table:
 
 def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
     """One line per kind of case and world size."""
-    table = make_table("Where the time of a case goes, median ms", ("case", "ranks", *PHASES))
+    table = make_table("Duration of each phase of a case, median ms", ("case", "ranks", *PHASES))
     for found in breakdowns:
         parts = [f"{found.median_ms[phase]:.1f}" for phase in PHASES]
         table.add_row(found.family, str(found.world_size), *parts)

@@ -167,7 +167,7 @@ def trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimiz
 def smoothing_trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
     """Declines float64, because LabelSmoother in transformers/trainer_pt_utils.py adds in float32 (5.23.0)."""
     if next(model.parameters()).dtype == torch.float64:
-        raise NotSupported("the smoother adds up in float32, whose roundings are not those of float64")
+        raise NotSupported("the smoother adds up in float32, which rounds more than float64")
     return by_trainer(model, mesh, micro_batches, optimizer, label_smoothing_factor=SMOOTHING)
 
 

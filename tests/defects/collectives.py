@@ -47,7 +47,7 @@ def spoilt(spoil: Spoil) -> Begin:
 @wrong(
     "shard order",
     CollectivesCase(world_size=2, collectives=("all_gather",)),
-    "one rank has nobody to change places with",
+    "one rank has no other to change places with",
 )
 @wrong_in("all_gather")
 @spoilt

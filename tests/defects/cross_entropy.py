@@ -173,7 +173,7 @@ class _FirstClass(OwnLoss):
 first_class_for_targets_elsewhere = wrong(
     "ids at the edge of a shard",
     CrossEntropyCase(world_size=2, num_classes=2),
-    "two ranks need one class each, of which one has the target",
+    "two ranks need one class each, and one class is the target",
     claim="gradients_equal_unsharded",
 )(answers_of(_FirstClass))
 

@@ -89,7 +89,7 @@ def gradient_of_every_rank(case: GatheredCrossEntropyCase, mesh: DeviceMesh, giv
 @wrong(
     "misfits accepted",
     RefusedGatheredCrossEntropyCase(world_size=1, misfit="plain_target", positions=(2,), target_is_dtensor=False),
-    "two positions, since a target of one is taken for a number; one rank is asked to refuse too",
+    "two positions, since torch takes a target of one for a number; one rank must refuse too",
     claim="refuses",
 )
 def plain_targets_taken(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:

@@ -112,7 +112,7 @@ class _SameInEach(OwnDropout):
 same_mask_in_each_shard = wrong(
     "chance that is none",
     DropoutCase(world_size=2, shape=(2, 56), layout="shard(0)", requires_grad=()),
-    "two ranks need the 56 elements each of which the claim speaks",
+    "two ranks need the 56 elements each that the claim requires",
     claim="drops_at_random",
 )(answers_of(_SameInEach))
 
@@ -143,7 +143,7 @@ class _NothingDropped(OwnDropout):
 nothing_dropped = wrong(
     "chance that is none",
     DropoutCase(world_size=1, shape=(56,), requires_grad=()),
-    "the 56 elements of which the claim speaks",
+    "the 56 elements that the claim requires",
     claim="drops_at_random",
 )(answers_of(_NothingDropped))
 

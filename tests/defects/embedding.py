@@ -85,7 +85,7 @@ class _MaskNotApplied(Masked):
 mask_not_applied = wrong_rowwise(
     "a partial value taken for the whole",
     EmbeddingCase(world_size=2, style="rowwise", num_embeddings=2, requires_grad=()),
-    "one rank masks nothing, and a rank without ids of its own has no row to add",
+    "one rank masks nothing, and a rank without ids has no row to add",
 )(run_with(run_embedding, RowwiseParallel, _MaskNotApplied))
 
 

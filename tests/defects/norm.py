@@ -37,7 +37,7 @@ def gradient_of_own_tokens(case: NormCase, mesh: DeviceMesh, given: Given) -> An
 @wrong_rms_norm(
     "eps at another place",
     NormCase(world_size=1, norm="rms_norm", requires_grad=(), values=(("real", 1),)),
-    "of mean square q, values are off by eps / sqrt(q) of themselves, by right by eps / 2 q: the same at a quarter",
+    "the relative error is eps / sqrt(q) for a mean square q, a right one has eps / 2 q: the same at a quarter",
 )
 def eps_outside_the_root(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
     """rms_norm: eps is added to the root of the mean square, not to the mean square."""

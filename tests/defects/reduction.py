@@ -47,7 +47,7 @@ def amax_of_own_shard(case: ReductionCase, mesh: DeviceMesh, given: Given) -> An
 @wrong(
     "size not a multiple of the world size",
     ReductionCase(world_size=2, op="mean", layout="shard(0)", requires_grad=()),
-    "one element, and none on the second rank, whose mean is taken for zero",
+    "one element, and none on the second rank, which counts its mean as zero",
 )
 def mean_of_means(case: ReductionCase, mesh: DeviceMesh, given: Given) -> Answers:
     """mean over the dim that is divided: the average of the ranks' own means, however many terms each has."""

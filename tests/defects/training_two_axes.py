@@ -72,7 +72,7 @@ class _Unreduced(HsdpRun):
 replicas_not_reduced = wrong_hsdp(
     "a reduction missing in the backward",
     TwoAxisCase(world_size=2, mesh=(2, 1), style="hsdp", biases=("out_proj",), requires_grad=("out_proj.bias",)),
-    "two replicas, each with a row of its own",
+    "two replicas with one row each",
     claim="gradients_equal_unsharded",
 )(answers_of(_Unreduced))
 

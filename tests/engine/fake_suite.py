@@ -101,7 +101,7 @@ def search(prop, chunk, pool, known, failures_dir, *, until_s):
     log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
     log(f"shrinks to {chunk.world_sizes}")
     subject, _, trait = prop.subject.partition("_")
-    misuse = "the subject answers a name that nobody asked for" if chunk.world_size == 1 and "misused" in trait else ""
+    misuse = "the subject answers an unknown name" if chunk.world_size == 1 and "misused" in trait else ""
     if trait == "misused" and misuse:
         return Findings([], [], 0.0, misuse)
     if trait == "broken":

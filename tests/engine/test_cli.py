@@ -57,7 +57,7 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["run", "--fast"], "No such option"),
         (["run", "--profile=fast"], "--profile: unknown profile 'fast'"),
         (["run", "--world-sizes=0"], "--world-sizes: a world size must be in 1..64"),
-        (["run", "--subjects=nobody"], "--subjects: no property judges 'nobody'"),
+        (["run", "--subjects=absent"], "--subjects: no property judges 'absent'"),
         (["run", "--subjects=rowwise_liner"], "did you mean 'rowwise_linear'?"),
         (["run", "--backend=nope"], "'nope'"),
         (["run", "--device=nope"], "'nope'"),

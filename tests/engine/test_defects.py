@@ -60,7 +60,7 @@ FAMILIES = {
     "a term missing",
     "one element off by one ulp",
     "operands in fewer bits",
-    "a way of its own for one rank",
+    "a special path for one rank",
     "another dim",
     "another reduction",
     "another root",

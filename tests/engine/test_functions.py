@@ -111,14 +111,14 @@ def typed_in() -> object:
         (lambda: nn.Identity(), "build is a lambda, which has no name to send to the ranks: write `def build(...)`"),
         (
             defined_within(),
-            "build 'block' is defined within 'defined_within', where no rank finds it: move it to the top",
+            "build 'block' is defined within 'defined_within', so ranks cannot import it: move it to the top",
         ),
         (
             functools.partial(nn.Sequential, nn.Identity()),
             "an argument of build must be a plain value, such as a number",
         ),
         (nn.Identity(), "build must be a function or a class, got a Identity: write `def build(...)` in a file"),
-        (typed_in(), "build 'block' was defined in a notebook or at a prompt, where no rank finds it: write it to a"),
+        (typed_in(), "build 'block' was defined in a notebook or at a prompt, and ranks can import functions from"),
         (nn.Identity().forward, "build 'Identity.forward' is a method of one object: write `def build(...)`"),
         (functools.wraps(write)(lambda: nn.Identity()), "build 'write' is another object than write of "),
     ],

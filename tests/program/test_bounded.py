@@ -34,8 +34,8 @@ def test_a_bound_that_grows_from_layer_to_layer_is_told_with_the_layer_where_it_
     message = told("deep", (2, 3), "float32", by_parts=False)
 
     assert (
-        "may come to more than 0.1 of output; the bound says nothing from what 6.0 gives on (nor would float64 do): "
-        "say by_parts=True, or nothing of it, for each part to be judged by itself; or judge a smaller part" in message
+        "may add up to more than 0.1 of output; the bound is too wide from the value at 6.0 on (float64 would not be "
+        "enough): pass by_parts=True, or omit by_parts, to judge each part alone; or judge a smaller part" in message
     )
 
 
@@ -43,9 +43,9 @@ def test_a_bound_that_ends_in_the_backward_is_told_with_the_part_and_the_dtype_t
     message = told("encoder_layer", (1, 3, 4), "float32", by_parts=False)
 
     assert (
-        "more than 0.1 of grad.x; the bound says nothing from the gradient that comes back to norm1:input on: say "
-        "by_parts=True, or nothing of it, for each part to be judged by itself; or take float64, in which it would do "
-        "(--dtypes float64); or judge a smaller part" in message
+        "more than 0.1 of grad.x; the bound is too wide from the gradient at norm1:input on: pass by_parts=True, or "
+        "omit by_parts, to judge each part alone; or use float64, which is enough (--dtypes float64); or judge a "
+        "smaller part" in message
     )
 
 
@@ -53,8 +53,8 @@ def test_a_part_of_which_the_bound_says_nothing_is_named() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (
-        "of grad.x; the first part of which the bound says nothing is what self_attn[0] gives: take float64, in which "
-        "it would do (--dtypes float64); or judge a smaller part" in message
+        "of grad.x; the first too wide bound belongs to the value at self_attn[0]: use float64, which is enough "
+        "(--dtypes float64); or judge a smaller part" in message
     )
 
 
@@ -62,7 +62,7 @@ def test_smaller_shape_that_would_do_is_named() -> None:
     """No dtype is wider, and one part is all that the module has."""
     message = told("chaos", (4, 60, 2), "float64", step=STEP)
 
-    assert "take x of shape (4, 1, 2), in float64, in which it would do; or judge a smaller part" in message
+    assert "use x of shape (4, 1, 2) in float64, which is enough; or judge a smaller part" in message
 
 
 def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
@@ -71,14 +71,14 @@ def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
         HERE + "chaos", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
         micro_batches=2,
     )  # fmt: skip
-    with pytest.raises(Misuse, match=r"take input of shape \(8, 1, 2\), in float64, in which it would do"):
+    with pytest.raises(Misuse, match=r"use input of shape \(8, 1, 2\) in float64, which is enough"):
         prop.cases(Space((2,), ("float64",)))
 
 
 def test_dtype_that_shows_an_update_is_named() -> None:
     message = told("perceptron", (2, 3), "float32", where=STEPS, optimizer=f"{STEPS}small_sgd")
 
-    assert "so that nobody would see it missing: take float64, in which it would do (--dtypes float64)" in message
+    assert "so a missing update would not show: use float64, which is enough (--dtypes float64)" in message
 
 
 @pytest.mark.parametrize("batch", ["whole", "parts of the whole"])
@@ -86,8 +86,8 @@ def test_dtypes_of_a_step_are_named_in_16_bits(batch: str) -> None:
     message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch, by_parts=False)
 
     assert message == (
-        f"{STEPS}squares: with by_parts=False a step is judged as a whole, in float32 or float64, got bfloat16: take "
-        "--dtypes float32,float64, in which it would do; or leave by_parts out"
+        f"{STEPS}squares: with by_parts=False a step is judged as a whole, in float32 or float64, got bfloat16: use "
+        "--dtypes float32,float64, which is enough; or leave by_parts out"
     )
 
 
@@ -109,7 +109,7 @@ def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
     prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP, by_parts=False)
 
     assert prop.leaves_out is not None
-    assert "take --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]
+    assert "use --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]
 
 
 def test_reason_of_an_inconclusive_case_names_what_would_do() -> None:
@@ -118,5 +118,5 @@ def test_reason_of_an_inconclusive_case_names_what_would_do() -> None:
         optimizer=f"{STEPS}small_sgd",
     )  # fmt: skip
 
-    assert "take float64, in which it would do (--dtypes float64)" in reason_in(case)
+    assert "use float64, which is enough (--dtypes float64)" in reason_in(case)
     assert reason_in(replace(case, dtype="float64")) == ""

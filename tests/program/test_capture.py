@@ -267,7 +267,7 @@ def test_what_cannot_be_captured_is_said_and_nothing_is_written(
     ("body", "words"),
     [
         (lambda module: None, "called 0 times"),
-        (lambda module: module(torch.ones(1, 4), 2.0), "handed shift='2.0'"),
+        (lambda module: module(torch.ones(1, 4), 2.0), "called with shift='2.0'"),
     ],
 )
 def test_a_block_without_a_forward_of_tensors_is_refused(

@@ -151,8 +151,8 @@ def test_another_block_than_one_update_is_refused(tmp_path: Path, times: int) ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"optimizer": "Optimizer"}, "is none of ASGD, Adadelta"),
-        ({"optimizer": "__loader__"}, "is none of ASGD, Adadelta"),
+        ({"optimizer": "Optimizer"}, "has no known updates: use one of ASGD, Adadelta"),
+        ({"optimizer": "__loader__"}, "has no known updates: use one of ASGD, Adadelta"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"lr": -1.0}}]}, "does not take the options"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"betas": 0.5}}]}, "does not take the options"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"closure": 1.0}}]}, "has no option 'closure'"),

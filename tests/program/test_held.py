@@ -144,8 +144,8 @@ def test_a_wrong_place_that_a_user_says_is_a_wrong_value(pool: Pool) -> None:
     ("placed", "message"),
     [
         ("beyond", r"param\.0\.weight: indices must be int64 of shape \(4, 3\), 0 to 23, got .* 13 to 24"),
-        ("indices_alone", r"of parameter 0\.weight, must give None or a tensor and its indices, got Tensor"),
-        ("too_few", r"int64 of its shape \(4, 3\), -1 where an element is none of 0\.weight, got .* \(1, 3\)"),
+        ("indices_alone", r"for parameter 0\.weight, must return None or a tensor and its indices, got Tensor"),
+        ("too_few", r"int64 of its shape \(4, 3\), -1 for an element outside 0\.weight, got .* \(1, 3\)"),
         ("missing", "placed 'tests.programs.held:missing' cannot be imported"),
         ("mlp", r"placed .* must take \(module, name\), but takes \(\)"),
     ],

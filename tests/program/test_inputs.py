@@ -161,12 +161,12 @@ def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
         (
             "decides",
             r"no bound is known for item\(\), in inner, at .*inputs.py:\d+, `return x \* .*item\(\).*`: "
-            "decide on tensors",
+            "decide by torch.where",
         ),
         (
             "squeezed",
             r"no bound is known for hardsigmoid_backward.*, in the backward of the forward in inner, at .*"
-            r"tests/programs/inputs.py:\d+, `return functional.hardsigmoid\(x\)`: leave it out",
+            r"tests/programs/inputs.py:\d+, `return functional.hardsigmoid\(x\)`: judge a module without it",
         ),
         (
             "ties",
@@ -265,7 +265,7 @@ def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> Non
             {"outputs": ("logit",)},
             "gives output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
         ),
-        (LOOKED, {"outputs": ("nobody",)}, "nothing at nobody: outputs may hold 'logits', 'pair.0', 'pair.1'"),
+        (LOOKED, {"outputs": ("absent",)}, "nothing at absent: outputs may hold 'logits', 'pair.0', 'pair.1'"),
         (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),
         (LOOKED | {"x": real((4,))}, {"sizes": (("batch", 1), ("seq", 2)), "batch": "mean of parts"}, "batch of 1 can"),
         ({"x": real((3, "batch"))}, {"batch": "mean of parts"}, r"along the first dim alone, x is of \(3, 'batch'\)"),
@@ -275,7 +275,8 @@ def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> Non
         (
             {"idz": ids(11, ("batch",))},
             {},
-            "keyword argument 'idz'; idz is handed over by name: call it as the forward does, or name it in positional",
+            "keyword argument 'idz'; idz is passed by name: use the name of the forward's argument, or list it in "
+            "positional",
         ),
     ],
 )
@@ -286,14 +287,14 @@ def test_what_is_no_case_is_told(inputs: dict[str, Any], fields: dict[str, Any],
 
 def test_what_values_give_its_shape_is_told() -> None:
     inputs = {"x": real((9,)), "mask": mask((9,))}
-    with pytest.raises(Misuse, match=r"output\.1 has shape .* or .*, as its inputs' values will have it: .*outputs="):
+    with pytest.raises(Misuse, match=r"output\.1 has shape .* or .*, depending on its inputs' values: .*outputs="):
         case_of("shaped_by_values", "whole", inputs)
     assert list(case_of("shaped_by_values", "whole", inputs, outputs=("0",)).facts.outputs) == ["output.0"]
 
 
 @pytest.mark.ranks
 def test_what_the_parallel_module_gives_must_be_what_the_unsharded_one_gives(pool: Pool) -> None:
-    with pytest.raises(Misuse, match=r"output\.cache is no tensor, got object: name those outputs that"):
+    with pytest.raises(Misuse, match=r"output\.cache must be a tensor, got object: name the outputs to"):
         judge("module", model_case("searching", outputs=()), pool)
 
 

@@ -66,10 +66,10 @@ def test_another_function_is_refuted(pool: Pool) -> None:
     [
         ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
         ("nothing", "must return the parallel module, got NoneType: return it"),
-        ("whole", "no collective ran, forward or backward, on 2 ranks that each had the whole batch"),
-        ("misspelt", "nothing made the module parallel: its plan may name parts that the module does not have"),
-        ("marked", "nothing made the module parallel"),
-        ("with_optimizer", "no collective ran, .* where each rank is to have rows of its own, say batch='mean of"),
+        ("whole", "no collective ran, forward or backward, on 2 ranks with the whole batch each"),
+        ("misspelt", "the module is not parallel. The plan may name parts that the module does not have"),
+        ("marked", "the module is not parallel"),
+        ("with_optimizer", "no collective ran, .* If each rank has different rows, pass batch='mean of"),
         ("without_mesh", r"must take \(module, mesh\), but takes .*: too many positional arguments"),
         ("with_aside", "the parallel module must give one tensor, got tuple"),
         ("missing", "parallelize 'tests.programs.module:missing' cannot be imported"),
@@ -83,9 +83,7 @@ def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: st
 @pytest.mark.ranks
 def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
     """The parameter is whole, so it is unknown which part the gradient is."""
-    with pytest.raises(
-        Misuse, match=r"gradient of weight is held as .* \(2, 3\), .* \(4, 3\): a shard must be a DTensor"
-    ):
+    with pytest.raises(Misuse, match=r"gradient of weight is a plain tensor .* \(2, 3\), .* \(4, 3\): make the shard"):
         judge("module", case_of("linear", "gradients_in_parts"), pool)
 
 
@@ -119,15 +117,12 @@ def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
     [
         (
             "local_columns",
-            r"output is of shape \(2, 2\), and the unsharded module's of \(2, 4\): it is what this rank has of that "
-            r"divided along dim 1: gather it \(all_gather, full_tensor\(\) of a DTensor, output_layouts=.*\)\n",
+            r"output has shape \(2, 2\), but the unsharded module's output has \(2, 4\): that is this rank's shard "
+            r"along dim 1: gather it \(all_gather, full_tensor\(\) of a DTensor, output_layouts=.*\)\n",
         ),
-        ("local_rows", r"\(1, 4\), .* divided along dim 0: .*, or, .* rows of its own, say batch='mean of parts'\n"),
-        ("flat", r"\(8,\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole, on"),
-        (
-            "summed",
-            r"of shape \(\), and the unsharded module's of \(2, 4\): give what the unsharded module gives, whole",
-        ),
+        ("local_rows", r"\(1, 4\), .* shard along dim 0: .* different rows, pass batch='mean of parts'\n"),
+        ("flat", r"\(8,\), but the unsharded module's output has \(2, 4\): return the unsharded module's whole output"),
+        ("summed", r"shape \(\), but the unsharded module's output has \(2, 4\): return the unsharded module's whole"),
     ],
 )
 def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
@@ -220,9 +215,9 @@ def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something
     [
         (
             "dropout",
-            r"with x of shape .*: bernoulli_ draws at random, .*, at .*dropout\.py:\d+, `.*`: leave it out of",
+            r"with x of shape .*: bernoulli_ draws at random, .*, at .*dropout\.py:\d+, `.*`: judge a module",
         ),
-        ("deep", "the roundings of a correct module may come to more than 0.1 of .*; or judge a smaller part"),
+        ("deep", "the roundings of a correct module may add up to more than 0.1 of .*; or judge a smaller part"),
     ],
 )
 def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:

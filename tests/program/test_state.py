@@ -131,10 +131,10 @@ def test_state_that_no_row_changes_needs_no_contract(world_size: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"build": "counting_loss"}, r"with state='whole batch' output\.loss must have .* outputs=\('logits',\)"),
-        ({"inputs": (*KINDS["inputs"], ("shift", "real", (3,)))}, "with state='whole batch' shift must have the rows"),
+        ({"build": "counting_loss"}, r"with state='whole batch', output\.loss must have .* outputs=\('logits',\)"),
+        ({"inputs": (*KINDS["inputs"], ("shift", "real", (3,)))}, "with state='whole batch', shift must have the rows"),
         ({"build": "counting_loss", "batch": "parts of the whole", "state": OWN, "step": f"{HERE}step",
-          "values": (("real", 0),)}, "a step's state is that of the whole batch"),
+          "values": (("real", 0),)}, "a step's state follows the whole batch"),
         ({"state": "whole"}, "state must be one of"),
     ],
 )  # fmt: skip

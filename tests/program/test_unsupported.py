@@ -161,7 +161,7 @@ def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Poo
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
     with pytest.raises(
-        Misuse, match=r"does not support the mesh \(3, 1\) on which it was asked: three are one too many"
+        Misuse, match=r"does not support the mesh \(3, 1\), on which it was tried: three are one too many"
     ):
         resolved(prop, pool, Space((3,), limits.DTYPES))
 

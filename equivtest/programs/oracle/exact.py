@@ -22,7 +22,7 @@ from equivtest.programs.oracle.unsharded import Tensors, make_unsharded, run_par
 from equivtest.programs.values import VARIANTS, bounds_of
 from equivtest.tensors import DTYPES
 
-EXACT = "equal: the unsharded module in float64, no operation of which can round these values"
+EXACT = "equal: the unsharded module in float64, and none of its operations can round these values"
 
 
 def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:

@@ -40,7 +40,7 @@ NORMED = 4
 Source: torch.nn.utils.get_total_norm (2.13.0), the norm of the gradients' norms.
 """
 
-NOT_SEEN = "the update is less than what storing the parameter may round, so that nobody would see it missing"
+NOT_SEEN = "the update is smaller than the rounding of the stored parameter, so a missing update would not show"
 
 
 def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None, once: Once) -> Expected:

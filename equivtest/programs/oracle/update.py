@@ -56,7 +56,7 @@ def expect_update(
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     if optimizer not in FOLLOWED:
-        raise Misuse(f"optimizer {optimizer[:40]!r} is none of {', '.join(FOLLOWED)}, of which updates are followed")
+        raise Misuse(f"optimizer {optimizer[:40]!r} has no known updates: use one of {', '.join(FOLLOWED)}")
     kind = getattr(torch.optim, optimizer)
     for _, options in groups:
         _require_options(kind, options)

@@ -109,10 +109,10 @@ def ran_within_bounds(
 def _way_out(error: InexactData) -> str:
     """Says what to do about an operation that cannot be followed."""
     if "at random" in str(error):
-        return "leave it out of the module that is judged, call eval() on it, or set its probability to 0"
+        return "judge a module without it, call eval() on it, or set its probability to 0"
     if "item()" in str(error):
-        return "decide on tensors, such as by torch.where, or on shapes, or judge the parts before and after it"
-    return "leave it out of the module that is judged, or write a case family with an oracle of its own"
+        return "decide by torch.where or by shapes, or judge the parts before and after it"
+    return "judge a module without it, or write a case family with its own oracle"
 
 
 def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:

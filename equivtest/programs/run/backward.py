@@ -62,11 +62,11 @@ def _require_shape(
         rank = rank * size + place
     dim = divided_dim(right, shape, case.mesh_shape, rank)
     is_own = "this rank's rows of " if case.has_own_rows else ""
-    said = f"{case.parallelize}: {name} is of shape {shape}, and {is_own}the unsharded module's of {right}"
+    message = f"{case.parallelize}: {name} has shape {shape}, but {is_own}the unsharded module's output has {right}"
     if dim is None:
-        raise ValueError(f"{said}: give what the unsharded module gives, whole, on every rank")
-    rows = ", or, where each rank is to have rows of its own, say batch='mean of parts'"
+        raise ValueError(f"{message}: return the unsharded module's whole output on every rank")
+    rows = ". If each rank has different rows, pass batch='mean of parts'"
     raise ValueError(
-        f"{said}: it is what this rank has of that divided along dim {dim}: gather it (all_gather, full_tensor() of a "
+        f"{message}: that is this rank's shard along dim {dim}: gather it (all_gather, full_tensor() of a "
         f"DTensor, output_layouts=Replicate() in a plan){'' if dim or case.has_own_rows else rows}"
     )

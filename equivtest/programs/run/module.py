@@ -119,9 +119,9 @@ def _run_once(
     parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
-            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that each had the "
-            "whole batch, so that nothing made the module parallel: its plan may name parts that the module does not "
-            "have; where each rank is to have rows of its own, say batch='mean of parts'"
+            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks with the whole "
+            "batch each, so the module is not parallel. The plan may name parts that the module does not have. If each "
+            "rank has different rows, pass batch='mean of parts'"
         )
     found: dict[str, torch.Tensor | None] = {**outputs}
     found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}

@@ -156,7 +156,7 @@ def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
         parts = [Part(each.value.flatten(), _flat(each.gradient), each.indices.flatten()) for each in parts]
     if len(dtypes := {each.value.dtype for each in parts}) > 1:
         raise Misuse(
-            f"{case.parallelize}: parameter {name} is held in {' and '.join(sorted(map(str, dtypes)))}: hold it in one"
+            f"{case.parallelize}: parameter {name} has parts in {' and '.join(sorted(map(str, dtypes)))}: use one dtype"
         )
     indices, value = _joined([each.indices for each in parts]), _joined([each.value for each in parts])
     gradient = None
@@ -204,8 +204,8 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
     gradient = None if gradient is None else _local(gradient)
     if gradient is not None and gradient.shape != local.shape:
         raise Misuse(
-            f"{case.parallelize}: parameter {name} is held as shape {tuple(local.shape)}, its gradient as "
-            f"{tuple(gradient.shape)}: they must be of one shape"
+            f"{case.parallelize}: parameter {name} has local shape {tuple(local.shape)}, its gradient "
+            f"{tuple(gradient.shape)}: they must have the same shape"
         )
     is_held = indices != NONE
     if bool(is_held.all()):
@@ -226,13 +226,13 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
     if told is None:
         return None
     is_pair = isinstance(told, tuple) and len(told) == 2 and all(isinstance(each, torch.Tensor) for each in told)
-    what = f"{case.judge.placed}, of parameter {name}, must give None or a tensor and its indices"
+    what = f"{case.judge.placed}, for parameter {name}, must return None or a tensor and its indices"
     if not is_pair:
         raise Misuse(f"{what}, got {type(told).__name__}")
     tensor, indices = told
     if indices.dtype != torch.int64 or indices.shape != _local(tensor).shape:
         raise Misuse(
-            f"{what}, int64 of its shape {tuple(_local(tensor).shape)}, -1 where an element is none of {name}, got "
+            f"{what}, int64 of its shape {tuple(_local(tensor).shape)}, -1 for an element outside {name}, got "
             f"{indices.dtype} of shape {tuple(indices.shape)}"
         )
     return [_elements(case, name, tensor, indices.cpu())]
@@ -243,6 +243,6 @@ def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shap
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(
-        f"{case.parallelize}: {what} is held as a plain tensor of shape {tuple(tensor.shape)}, the unsharded one has "
-        f"{shape}: a shard must be a DTensor, which says where it lies (DTensor.from_local makes one), or {WAY_OUT}"
+        f"{case.parallelize}: {what} is a plain tensor of shape {tuple(tensor.shape)}, the unsharded one has {shape}: "
+        f"make the shard a DTensor by DTensor.from_local, which records its place, or {WAY_OUT}"
     )

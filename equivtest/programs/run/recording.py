@@ -226,7 +226,7 @@ def named_inputs(
             found[name] = value
         elif value is not None and not (isinstance(value, bool | int | float | str) and value == default):
             raise Misuse(
-                f"the module is handed {name}={str(value)[:40]!r}, which is no tensor and not the default: hand it "
-                "tensors by name, and have the module fix what else there is"
+                f"the module was called with {name}={str(value)[:40]!r}, which is no tensor and not the default: pass "
+                "tensors by name, and set all other values within the module"
             )
     return found, tuple(name for name in positional if name in found)

@@ -30,6 +30,6 @@ class _ReducedWhole(nn.Linear):
 output_reduced_whole = wrong(
     "other collectives than documented",
     LinearCase(world_size=2, style="rowwise", in_features=2, output_layout="shard(0)", requires_grad=(), records=True),
-    "one rank reduces nothing, and torch reduces nothing where there are fewer in features than ranks",
+    "one rank reduces nothing, and torch reduces nothing if there are fewer in features than ranks",
     claim="uses_only_collectives",
 )(run_with(run_linear, RowwiseParallel, _ReducedWhole))

@@ -137,7 +137,7 @@ def output_differs_on_last_rank(case: LinearCase, mesh: DeviceMesh, given: Given
 
 
 @wrong_rowwise(
-    "a way of its own for one rank",
+    "a special path for one rank",
     LinearCase(world_size=1, style="rowwise", requires_grad=()),
     "one product of two factors that share the 24 bits of float32 has more than the 8 of bfloat16",
     claim="is_the_identity_for_one_rank",

@@ -35,7 +35,7 @@ clipped_by_local_norm = wrong_zero3_all_gather(
     DataParallelCase(
         world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2, clip_norm=1.0
     ),
-    "one rank's norm is that of all; of two, the second holds nothing of one element",
+    "one rank has the norm of all; of two, the second has an empty shard of one element",
     claim="trains_like_unsharded",
 )(answers_of(_Local, fetch_by_all_gather))
 

@@ -205,7 +205,7 @@ class _PaddingRead(Zero3Run):
 norm_reads_padding = wrong_zero3_all_reduce(
     "uninitialised memory reaches a value",
     DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",), optimizer="sgd", steps=2),
-    "one rank pads nothing; of two, the second holds nothing but padding of one element",
+    "one rank pads nothing; of two, the second holds only padding of one element",
     claim="trains_like_unsharded",
 )(answers_of(_PaddingRead, fetch_by_all_reduce))
 
@@ -242,7 +242,7 @@ whole_kept_over_the_update = wrong_zero3_all_gather(
         steps=2,
         values=(("dense", 1),),
     ),
-    "one weight, updated once, tells from the second step on, where the hidden feature is active then",
+    "one weight, updated once, shows it from the second step on if the hidden feature is active then",
     claim="trains_like_unsharded",
 )(answers_of(_Kept, fetch_by_all_gather))
 
@@ -267,6 +267,6 @@ class _LeftOut(Zero3Run):
 rank_without_partition_left_out = wrong_zero3_all_gather(
     "size not a multiple of the world size",
     DataParallelCase(world_size=2, style="zero3", requires_grad=("out_proj.weight",)),
-    "of two ranks the second holds nothing of one element, and has a row of its own",
+    "of two ranks the second has an empty shard of one element, and another row",
     claim="gradients_equal_unsharded",
 )(answers_of(_LeftOut, fetch_by_all_gather))

@@ -93,7 +93,7 @@ class _Apart(Zero3Run):
 partitioned_once_per_place = wrong_zero3_all_gather(
     "a copy left behind",
     _trained("zero3"),
-    "one weight of one element: its second place is as it was after the first update",
+    "one weight of one element: the first update leaves its second place unchanged",
     claim="trains_like_unsharded",
 )(answers_of(_Apart, fetch_by_all_gather))
 

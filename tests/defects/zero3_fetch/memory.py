@@ -38,7 +38,7 @@ def buffer_not_zeroed(case: FetchCase, mesh: DeviceMesh, given: Given) -> Answer
 @wrong_all_gather(
     "a collective not waited for",
     FetchCase(world_size=2),
-    "one rank waits for nobody; of two, the first looks before the second has come",
+    "one rank waits for no other; of two, the first looks before the second has come",
 )
 @argument_of(run_fetch)
 def taken_before_it_arrives(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
@@ -182,7 +182,7 @@ def sums_the_negative(parameters: Parameters, mesh: DeviceMesh) -> Fetch:
 
 
 @wrong_all_reduce(
-    "a way of its own for one rank",
+    "a special path for one rank",
     FetchCase(world_size=1, values=(("special", 0),)),
     "one element suffices; more ranks go the common way",
     claim="is_the_identity_for_one_rank",
