@@ -24,7 +24,7 @@ ALL_MODES = (("real", 0), ("peaked", 1), ("real", 2), ("peaked", 3), ("real", 4)
 
 parallel_cross_entropy = Property(
     subject="parallel_cross_entropy",
-    statement="F.cross_entropy within loss_parallel, of logits divided by class, is that of the whole logits.",
+    statement="F.cross_entropy of logits divided by class, within loss_parallel, equals that function of whole logits.",
     source=SOURCE,
     cases=cross_entropy_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
@@ -58,7 +58,7 @@ GATHERED = "torch/distributed/tensor/_ops/_math_ops.py, softmax_strategy and nll
 
 dtensor_cross_entropy = Property(
     subject="dtensor_cross_entropy",
-    statement="F.cross_entropy of DTensors, logits divided by class or by position, is that of the whole logits.",
+    statement="F.cross_entropy of DTensors divided by class or by position equals that function of whole logits.",
     source=GATHERED,
     cases=gathered_cross_entropy_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),

@@ -114,7 +114,7 @@ fsdp2_mlp = Property(
 
 fsdp2_mlp_refuses = Property(
     subject="fsdp2_mlp",
-    statement="A weight that cannot be sharded as it is asked for is refused, on every rank alike.",
+    statement="Every rank refuses a weight that cannot be sharded along the requested dim.",
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard: shard_placement_fn (2.13.0)",
     cases=refused_sharding_cases,
     claims=(refuses,),

@@ -34,7 +34,7 @@ def on_all_ranks() -> tuple[DropoutCase, ...]:
 
 parallel_dropout = Property(
     subject="parallel_dropout",
-    statement="nn.Dropout of a DTensor drops by chance, and is the unsharded one but for what it drops.",
+    statement="nn.Dropout of a DTensor drops at random, and all other elements equal the unsharded ones.",
     source="torch/distributed/tensor/parallel/style.py, class SequenceParallel; torch/nn/modules/dropout.py; "
     "torch/distributed/tensor/_random.py (2.13.0)",
     cases=dropout_cases,
@@ -50,5 +50,5 @@ parallel_dropout = Property(
                     records=True),
     ),
     weight=2,
-    without_collectives="each rank drops elements of its own shard, and the seed comes with the case",
+    without_collectives="each rank drops elements of its shard, and the seed comes with the case",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 prepared_module = Property(
     subject="prepared_module",
-    statement="PrepareModuleInput, PrepareModuleOutput and both change where a tensor lives and nothing else.",
+    statement="PrepareModuleInput, PrepareModuleOutput and both change a tensor's placements and nothing else.",
     source="torch/distributed/tensor/parallel/style.py, classes PrepareModuleInput, PrepareModuleOutput and "
     "PrepareModuleInputOutput (2.13.0)",
     cases=prepared_cases,

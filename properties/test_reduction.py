@@ -14,7 +14,7 @@ from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 reduction = Property(
     subject="reduction",
-    statement="A reduction or softmax of a DTensor is that of the whole tensor, and so is its gradient.",
+    statement="A reduction or softmax of a DTensor, and its gradient, equal those of the whole tensor.",
     source="torch/distributed/tensor/_ops/_math_ops.py, common_reduction_strategy and softmax_strategy (2.13.0)",
     cases=reduction_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),

@@ -21,5 +21,5 @@ scale = Property(
         # Five rows over four ranks: 2, 2, 1 and none.
         ScaleCase(world_size=4, shape=(5, 3), factor=-3, values=(("dense", 0), ("real", 1))),
     ),
-    without_collectives="a product of elements is taken where they lie",
+    without_collectives="each rank multiplies the elements of its shard",
 )

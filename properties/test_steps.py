@@ -38,12 +38,12 @@ def clipped(
     )
 
 
-# Parameters that all ranks hold, that are divided along one axis or both, frozen and unused.  Where a rank has none of
-# one, torch hangs for the largest magnitude (finding 23).
+# Parameters that all ranks hold, that are divided along one axis or both, frozen and unused.  If a rank has an empty
+# shard, torch hangs for the largest magnitude (finding 23).
 norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_largest", math.inf, world_sizes=FULL)
 
-# The same on several meshes, empty on some ranks too, beside experts of each rank's own and parameters of one pipeline
-# stage.  The other norm of each is among the right ones of `studies.step_defects`.
+# The same on several meshes, with shards empty on some ranks, beside each rank's own experts and parameters of one
+# pipeline stage.  `studies.step_defects` judges the other norm of each.
 norm_of_groups_by_root = clipped("grouped_with_empty_shards", "over_meshes", "by_groups_by_root", 2)
 
 # An infinity on one rank alone, the last, keeps every rank from its update.
