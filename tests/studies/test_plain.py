@@ -75,10 +75,6 @@ def test_each_idiom_is_found_in_an_example(name: str) -> None:
     assert any(name in plain.Line("documents", "", 1, text).idioms for text in examples)
 
 
-def test_budget_of_today_is_never_above_the_final_one_by_mistake() -> None:
-    assert all(plain.TODAY[kind] >= plain.FINAL[kind] for kind in plain.FINAL)
-
-
 @pytest.mark.parametrize(
     ("subject", "problem"),
     [
