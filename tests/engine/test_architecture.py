@@ -194,7 +194,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 @pytest.mark.parametrize("module", PATHS)
-def test_what_is_heavy_is_imported_at_home_only(module: str) -> None:
+def test_heavy_module_is_imported_at_home_only(module: str) -> None:
     for name, homes in HOMES.items():
         if not any(is_at_home(module, home) for home in homes):
             assert not any(is_within(imported, name) for imported in imports_of(module)), f"{module} imports {name}"

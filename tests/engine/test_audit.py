@@ -78,7 +78,7 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_message_from_anybody_is_not_seen_by_its_being_spoiled(pool: Pool) -> None:
+def test_receive_from_any_rank_is_not_seen_as_spoiled(pool: Pool) -> None:
     """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
@@ -101,7 +101,7 @@ def test_an_exception_rejects_a_collective_too(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_gradients_that_nobody_needed_to_reduce_show_nothing(pool: Pool) -> None:
+def test_gradient_without_need_of_reduction_shows_nothing(pool: Pool) -> None:
     """Every rank has the same batch: an average of equal gradients is what each rank had."""
     prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="whole")
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
@@ -121,7 +121,7 @@ def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_what_ddp_calls_from_its_reducer_is_seen(pool: Pool) -> None:
+def test_collective_of_ddps_reducer_is_seen(pool: Pool) -> None:
     prop = shipped()["ddp_mlp"]
 
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
@@ -136,7 +136,7 @@ def audited_fsdp2(pool: Pool, batch: str) -> Audit:
 
 
 @pytest.mark.ranks
-def test_what_fsdp2_calls_itself_is_seen(pool: Pool) -> None:
+def test_collective_of_fsdp2_is_seen(pool: Pool) -> None:
     """With a divided batch, each rank's gradients must reach the others."""
     found = audited_fsdp2(pool, "mean of parts")
     rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
@@ -247,7 +247,7 @@ def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_fault_that_cannot_be_planted_says_nothing_of_claims(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unplanted_fault_leaves_claims_open(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its visits are not counted as rejected."""
     monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if planting raised every exception
     found = audited(of_fetch("raises_on_another_sum"), pool)
@@ -283,11 +283,11 @@ def found_of(**rejected: int) -> Audit:
 @pytest.mark.parametrize(
     ("num_calls", "chosen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 9, 19])]
 )
-def test_of_many_calls_the_first_and_the_last_are_spoiled(num_calls: int, chosen: list[int]) -> None:
+def test_audit_spoils_first_and_last_of_many_calls(num_calls: int, chosen: list[int]) -> None:
     assert representatives(range(num_calls), [4] * num_calls) == chosen
 
 
-def test_of_calls_of_several_sizes_one_of_each_is_spoiled() -> None:
+def test_audit_spoils_one_call_of_each_size() -> None:
     """A count of tokens that is gathered between larger tensors is called for another reason."""
     assert representatives(range(10, 20), [4, 4, 4, 4, 4, 4, 8, 8, 16, 4]) == [10, 14, 16, 18, 19]
     assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
@@ -347,7 +347,7 @@ def run_of_a_wrong_fetch(command: Command, folder: Path, *args: str) -> Ended:
 
 
 @pytest.mark.ranks
-def test_audit_of_a_wrong_program_is_no_failure_of_its_own(command: Command, tmp_path: Path) -> None:
+def test_audit_of_wrong_program_adds_no_failure(command: Command, tmp_path: Path) -> None:
     ended = run_of_a_wrong_fetch(command, tmp_path)
 
     assert ended.code == 1 and "Misuse" not in ended.stdout and "mine[audit]" not in ended.stdout
@@ -371,9 +371,7 @@ def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
-def test_a_run_whose_selection_leaves_the_audit_out_says_so(
-    pytester: pytest.Pytester, keyword: str, told: list[str]
-) -> None:
+def test_run_without_selected_audit_says_so(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=on", "-k", keyword)
     line = "audit   left out by the selection, so that a green may show nothing"

@@ -72,13 +72,13 @@ def test_without_right_bits_there_is_no_verdict(claim: Claim) -> None:
 @pytest.mark.parametrize(
     ("claim", "kind"), [*zip((*BITS, equals_unsharded), ("bits", "holds", "bits", "holds"), strict=True)]
 )
-def test_a_lost_sign_of_zero_is_excused_where_zeros_were_added(claim: Claim, kind: str) -> None:
+def test_lost_sign_of_zero_is_excused_after_added_zeros(claim: Claim, kind: str) -> None:
     """By value it is right; only claims on bits see it."""
     assert judge(claim, with_first(SPECIAL, 0.0)).kind == kind
 
 
 @pytest.mark.parametrize(("claim", "kind"), [*zip(BITS, ("bits", "holds", "bits"), strict=True)])
-def test_a_quiet_nan_is_excused_where_zeros_were_added(claim: Claim, kind: str) -> None:
+def test_quiet_nan_is_excused_after_added_zeros(claim: Claim, kind: str) -> None:
     assert judge(claim, with_first(NAN, float("nan")), NAN).kind == kind
 
 
@@ -124,7 +124,7 @@ def test_shapes_and_partial_layouts_are_other_claims_business() -> None:
     assert judge(is_exact_without_reduction, replies).kind == "holds"
 
 
-def test_one_rank_alone_is_held_to_the_identity() -> None:
+def test_identity_is_claimed_of_one_rank_alone() -> None:
     """The claim is about no larger world."""
     one = replace(SPECIAL, world_size=1)
     kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
@@ -180,7 +180,7 @@ def test_only_the_first_draw_of_a_case_that_repeats_is_judged() -> None:
     assert draws == [0] and judge_replies("s", SPECIAL, right_replies(SPECIAL), [repeats_itself]) == []
 
 
-def test_a_message_says_what_did_not_repeat() -> None:
+def test_message_names_the_tensor_that_did_not_repeat() -> None:
     replies = again(right_replies(REPEATS), 1, 0.0)
     [verdict] = judge_replies("mine", REPEATS, replies, [repeats_itself])
     told = write_message(verdict)
@@ -225,14 +225,12 @@ def repeated(case: LinearCase, factor: float, arithmetics: Arithmetics) -> Verdi
         ("dense", 1.0, ("holds", "holds")),
     ],
 )
-def test_what_is_rounded_may_repeat_in_another_order_where_that_is_declared(
-    mode: str, factor: float, kinds: tuple[str, str]
-) -> None:
+def test_rounded_sum_may_repeat_in_another_declared_order(mode: str, factor: float, kinds: tuple[str, str]) -> None:
     case = replace(REPEATED, values=((mode, 0),))
     assert tuple(repeated(case, factor, each).kind for each in (TORCH_CPU, VARYING)) == kinds
 
 
-def test_other_bits_of_which_a_bound_concludes_nothing_are_inconclusive() -> None:
+def test_other_bits_within_an_open_bound_are_inconclusive() -> None:
     """A value that cancels in bfloat16 may be off by a fifth of itself."""
     case = LinearCase(
         world_size=3, dtype="bfloat16", style="rowwise", in_features=3, repeats=True, values=(("real-cancelling", 1),)
@@ -245,7 +243,7 @@ def test_other_bits_of_which_a_bound_concludes_nothing_are_inconclusive() -> Non
     [(12, 0.0, "holds"), (13, 0.0, "holds"), (13, -0.0, "holds"), (12, -0.0, "bits"), (14, 0.0, "bits")],
     ids=["+sub to +0", "-sub to +0", "-sub to -0", "+sub to -0", "smallest normal"],
 )
-def test_a_subnormal_may_be_flushed_where_zeros_were_added(number: int, value: float, kind: str) -> None:
+def test_subnormal_may_be_flushed_after_added_zeros(number: int, value: float, kind: str) -> None:
     case = replace(SPECIAL, collective="all_reduce", values=(("special", number),))
     replies = with_first(case, value)
     claims = [is_exact_but_for_added_zeros]
@@ -254,7 +252,7 @@ def test_a_subnormal_may_be_flushed_where_zeros_were_added(number: int, value: f
 
 
 @pytest.mark.parametrize("claim", [equals_unsharded, is_exact_without_reduction], ids=lambda claim: claim.name)
-def test_no_subnormal_is_flushed_where_nothing_is_added(claim: Claim) -> None:
+def test_subnormal_is_kept_if_nothing_is_added(claim: Claim) -> None:
     """For an all_gathered tensor, and for the partitions of any fetch."""
     case = replace(SPECIAL, collective="all_gather", values=(("special", 12),))
     [verdict] = judge_replies("mine", case, with_first(case, 0.0), [claim], FLUSHING)

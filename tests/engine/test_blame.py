@@ -50,7 +50,7 @@ def told(subject: str, case: Case, pool: Pool, kind: str = "value") -> str:
         ("raises_attribute", "zero3_fetch_all_gather", FETCH, HELD),
     ],
 )
-def test_a_collective_is_named_where_it_is_called(pool: Pool, fault: str, subject: str, case: Case, layer: str) -> None:
+def test_fault_names_the_layer_of_its_collective(pool: Pool, fault: str, subject: str, case: Case, layer: str) -> None:
     """And another's fault is not this failure's."""
     with Pool(
         Backend("planted", imports=("tests.programs.planted",)), environment={FAULT: fault}, beside=pool
@@ -67,7 +67,7 @@ def test_a_collective_is_named_where_it_is_called(pool: Pool, fault: str, subjec
         ("with_an_operand_changed", FETCH, "parallelization: every call is right from its operands: 2 collectives "),
     ],
 )  # fmt: skip
-def test_what_the_backend_does_right_is_not_blamed_on_it(pool: Pool, subject: str, case: Case, layer: str) -> None:
+def test_right_call_does_not_blame_the_backend(pool: Pool, subject: str, case: Case, layer: str) -> None:
     """A reduction that the ranks do not agree on, and an operand that changed under way, are the subject's."""
     assert told(PROGRAMS + subject, case, pool).startswith(layer)
 
@@ -98,13 +98,13 @@ def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(poo
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
-def test_however_ranks_exchange_what_comes_as_it_was_sent_is_right(pool: Pool, subject: str) -> None:
+def test_unchanged_message_is_right_by_any_way_of_exchange(pool: Pool, subject: str) -> None:
     """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
 
 
 @pytest.mark.ranks
-def test_what_is_declined_when_it_is_watched_has_not_held(pool: Pool) -> None:
+def test_case_declined_when_watched_has_no_fault_line(pool: Pool) -> None:
     here = "tests.programs.unsupported:"
     case = ModuleCase(world_size=2, build="tests.programs.module:mlp", parallelize=f"{here}never", x_shape=(2, 3))
 
@@ -122,7 +122,7 @@ DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
         ("opens_early", "barrier", "collective: barrier, call 1 of it"),
     ],
 )
-def test_messages_and_barriers_are_judged_by_themselves(pool: Pool, fault: str, name: str, layer: str) -> None:
+def test_messages_and_barriers_are_judged_alone(pool: Pool, fault: str, name: str, layer: str) -> None:
     """On a busy machine who is let through too early may come to it too late, and try again."""
     case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
     with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:
@@ -142,7 +142,7 @@ def found(kind: str, op: str, operands: Any, rank: int = 0, root: int | None = N
     return [value for each in right for value in each.value.tolist()]
 
 
-def test_what_is_right_of_a_collective_hangs_on_its_operands_alone() -> None:
+def test_right_result_of_a_collective_depends_on_its_operands_alone() -> None:
     operands = [items(1, -2), items(3, 4)]
     divided = [[[torch.tensor([1.0]), torch.tensor([2.0, 5.0])]], [[torch.tensor([3.0]), torch.tensor([4.0, 6.0])]]]
 
@@ -159,7 +159,7 @@ def test_integers_wrap_around_and_bits_are_combined() -> None:
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
 
 
-def test_operands_are_multiplied_first_where_no_product_is_rounded() -> None:
+def test_operands_are_multiplied_first_if_no_product_rounds() -> None:
     assert premultiplied(items(3, -1), 0.5)[0][0].tolist() == [1.5, -0.5]
     with pytest.raises(Unjudged, match=r"the right result is unknown for rounded products with 0\.1"):
         premultiplied(items(3), 0.1)
@@ -192,7 +192,7 @@ def test_one_wrong_element_of_a_product_is_found(dtype: torch.dtype) -> None:
     assert "at (1, 1), 1 of 6 wrong" in first_wrong([result + off], expected)
 
 
-def test_what_an_operator_writes_to_is_judged_too() -> None:
+def test_tensor_written_by_an_operator_is_judged_too() -> None:
     """The result of an in-place operator is the tensor that it wrote to."""
     right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
 

@@ -66,7 +66,7 @@ def test_every_case_class_is_known_by_name() -> None:
         ({**to_data(LINEAR), "fields": {"style": "rowwise"}}, "not a valid LinearCase: .*world_size"),
     ],
 )
-def test_what_is_no_written_case_is_named(data: object, message: str) -> None:
+def test_invalid_written_case_is_refused_by_name(data: object, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         from_data(data)
 
@@ -89,7 +89,7 @@ def test_only_a_call_with_literals_is_the_code_of_a_case(text: str) -> None:
         from_code(text)
 
 
-def test_where_python_runs_no_assert_pasted_text_is_refused_alike() -> None:
+def test_pasted_text_is_refused_without_asserts_too() -> None:
     code = """
 import sys
 from equivtest.cases.case import from_code

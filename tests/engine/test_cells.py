@@ -37,7 +37,7 @@ def test_a_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
     }
 
 
-def test_what_does_not_conclude_does_not_count() -> None:
+def test_inconclusive_verdict_does_not_count() -> None:
     """Failures do: they say whether the claim holds."""
     verdicts = ["holds", "value", "inconclusive", "known", "not_supported", "declined"]
     cells = cells_of(tally(*(record(verdicts={"equals_unsharded": kind}) for kind in verdicts)))

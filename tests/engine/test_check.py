@@ -71,12 +71,12 @@ def test_kinds_of_a_run_that_broke_off_and_of_what_did_not_fail() -> None:
     assert WHOLE_RUN == ("raised", "lost", "timed_out") and set(KINDS) - {*FAILING} == {"not_supported"}
 
 
-def test_a_kind_that_nobody_has_written_down_is_a_bug() -> None:
+def test_unlisted_kind_of_verdict_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="vaule"):
         Judgement("vaule")
 
 
-def test_check_gives_the_verdicts_where_every_claim_holds() -> None:
+def test_check_returns_verdicts_if_every_claim_holds() -> None:
     """One per claim and draw."""
     verdicts = check("mine", LINEAR, stub(right_replies(LINEAR)))
 
@@ -99,7 +99,7 @@ def test_check_raises_what_a_later_draw_shows() -> None:
         check("mine", case, stub(replies))
 
 
-def test_check_raises_where_the_backend_cannot() -> None:
+def test_check_raises_if_the_backend_lacks_a_collective() -> None:
     """Nothing was proven: that must not look like a pass."""
     replies = [Reply(rank=rank, outcome="not_supported", error_text="no float16") for rank in range(3)]
 
@@ -107,7 +107,7 @@ def test_check_raises_where_the_backend_cannot() -> None:
         check("mine", LINEAR, stub(replies))
 
 
-def test_check_raises_where_nothing_is_decided() -> None:
+def test_check_raises_if_nothing_is_decided() -> None:
     """For example, a claim on trained parameters does not apply to a case that trains nothing."""
     with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])

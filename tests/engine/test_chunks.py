@@ -125,7 +125,7 @@ def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, 
     assert not ours & set(LARGE) and set(drawn(integers, 1000)) & set(LARGE)
 
 
-def test_a_profile_of_somebody_elses_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_hypothesis_profile_changes_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that draws by another backend, which is not there."""
     before = chunk_cases(claimed(), CHUNK)
     chosen = hypothesis.settings.get_current_profile_name()
@@ -138,7 +138,7 @@ def test_a_profile_of_somebody_elses_changes_no_draw(monkeypatch: pytest.MonkeyP
         hypothesis.settings.load_profile(chosen)
 
 
-def test_a_hypothesis_that_keeps_its_constants_elsewhere_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypothesis_with_moved_constants_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed one does not; a release that draws no constants causes no warning."""
     home = importlib.import_module(local_constants.HOME)
     monkeypatch.delattr(home, local_constants.FINDER)
@@ -172,7 +172,7 @@ def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path) -> None:
     ],
     ids=["chunk", "world size", "seed", "subject", "claims"],
 )
-def test_what_differs_draws_other_cases(prop: Property, chunk: Chunk) -> None:
+def test_different_chunks_draw_different_cases(prop: Property, chunk: Chunk) -> None:
     """Another seed also changes their parameters, not only the fields that the chunk fixes."""
     here, there = ({fetch.parameters for fetch in fetches(*of)} for of in ((claimed(), CHUNK), (prop, chunk)))
 

@@ -72,7 +72,7 @@ JUDGED_BY_BITS = (
 
 
 @pytest.mark.parametrize("name", JUDGED_BY_BITS)
-def test_a_claim_applies_exactly_where_there_is_something_to_judge(name: str) -> None:
+def test_claim_applies_only_if_there_is_something_to_judge(name: str) -> None:
     """The code that fills the cells of a conformance run knows only the case, and must not count an empty verdict."""
     draws = [(case, draw) for case in drawn(STRATEGIES[name](SPACE), 60) for draw in range(len(case.values))]
     expected = [expect(*each).tensors for each in draws]
@@ -233,7 +233,7 @@ def test_shards_are_no_replicas() -> None:
     [(WHOLE, Layout((Shard(0),)), WHOLE), (Layout((Partial(),)),) * 3, (Layout((Replicate(), Replicate())),) * 3],
     ids=["unlike", "partial", "of another mesh"],
 )
-def test_what_ranks_do_not_hold_alike_cannot_disagree(layouts: tuple[Layout, ...]) -> None:
+def test_tensors_that_are_no_replicas_cannot_disagree(layouts: tuple[Layout, ...]) -> None:
     """Different layouts, operands and layouts that cannot be are other claims' business."""
     replies = right_replies(LINEAR)
     for rank, layout in enumerate(layouts):

@@ -28,11 +28,11 @@ OWN = "mypackage.parallel:my_fetch"
     ],
     ids=["its own", "of refusals", "like"],
 )
-def test_the_claims_are_those_of_the_property(subject: str, case: Case, like: str, judging: str) -> None:
+def test_check_uses_the_claims_of_the_property(subject: str, case: Case, like: str, judging: str) -> None:
     assert claims_of(subject, case, like) == shipped()[judging].claims
 
 
-def test_of_a_subject_that_no_property_judges_the_usual_is_claimed() -> None:
+def test_subject_without_property_has_default_claims() -> None:
     assert claims_of(OWN, FETCH) == default_claims(FETCH)
 
 
@@ -40,12 +40,12 @@ def test_of_a_subject_that_no_property_judges_the_usual_is_claimed() -> None:
     ("case", "like", "kind"),
     [(REFUSED, "zero3_fetch_all_gather", "cases within"), (FETCH, "zero3_fetch_all_gather_refuses", "refusals")],
 )
-def test_a_case_of_the_other_kind_is_told(case: Case, like: str, kind: str) -> None:
+def test_case_of_the_other_kind_raises_misuse(case: Case, like: str, kind: str) -> None:
     with pytest.raises(Misuse, match=f"--like: {like} is about {kind}"):
         claims_of(OWN, case, like)
 
 
-def test_a_property_that_is_none_is_told_with_the_nearest() -> None:
+def test_unknown_property_raises_misuse_with_nearest_name() -> None:
     with pytest.raises(Misuse, match="--like: no property is called 'zero3_fetch'; did you mean 'zero3_fetch_all_"):
         claims_of(OWN, FETCH, "zero3_fetch")
 

@@ -69,7 +69,7 @@ def test_nan_under_an_infinite_allowance_concludes_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e5])
-def test_what_is_beyond_a_wide_allowance_still_fails(value: float) -> None:
+def test_error_beyond_a_wide_allowance_fails(value: float) -> None:
     replies = set_element(right_replies(CASE), 0, "output", (0, 0), value)
 
     assert judge(widened("output", 1e3), replies).kind == "value"
@@ -92,7 +92,7 @@ def test_another_layout_fails_where_values_are_open() -> None:
     assert judge(widened("output", math.inf), replies).kind == "layout"
 
 
-def test_margins_are_told_of_every_tensor_that_a_bound_judges() -> None:
+def test_every_bounded_tensor_has_a_margin() -> None:
     """Not of parameters, which must be equal."""
     verdicts = judge_replies("colwise_linear", CASE, right_replies(CASE))
     told = {verdict.claim: set(verdict.judgement.margins) for verdict in verdicts if verdict.judgement.margins}

@@ -118,7 +118,7 @@ def test_broken_replay_file_is_misuse(
     assert message in capsys.readouterr().err
 
 
-def test_ctrl_c_within_a_command_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+def test_ctrl_c_within_a_command_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """Which typer makes an exit code of, or passes on."""
 
     def interrupt(**options: object) -> int:
@@ -235,7 +235,7 @@ def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("hash_seed", "code"), [({}, 0), ({"PYTHONHASHSEED": "random"}, 1)], ids=["unset", "random"])
-def test_a_set_of_strings_has_one_order_in_all_processes_of_a_run_unless_it_is_asked_for_another_in_each(
+def test_set_of_strings_has_one_order_in_all_processes_unless_hash_seed_is_random(
     hash_seed: dict[str, str], code: int, tmp_path: Path
 ) -> None:
     """There is one chance in 10! that the reference and the ranks draw one order."""
@@ -267,7 +267,7 @@ def test_a_set_of_strings_has_one_order_in_all_processes_of_a_run_unless_it_is_a
         ("forkserver", 2, "equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to handle"),
     ],
 )
-def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told_in_one_line(
+def test_module_that_breaks_backward_in_forks_leads_to_spawn_or_one_line(
     start: str, code: int, told: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), f"--start={start}"]
@@ -296,7 +296,7 @@ def test_a_module_that_keeps_forks_from_a_backward_has_ranks_executed_or_is_told
         (("value", "replica"), 1, ["ValueMismatch: mine: ", "ReplicaMismatch: mine: "]),
     ],
 )
-def test_check_tells_what_holds_what_fails_and_what_is_open(
+def test_check_prints_claims_that_hold_fail_or_are_open(
     kinds: tuple[str, str], code: int, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     names = ("equals_unsharded", "repeats_itself")

@@ -52,7 +52,7 @@ def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
     assert {v.kind for v in verdicts} == {"holds"} and not any(v.failed for v in verdicts)
 
 
-def test_each_draw_is_judged_by_its_own_answer() -> None:
+def test_each_draw_is_judged_by_its_answer() -> None:
     """A value that is wrong in the second draw alone fails there alone."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = right_replies(case)
@@ -84,7 +84,7 @@ def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> Non
     assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
 
 
-def test_what_is_not_supported_on_any_rank_is_no_proof() -> None:
+def test_not_supported_on_one_rank_is_no_proof() -> None:
     """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
@@ -115,7 +115,7 @@ def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
     assert verdict.kind == "lost" and verdict.detail.splitlines()[:2] == ["rank 2 of 3 was lost", "killed by 9"]
 
 
-def test_the_stacks_of_every_silent_rank_are_told() -> None:
+def test_message_has_stacks_of_every_silent_rank() -> None:
     """All of them are needed to see who waits for whom."""
     silent = [Reply(rank=rank, outcome="timed_out", detail=f"stack {rank}", at_s=2.0) for rank in (0, 1)]
     [verdict] = judge([*silent, right_replies(LINEAR)[2]])
@@ -130,7 +130,7 @@ def test_the_stacks_of_every_silent_rank_are_told() -> None:
     ]
 
 
-def test_an_exception_without_words_is_told() -> None:
+def test_exception_without_words_is_named() -> None:
     """`raise ValueError` has no text."""
     [verdict] = judge(with_reply(raised(1, "ValueError", "")))
 
@@ -177,7 +177,7 @@ def test_another_type_of_error_is_not_refused_alike() -> None:
     assert [(m.rank, m.actual) for m in verdict.judgement.mismatches] == [(2, "IndexError")]
 
 
-def test_refused_by_nobody_is_not_refused() -> None:
+def test_refusal_missing_on_every_rank_fails() -> None:
     """Every rank is a mismatch."""
     verdict = refusals(*(Reply(rank=rank, outcome="answered") for rank in range(3)))
 
@@ -230,7 +230,7 @@ def test_claims_are_judged_in_the_order_given() -> None:
         ("repeats_itself", {"repeats": False}),
     ],
 )
-def test_a_claim_says_nothing_where_it_has_nothing_to_judge(claim: str, where_it_is_silent: dict[str, object]) -> None:
+def test_claim_without_anything_to_judge_has_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
     """A verdict that could not have failed would count as a proof."""
     case = replace(LINEAR, **where_it_is_silent)
 

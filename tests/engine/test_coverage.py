@@ -29,7 +29,7 @@ def test_pair_counts_once_as_judged_before_known_and_open() -> None:
     assert found.text == "1 pairs of values covered, 1 infeasible"
 
 
-def test_pairs_of_known_and_open_cases_are_told_apart() -> None:
+def test_pairs_of_known_and_open_cases_are_counted_apart() -> None:
     found = covered(coverage(known={"a": "1", "b": "1"}), coverage(open={"a": "2", "b": "1"}))
 
     assert found.text == "0 pairs of values covered, 1 known to fail, 1 open, 1 infeasible"

@@ -315,6 +315,6 @@ def test_names_of_defects_are_unique() -> None:
     assert len({defect.name for defect in defects()}) == len(defects())
 
 
-def test_a_search_is_asked_first_for_defects_that_there_are() -> None:
+def test_defects_that_a_search_tries_first_exist() -> None:
     assert ASKED_FIRST.keys() <= {defect.name for defect in defects()}
     assert set(ASKED_FIRST.values()) <= set(INDICES)

@@ -157,13 +157,13 @@ def test_pages_that_everybody_reads_stay_short(path: Path, most: int) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_says_what_it_is(path: Path) -> None:
+def test_every_block_names_its_language(path: Path) -> None:
     fences = re.findall(r"^```(.*)$", path.read_text("utf-8"), flags=re.M)
 
     assert set(fences[::2]) <= {"python", "sh", "text", "{toctree}", "{eval-rst}"} and not any(fences[1::2])
 
 
-def test_every_python_block_is_a_file_of_its_own() -> None:
+def test_every_python_block_has_a_different_file_name() -> None:
     names = [name for name, _ in python_files()]
 
     assert len(names) == len(set(names)) and all(re.fullmatch(r"(mypackage/)?\w+\.py", name) for name in names)
@@ -297,7 +297,7 @@ def _with_more(parallelize: Any) -> Any:
 
 
 @pytest.mark.ranks
-def test_a_fetch_that_lacks_something_is_told_so_in_these_words(folder: Path, command: Command) -> None:
+def test_incomplete_fetch_prints_the_documented_words(folder: Path, command: Command) -> None:
     messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
     fetch = quoted_case(SUBJECT, "equivtest check")
     outcomes = []
@@ -327,7 +327,7 @@ def test_the_readers_module_is_green(folder: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_what_a_program_does_not_support_is_told_as_shown(folder: Path, command: Command) -> None:
+def test_unsupported_case_of_a_program_prints_the_documented_words(folder: Path, command: Command) -> None:
     outcome = in_process(folder, command, "run", *CHEAP, *SMOKE, "test_features.py")
 
     assert outcome.code == 0 and outcome.shows(shown(PROGRAMS, "program block")), outcome.text

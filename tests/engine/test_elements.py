@@ -127,7 +127,7 @@ def test_the_margin_is_error_over_allowance(error: float, *, fails: bool) -> Non
 
 
 @pytest.mark.parametrize("actual", [NAN, math.inf, 1e30])
-def test_nothing_is_wrong_where_anything_is_allowed(actual: float) -> None:
+def test_infinite_allowance_allows_any_value(actual: float) -> None:
     """An overflow there proves nothing; the other elements are judged as before."""
     allowed = torch.full_like(VALUE, 0.5)
     allowed[0, 0] = math.inf
@@ -170,7 +170,7 @@ def test_the_element_that_exceeds_its_allowance_most_is_shown() -> None:
     assert (mismatch.error, mismatch.allowed, mismatch.derivation) == (3.0, 0.5, "as measured")
 
 
-def test_the_allowance_is_that_of_the_element() -> None:
+def test_each_element_has_its_allowance() -> None:
     """Allowances are sharded like values, flat partitions included."""
     allowed = torch.zeros_like(VALUE)
     allowed[4, 0] = 1.0
@@ -181,7 +181,7 @@ def test_the_allowance_is_that_of_the_element() -> None:
         assert judge(spoil(placed(layout, 2), 1, (0,) * len(index), 14.0), expected)[0] is not None
 
 
-def test_nan_where_a_number_is_expected_is_wrong() -> None:
+def test_nan_for_an_expected_number_is_wrong() -> None:
     """Even within a large allowance."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 1e9))
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), NAN), expected)
@@ -273,7 +273,7 @@ def test_a_missing_tensor_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
-def test_a_missing_gradient_is_told_as_one(name: str) -> None:
+def test_missing_gradient_is_named_as_missing(name: str) -> None:
     """A rank leaves None in .grad if nothing reached the parameter."""
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
@@ -336,7 +336,7 @@ def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -
         ([1.0, 7.0], [0.0, 0.0], ""),
     ],
 )
-def test_a_pattern_is_named_where_all_wrong_elements_have_it(
+def test_pattern_is_named_if_all_wrong_elements_have_it(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
     """On one rank or split over two; a single element has no pattern except NaN or zero."""

@@ -172,7 +172,7 @@ def test_cells_that_cannot_be_had_end_the_filling_within_the_budget() -> None:
     assert PATIENCE * BATCH / 2 < len(asked) - len(cases) <= PATIENCE * BATCH
 
 
-def test_shards_of_which_no_conclusion_is_wanted_have_no_cell() -> None:
+def test_shard_kind_without_required_conclusion_has_no_cell() -> None:
     prop = claimed(conclusive_shards=("even", "uneven"))
 
     assert {kind for _, kind, _ in cells_of(prop, CHUNK)} == {"even", "uneven"}
@@ -224,7 +224,7 @@ def test_verdicts_of_other_cells_do_not_make_up_for_it() -> None:
     assert found.total() == 30
 
 
-def test_what_is_drawn_for_short_cells_is_new_and_helps_them() -> None:
+def test_case_for_a_short_cell_is_new_and_fills_it() -> None:
     prop, missing = claimed(claims=(equals_unsharded,)), Counter({("float16", "empty", "equals_unsharded"): 12})
     before = filled_cases(prop, replace(CHUNK, per_cell=9))
     further = fill(prop, replace(CHUNK, seed="round 1"), before, missing)

@@ -103,7 +103,7 @@ def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
     assert "history" not in failure.message and pool.renewed == [1]
 
 
-def test_a_failure_whose_new_ranks_find_a_mistake_is_told_without_a_history(tmp_path: Path) -> None:
+def test_failure_with_misuse_in_new_ranks_has_no_history(tmp_path: Path) -> None:
     def answer(case: Case) -> list[Reply]:
         if pool.renewed:
             return [Reply(rank=rank, outcome="misused", error_text="no dict") for rank in range(case.world_size)]
@@ -124,7 +124,7 @@ def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_real_subject_that_keeps_state_between_visits_is_told_apart(pool: Pool, tmp_path: Path) -> None:
+def test_subject_with_state_between_visits_has_a_history(pool: Pool, tmp_path: Path) -> None:
     """Alone in new ranks its smallest case, of one draw, is its first call."""
     subject = "tests.programs.memory:touches_from_the_third_call_on"
     prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))

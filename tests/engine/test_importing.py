@@ -59,14 +59,14 @@ def test_a_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_nam
     )
 
 
-def test_a_misspelt_name_is_told_with_the_one_that_it_is_like(here: Path) -> None:
+def test_misspelt_name_is_refused_with_a_similar_name(here: Path) -> None:
     (here / "near_by.py").write_text("def encoder(): ...\ndef sharded(): ...")
 
     assert f"has no attribute 'encodr': it lies in {here}/near_by.py; did you mean 'encoder'?" in told("near_by:encodr")
     assert "it defines encoder, sharded; write package.module:NAME" in told("near_by:whole")
 
 
-def test_a_misspelt_module_is_told_with_the_one_that_it_is_like(here: Path) -> None:
+def test_misspelt_module_is_refused_with_a_similar_module(here: Path) -> None:
     (here / "near_by.py").write_text("")
 
     assert f"No module named 'nearby' in {here} or elsewhere on Python's path: did you mean near_by?" in told(
@@ -81,14 +81,14 @@ def test_missing_module_of_equivtest_names_the_changelog() -> None:
     assert "modules of equivtest have moved, see CHANGELOG.md; write package.module:NAME" in message
 
 
-def test_what_is_within_no_package_is_not_looked_for(here: Path) -> None:
+def test_submodule_of_a_module_is_not_searched(here: Path) -> None:
     (here / "near_by.py").write_text("")
 
     assert "No module named 'near_by.sub'; 'near_by' is not a package; write package" in told("near_by.sub:f")
     assert told(".near_by:f").endswith("relative import for '.near_by'; write package.module:NAME")
 
 
-def test_what_a_module_fails_to_import_itself_is_its_own_fault(here: Path) -> None:
+def test_failed_import_within_a_module_is_named_as_its_fault(here: Path) -> None:
     (here / "asking.py").write_text("import no_such_module_anywhere")
 
     assert told("asking:f") == (

@@ -40,7 +40,7 @@ def test_shipped_file_is_valid() -> None:
     KnownFailures.load(SHIPPED)
 
 
-def test_a_misspelt_subject_is_told(tmp_path: Path) -> None:
+def test_misspelt_subject_is_refused(tmp_path: Path) -> None:
     """One that is like none of ours may be a vendor's."""
     with pytest.raises(Misuse, match=r"entry 1: subject: no subject is called .*; did you mean 'rowwise_linear'"):
         load(tmp_path, subject="'rowise_linear'")

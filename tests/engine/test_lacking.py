@@ -47,7 +47,7 @@ def test_another_error_of_an_old_release_is_a_failure() -> None:
         ("2.8.0+cu128", "gloo", {"float16"}, False),
     ],
 )
-def test_what_torchs_own_backend_refuses_an_old_release_has_not(
+def test_refusal_by_an_old_releases_backend_counts_as_lacking(
     monkeypatch: pytest.MonkeyPatch, installed: str, backend: str, allowed: set[str], *, expected: bool
 ) -> None:
     monkeypatch.setattr(metadata, "version", {"torch": installed}.__getitem__)

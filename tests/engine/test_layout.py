@@ -60,7 +60,7 @@ def has_elements(box: tuple[tuple[int, int], ...]) -> bool:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 5, 8, 33])
-def test_shards_of_a_dim_are_those_of_torch_chunk(num_shards: int) -> None:
+def test_shards_of_a_dim_equal_torch_chunk(num_shards: int) -> None:
     for length in range(70):
         chunks = [tuple(chunk.tolist()) for chunk in torch.arange(length).chunk(num_shards)]
         chunks += [()] * (num_shards - len(chunks))
@@ -214,12 +214,12 @@ def test_shard_kind_on_three_ranks(shape: tuple[int, ...], layout: Layout, kind:
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(2), Flat(12), *map(Partial, ("sum", "avg", "max", "min"))])
-def test_a_placement_is_read_as_it_is_written(placement: Replicate | Shard | Flat | Partial) -> None:
+def test_written_placement_reads_back(placement: Replicate | Shard | Flat | Partial) -> None:
     assert parse_placement(str(placement)) == placement
 
 
 @pytest.mark.parametrize("text", ["", "Replicate", "shard", "shard(-1)", "shard(1) ", "partial(product)", "flat()"])
-def test_what_spells_no_placement_is_named(text: str) -> None:
+def test_invalid_placement_is_refused_by_name(text: str) -> None:
     with pytest.raises(Misuse, match="unknown placement") as caught:
         parse_placement(text)
 

@@ -124,7 +124,7 @@ def test_ranks_have_the_time_that_the_property_gives_them(
 
 
 @pytest.mark.ranks
-def test_ranks_that_are_asked_have_the_time_of_the_property(pool: Pool) -> None:
+def test_probing_visit_has_the_propertys_limit(pool: Pool) -> None:
     here = "tests.programs.batch:"
     prop = module_property(here + "mlp", here + "hangs", [(2, 3)], limit_s=1.0)
 

@@ -38,7 +38,7 @@ def test_the_headline_is_the_whole_claim() -> None:
     assert rows(WRONG)[""] == "ValueMismatch: colwise_linear: param.weight differs from the oracle"
 
 
-def test_where_gives_both_indices() -> None:
+def test_line_where_has_local_and_global_index() -> None:
     """Global row 4 is local row 0 of the uneven last shard."""
     assert rows(WRONG)["where"] == "rank 2 of 3, local (0, 1), global (4, 1) of (5, 3), shard(0)"
 
@@ -63,7 +63,7 @@ def test_the_allowance_comes_with_its_derivation() -> None:
     assert rows(WRONG)["error"].startswith(expected) and rows(WRONG)["error"].endswith(" of 24 bits")
 
 
-def test_a_bound_that_is_exceeded_is_told_in_multiples() -> None:
+def test_exceeded_bound_is_shown_in_multiples() -> None:
     """Error, allowance, how many times, and why so much is allowed."""
     tensors = dict(expect(LINEAR, 0).tensors)
     value = tensors["output"].value
@@ -76,7 +76,7 @@ def test_a_bound_that_is_exceeded_is_told_in_multiples() -> None:
     assert "one process" not in rows(verdict)["expected"]
 
 
-def test_an_error_far_beyond_its_bound_is_told_by_its_magnitude() -> None:
+def test_error_far_beyond_its_bound_is_shown_by_magnitude() -> None:
     tensors = dict(expect(LINEAR, 0).tensors)
     tensors["output"] = replace(
         tensors["output"], allowed=torch.full_like(tensors["output"].value, 1e-40), derivation="4 roundings"
@@ -112,7 +112,7 @@ def test_a_tensor_wrong_on_two_ranks_is_named_once() -> None:
     assert "extent" not in rows(failure(replies))
 
 
-def test_a_pattern_is_told_where_there_is_one() -> None:
+def test_message_has_a_pattern_if_there_is_one() -> None:
     """And no line without one."""
     verdict = failure(on_all_ranks(LINEAR, "output", lambda local: 3 * local))
 
@@ -159,7 +159,7 @@ def test_a_shape_mismatch_shows_both_shapes() -> None:
     assert told["where"] == "rank 0 of 3, global shape (2, 5), shard(1)"
 
 
-def test_the_way_out_is_told_where_it_is_known() -> None:
+def test_message_has_the_way_out_if_it_is_known() -> None:
     """And no line without one."""
     tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
     replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))

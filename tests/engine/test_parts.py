@@ -51,7 +51,7 @@ def test_every_family_with_a_case_says_what_is_right_somewhere() -> None:
     ],
     ids=["case", "values", "oracle"],
 )
-def test_a_part_is_imported_when_it_is_asked_for(call: str, wanted: str, unwanted: str) -> None:
+def test_part_is_imported_on_first_use(call: str, wanted: str, unwanted: str) -> None:
     program = f"""
 import sys
 from equivtest.families.linear.case import LinearCase

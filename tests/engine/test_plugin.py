@@ -63,7 +63,7 @@ def test_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytes
     result.stdout.fnmatch_lines(["test_fake.py::a[[]w3-0]"])
 
 
-def test_what_fails_is_shrunk_to_the_world_sizes_of_the_run(pytester: pytest.Pytester) -> None:
+def test_failure_shrinks_to_the_world_sizes_of_the_run(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, "--world-sizes", "2,3")
@@ -89,7 +89,7 @@ def test_dash_k_chooses_searches(pytester: pytest.Pytester) -> None:
     assert [line for line in log_of(pytester) if "search" in line] == ["search a w2 gate"]
 
 
-def test_every_claim_is_a_test_of_its_own(pytester: pytest.Pytester) -> None:
+def test_every_claim_is_a_separate_test(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "-v", *W3)
@@ -156,7 +156,7 @@ def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
 
 
-def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester) -> None:
+def test_unsupported_collective_is_red_and_named_first(pytester: pytest.Pytester) -> None:
     """In every profile: other claims hold, so the run has shown something."""
     make_suite(pytester, "a_not_supported", "b")
 
@@ -178,9 +178,7 @@ def test_what_is_not_supported_is_red_and_named_first(pytester: pytest.Pytester)
 @pytest.mark.parametrize(
     ("allowed", "code"), [("all", 0), ("float16,float32:all_reduce", 0), ("float16", 1), ("float32:broadcast", 1)]
 )
-def test_what_is_allowed_to_be_lacking_is_not_red(
-    pytester: pytest.Pytester, profile: str, allowed: str, code: int
-) -> None:
+def test_allowed_refusal_is_not_red(pytester: pytest.Pytester, profile: str, allowed: str, code: int) -> None:
     """Nor a hole in a conformance run."""
     make_suite(pytester, "a_not_supported", "b")
 
@@ -244,7 +242,7 @@ def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
 
 
 @pytest.mark.parametrize(("world_sizes", "judged"), [("1,2,3", "(1, 2)"), ("3", "")])
-def test_a_property_is_left_out_in_words_where_its_subject_does_not_run(
+def test_property_is_left_out_with_a_reason_if_its_subject_does_not_run(
     pytester: pytest.Pytester, world_sizes: str, judged: str
 ) -> None:
     make_suite(pytester, "a")
@@ -311,7 +309,7 @@ def test_mistake_in_a_file_is_one_line_with_its_place(pytester: pytest.Pytester)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_what_no_item_can_survive_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
+def test_broken_setup_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a_broken")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -338,7 +336,7 @@ def test_a_mistake_in_one_property_fails_its_items_alone(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_what_was_found_before_a_mistake_is_told_with_it(pytester: pytest.Pytester, workers: str) -> None:
+def test_failure_before_a_misuse_is_reported_with_it(pytester: pytest.Pytester, workers: str) -> None:
     """The search that it ended counts as not ended."""
     make_suite(pytester, "a_wrong_and_misused")
 
@@ -463,7 +461,7 @@ def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest
     result.stdout.fnmatch_lines([f"start   {why}"])
 
 
-def test_a_start_that_is_asked_for_reaches_ranks_and_stands_in_the_header(pytester: pytest.Pytester) -> None:
+def test_requested_start_reaches_ranks_and_the_header(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
@@ -556,7 +554,7 @@ def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "out" / "junit.xml").exists()
 
 
-def test_report_that_cannot_be_written_is_told_before_anything_runs(pytester: pytest.Pytester) -> None:
+def test_unwritable_report_is_refused_before_anything_runs(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     (pytester.path / "out" / "summary.txt").mkdir(parents=True)
 
@@ -748,7 +746,7 @@ def test_auto_workers_are_xdists_business_without_our_options(pytester: pytest.P
     assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
 
 
-def test_default_settings_are_those_of_no_option() -> None:
+def test_defaults_equal_settings_without_options() -> None:
     from equivtest.pytest_plugin.settings import parse
 
     assert parse({}) == Settings()

@@ -81,7 +81,7 @@ def test_a_failure_is_shown_again(file: Path) -> None:
     assert fails and message == write_message(VERDICT, replay=str(file))
 
 
-def test_a_failure_that_is_gone_is_said_to_be_gone(file: Path) -> None:
+def test_replay_reports_a_failure_that_no_longer_fails(file: Path) -> None:
     """With the case in which the claim now holds."""
     assert again(file, right_replies(LINEAR)) == (
         False,

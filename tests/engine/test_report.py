@@ -176,7 +176,7 @@ def test_draws_of_one_case_are_one_layout() -> None:
         (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
     ],
 )
-def test_what_a_run_says_of_a_claim(counted: Tally, outcome: str, text: str) -> None:
+def test_report_of_each_claim_counts_its_verdicts(counted: Tally, outcome: str, text: str) -> None:
     result = counted.claims()[0]
 
     assert (result.outcome, result.text) == (outcome, text)
@@ -200,7 +200,7 @@ def test_missing_cell_is_a_hole() -> None:
     assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
 
 
-def test_no_conclusion_is_asked_of_shards_whose_every_case_is_a_known_failure() -> None:
+def test_shard_kind_with_only_known_failures_needs_no_conclusion() -> None:
     records = (record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
     assert tally(*records).holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
 
@@ -255,7 +255,7 @@ def test_summary_fits_eighty_columns() -> None:
     assert max(len(line) for line in lines[:-2]) <= 80
 
 
-def test_summary_shows_rare_outcomes_only_where_there_are_some() -> None:
+def test_summary_shows_rare_outcomes_only_if_there_are_some() -> None:
     assert "inconcl" not in summarize([tally(record())], seconds=1.0)[0]
     assert "inconcl" in summarize([tally(of_kind("inconclusive"))], seconds=1.0)[0]
 
@@ -364,7 +364,7 @@ def test_summary_tells_what_the_program_does_not_support_beside_what_the_backend
     assert "<td>an odd batch</td>" in as_html(ENVIRONMENT, [tally(*cases)], [])
 
 
-def test_what_holds_on_one_rank_shows_nothing_where_the_program_declines_all_others() -> None:
+def test_run_with_all_other_worlds_declined_proves_nothing() -> None:
     alone, beside = record(world_size=1), record(shard_kind="even")
     nothing, something = tally(alone, declined("3 heads")), tally(alone, beside, declined("3 heads"))
 
@@ -376,7 +376,7 @@ def test_what_holds_on_one_rank_shows_nothing_where_the_program_declines_all_oth
 
 
 @pytest.mark.parametrize(("kind", "num_opened"), [("inconclusive", 1), ("not_supported", 1), ("known", 0)])
-def test_a_program_that_declines_a_part_is_not_said_to_support_nothing(kind: str, num_opened: int) -> None:
+def test_program_that_declines_some_cases_still_supports_others(kind: str, num_opened: int) -> None:
     """If the rest is open too nothing is shown; a known failure counts as supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")

@@ -89,7 +89,9 @@ def test_a_green_run_has_no_failures(pytester: pytest.Pytester, out: Path) -> No
 
 
 @pytest.mark.parametrize("args", [["--collect-only"], ["--fixtures"], ["--help"], ["--backend=nope"]])
-def test_what_is_no_run_leaves_the_folder_alone(pytester: pytest.Pytester, out: Path, args: list[str]) -> None:
+def test_session_without_a_run_does_not_change_the_folder(
+    pytester: pytest.Pytester, out: Path, args: list[str]
+) -> None:
     """Nor is one whose options are refused."""
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
@@ -194,7 +196,7 @@ def test_a_folder_is_had_again_once_it_was_left(tmp_path: Path) -> None:
     ReportFolder(tmp_path).leave()
 
 
-def test_a_file_is_whole_or_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its place cannot be taken, no other file is left beside it."""
     write_whole(tmp_path / "file", b"earlier")
     (tmp_path / "folder").mkdir()

@@ -40,7 +40,7 @@ def test_a_part_is_green_grey_or_red_and_the_first_wrong_one_says_so() -> None:
     ]
 
 
-def test_the_page_of_a_captured_run_shows_where_it_is_wrong(tmp_path: Path) -> None:
+def test_page_of_a_captured_run_marks_the_wrong_part(tmp_path: Path) -> None:
     captured(tmp_path / "wrong", more)
     judged = judge_run(CapturedRun(tmp_path / "wrong"), "tests.programs.captured:blocks")
     write_picture(tmp_path / "page.html", [("<run>", judged.parts())])

@@ -125,7 +125,7 @@ def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> Kn
 # Found failures.
 
 
-def test_where_all_is_right_nothing_is_found(tmp_path: Path) -> None:
+def test_search_of_a_right_subject_has_no_failure(tmp_path: Path) -> None:
     """Every case was run once and has its record; no file is written."""
     pool = stub()
     findings = run(pool, tmp_path / "failures")
@@ -144,7 +144,7 @@ def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
 
 
-def test_what_is_found_before_a_mistake_of_the_subject_is_told_with_it(tmp_path: Path) -> None:
+def test_failure_before_a_subjects_misuse_is_reported_with_it(tmp_path: Path) -> None:
     """The mistake ends the search; the failure is shrunk past further cases of it."""
     pool = stub(wrong_second_value, misused_for_three)
     first = FetchCase(world_size=1, parameters=((2,), (3,)), requires_grad=(True, True))
@@ -194,7 +194,7 @@ def test_a_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: P
         assert targets(found) == {wanted} and new._worlds[2].pids == before
 
 
-def test_what_a_search_for_one_failure_tries_is_judged_by_its_claim_up_to_its_first_draw(
+def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cases before are judged whole."""
@@ -387,7 +387,7 @@ def test_shrinking_keeps_to_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path
     )
 
 
-def test_a_property_is_not_asked_for_cases_of_world_sizes_that_the_run_leaves_out(tmp_path: Path) -> None:
+def test_property_draws_no_case_of_a_world_size_outside_the_run(tmp_path: Path) -> None:
     """It may have none there, and need not say so by Misuse."""
 
     def cases_of_three(space: Space) -> SearchStrategy[Case]:
@@ -414,7 +414,7 @@ def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) ->
     assert isinstance(smallest, ModuleCase) and (smallest.arguments.x_shape, smallest.world_size) == ((7, 2), 2)
 
 
-def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> None:
+def test_failure_of_one_world_size_is_shrunk_there(tmp_path: Path) -> None:
     """After every smaller world of several ranks was tried, with fewer cases."""
     pool = stub(touches_three, from_world=3)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
@@ -424,7 +424,7 @@ def test_a_failure_of_its_own_world_alone_is_shrunk_there(tmp_path: Path) -> Non
     assert not tried.count(1) and 0 < tried.count(2) <= limits.SHRINK_TRIES
 
 
-def test_a_failure_met_while_another_is_shrunk_is_reported_too(tmp_path: Path) -> None:
+def test_failure_seen_while_shrinking_another_is_reported(tmp_path: Path) -> None:
     """It fails only in worlds of two ranks, which the search itself never uses."""
 
     def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -585,7 +585,7 @@ def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
     assert b"null" not in msgspec.json.encode(findings.records)
 
 
-def test_what_is_not_supported_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
+def test_unsupported_case_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
     """Nor does it hold."""
     pool = StubPool(
         lambda case: [Reply(rank=r, outcome="not_supported", error_text="no") for r in range(case.world_size)]

@@ -68,7 +68,7 @@ def test_no_try_begins_past_the_budget(
     assert clock.now_s <= limits.BROKEN_RUNS * cost_s + limits.SHRINK_S + 2 * cost_s  # it is watched once more
 
 
-def test_each_failure_has_a_budget_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failure_has_a_separate_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that hangs does not use up another failure's budget."""
     clock = Clock(monkeypatch)
 

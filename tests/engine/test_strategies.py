@@ -48,7 +48,7 @@ def test_most_cases_carry_several_draws_of_values(name: str, num_draws: int) -> 
 
 
 @pytest.mark.parametrize("name", ["colwise_linear", "rowwise_linear"])
-def test_of_the_draws_of_linear_layers_over_a_third_are_real(name: str) -> None:
+def test_over_a_third_of_linear_draws_are_real(name: str) -> None:
     """And some of every kind of real values in every world."""
     modes = Counter((case.world_size, mode) for case in run_of(name) for mode, _ in case.values)
     real = {key: count for key, count in modes.items() if key[1] in REAL_MODES}
@@ -137,7 +137,7 @@ def test_some_data_parallel_training_has_a_step_that_leaves_in_proj_unused(name:
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_of_data_parallel_training_a_third_or_more_clips_by_each_kind_of_norm(name: str) -> None:
+def test_third_of_data_parallel_training_clips_by_each_kind_of_norm(name: str) -> None:
     trained = [case for case in run_of(name) if case.trains]
     clipping = [case for case in trained if case.clips]
 
@@ -217,7 +217,7 @@ def test_about_one_case_in_eight_is_recorded(name: str) -> None:
     assert len(cases) / 16 < sum(case.records for case in cases) < len(cases) / 4
 
 
-def test_a_fetch_is_recorded_where_its_collective_is_named() -> None:
+def test_fetch_is_recorded_if_its_collective_is_named() -> None:
     """An unnamed collective has no documentation."""
     named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
@@ -237,7 +237,7 @@ def test_a_world_beyond_the_table_is_turned_around() -> None:
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
-def test_x_is_a_dtensor_where_its_shards_are_uneven(style: str) -> None:
+def test_x_with_uneven_shards_is_a_dtensor(style: str) -> None:
     uneven = [
         case
         for case in run_of(f"{style}_linear")

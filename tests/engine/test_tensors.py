@@ -39,7 +39,7 @@ def counted(shape: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_was_sliced_is_assembled_again(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> None:
+def test_sliced_tensor_is_assembled_again(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> None:
     whole = counted(shape)
     for layout in layouts_of(len(shape), len(mesh_shape)):
         assembled = assemble(sliced(whole, layout, mesh_shape), shape, layout, mesh_shape)
