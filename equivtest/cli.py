@@ -36,7 +36,11 @@ DTYPES = typer.Option(help=HELP["dtypes"])
 SUBJECTS = typer.Option(help=HELP["subjects"])
 KNOWN_FAILURES = typer.Option(metavar="FILES", help=HELP["known-failures"])
 REPORT = typer.Option(metavar="DIR", help=HELP["report"])
-WORKERS = typer.Option("-n", metavar="WORKERS", help="xdist workers; 0 for this process.")
+WORKERS = typer.Option(
+    "-n",
+    metavar="WORKERS",
+    help="xdist workers, by default at most one for each property of yours; 0 for this process.",
+)
 HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
 """Typer's exit code after Ctrl-C within a command (0.16 and later)."""

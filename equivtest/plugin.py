@@ -164,7 +164,7 @@ class ControllerHooks:
     def pytest_report_header(self) -> list[str]:
         if not _options_added(self.config):
             return []
-        from equivtest.pytest_plugin.session import header
+        from equivtest.pytest_plugin.header import header
 
         return header(self.config)
 

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
     from equivtest.pytest_plugin.settings import Settings
     from equivtest.ranks.hosts.run_hub import RunHub
+    from equivtest.ranks.launch import Server
     from equivtest.ranks.pool import Pool
     from equivtest.ranks.support import Finding
 
 _pool_key = pytest.StashKey["Pool"]()
+_server_key: pytest.StashKey[Server | None] = pytest.StashKey()
+"""A server that was started before the pool."""
 _hub_key = pytest.StashKey["RunHub"]()
 _slots_key = pytest.StashKey[dict[str, int]]()
 _workers_key = pytest.StashKey[list[Any]]()
@@ -33,19 +36,35 @@ _workers_key = pytest.StashKey[list[Any]]()
 def pool_of(config: pytest.Config) -> Pool:
     """Returns this process's pool on the backend that the options name; its ranks have run no other file's programs."""
     if _pool_key not in config.stash:
-        if hasattr(config, "workerinput"):
-            # First: what follows imports torch for seconds.  The worker's ranks then see its end of their pipes close
-            # and end too.  Without this a worker lives for seconds after its controller was killed; so it does with a
-            # signal that it may ignore, as SIGHUP under nohup.
-            end_with_starter()
-        else:
-            end_orderly_on_sigterm(config)
+        _end_orderly(config)
         from equivtest.ranks.pool import Pool
 
-        config.stash[_pool_key] = Pool(settings_of(config).make_backend(), hub=hub_path(config))
+        server = config.stash.get(_server_key, None)
+        config.stash[_pool_key] = Pool(settings_of(config).make_backend(), hub=hub_path(config), server=server)
+        config.stash[_server_key] = None
     pool = config.stash[_pool_key]
     pool.serve(_running_file(config))
     return pool
+
+
+def start_server(config: pytest.Config) -> None:
+    """Starts the server that forks the pool's ranks, which imports torch while this process imports and collects."""
+    _end_orderly(config)
+    from equivtest.ranks.launch import Server, preloads
+
+    backend = settings_of(config).make_backend()
+    if not hub_path(config):
+        config.stash[_server_key] = Server(backend.start, backend.imports, preloads(), {})
+
+
+def _end_orderly(config: pytest.Config) -> None:
+    """Prepares the end of this process, before it imports torch for seconds."""
+    if hasattr(config, "workerinput"):
+        # The worker's ranks then see its end of their pipes close and end too.  Without this a worker lives for
+        # seconds after its controller was killed; so it does with a signal that it may ignore, as SIGHUP under nohup.
+        end_with_starter()
+    else:
+        end_orderly_on_sigterm(config)
 
 
 def _running_file(config: pytest.Config) -> str:
@@ -144,7 +163,11 @@ def is_known_fault(fault: Finding, settings: Settings) -> bool:
 
 
 def close_pool(config: pytest.Config) -> None:
-    """Ends every rank of this process's pool, if there is one."""
+    """Ends every rank of this process's pool, if there is one, or the server that waits for a pool."""
+    server = config.stash.get(_server_key, None)
+    if server is not None:
+        config.stash[_server_key] = None
+        server.close()
     pool = config.stash.get(_pool_key, None)
     if pool is not None:
         del config.stash[_pool_key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 from equivtest.base import limits
 from equivtest.errors import Misuse, shorten
 
+MAKERS = ("program", "module_property", "Property")
+"""Names of functions that make a property."""
 SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
@@ -37,7 +40,7 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
     for path in paths:
         if not os.path.exists(path):  # Path.exists raises if the path is too long
             raise Misuse(f"no such file or folder: {shorten(str(path))}")
-    args = _pytest_args(raw, _check(raw, paths), workers)
+    args = _pytest_args(raw, _check(raw, paths), worker_args(workers, paths))
     return _run_pytest(args + flags + (["-k", keyword] if keyword else []))
 
 
@@ -66,11 +69,40 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
     return [folder]
 
 
-def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: str) -> list[str]:
+def worker_args(wanted: str, paths: list[Path]) -> list[str]:
+    """Returns pytest's arguments on workers; by default your files have one per property, and one property has none.
+
+    A worker takes seconds to start, and the ranks of one search fill several cores.
+    """
+    number = _num_properties(paths) if wanted == "auto" else 0
+    return ["-n0"] if number == 1 else [f"-n{wanted}", *([f"--maxprocesses={number}"] if number else [])]
+
+
+def _num_properties(paths: list[Path]) -> int:
+    """Returns how many properties the test files assign at their top level, as far as their text says; 0 if unknown."""
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+    return sum(_is_property(statement) for file in files for statement in _parsed(file).body)
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # pytest reports it
+        return ast.Module([], [])
+
+
+def _is_property(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or not isinstance(statement.value, ast.Call):
+        return False
+    return ast.unparse(statement.value.func).rpartition(".")[2] in MAKERS
+
+
+def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
     """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
-    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "--assert=plain", f"-n{workers}", "-rfEX"]
+    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
+    args += ["--assert=plain", *workers, "-rfEX"]
     if not _has_entry_point():
         args += ["-p", "equivtest.plugin"]
     for name, value in raw.items():

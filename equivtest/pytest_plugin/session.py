@@ -14,10 +14,10 @@ import pytest
 
 from equivtest.errors import BrokenSetup, EquivtestError, reason_of
 from equivtest.pytest_plugin.claim_reports import report_claim
-from equivtest.pytest_plugin.machine import commit_of, machine_facts, num_cores, own_commit, versions_of
+from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import host_events, hosts_of
-from equivtest.pytest_plugin.suite import properties_dir, version_of
+from equivtest.pytest_plugin.suite import version_of
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
@@ -235,36 +235,3 @@ def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
         text = str(ended_by) or "Ctrl-C"
         return f"interrupted by {text}" if text in ("Ctrl-C", "SIGTERM") else text
     return STOPS.get(int(exitstatus), ENDED)
-
-
-def header(config: pytest.Config) -> list[str]:
-    """Describes a run in two lines above its first result, and says how long the shipped properties take."""
-    settings = settings_of(config)
-    seeds = "fixed seeds"
-    if settings.profile.repeats:
-        seeds = f"fresh seed {soak_seed(config)}, {settings.max_time_s:.0f} s"
-    on = f", imports {', '.join(settings.imports)}" if settings.imports else ""
-    on += f", start {settings.start}" if settings.start != "auto" else ""
-    known = len(settings.known.entries)
-    audited = "" if settings.audits and max(settings.world_sizes) > 1 else "; not audited"
-    return [
-        f"equivtest {version_of('equivtest')}: torch {version_of('torch')}, "
-        f"backend {settings.backend} on {settings.device}{on}, {known} known failure{'s' * (known != 1)}",
-        f"equivtest profile {settings.profile_name}: {seeds}; world sizes {_join(settings.world_sizes)}; "
-        f"dtypes {_join(settings.dtypes)}{audited}",
-        *_duration(config),
-    ]
-
-
-def _duration(config: pytest.Config) -> list[str]:
-    minutes = settings_of(config).profile.minutes
-    if not minutes or str(properties_dir()) not in config.args:
-        return []
-    return [
-        f"equivtest duration: about {minutes} minutes for all shipped properties on two quiet cores, as measured; "
-        f"{num_cores()} cores here"
-    ]
-
-
-def _join(values: tuple[object, ...]) -> str:
-    return " ".join(str(value) for value in values)

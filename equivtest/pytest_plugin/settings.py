@@ -193,7 +193,8 @@ def check(settings: Settings) -> None:
         from equivtest.oracle.declared import require_declared
 
         require_declared(settings.arithmetic, settings.dtypes)
-    _ = settings.known
+    if set(settings.known_failures) - {SHIPPED_LIST}:  # the shipped list has a test, and reading it imports torch
+        _ = settings.known
     if settings.report_dir is not None:
         _check_writable(settings.report_dir)
 

@@ -22,7 +22,17 @@ from equivtest.ranks.server import CLOSE, FORK, PID
 from equivtest.ranks.stacks import read_tail, take_stacks
 from equivtest.ranks.surroundings import ONE_THREAD, temporary_files_in
 
+VISIT = "equivtest.ranks.visit:visit"
+"""Function that a rank calls for each case, see `World`."""
+USERS = ("equivtest.programs.run.module", "equivtest.programs.values")
+"""Modules that ranks import for a user's module, imported once in the server: each file of a user has its own ranks."""
+
 _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and open files (ulimit -u, -n)"
+
+
+def preloads(visit: str = VISIT) -> tuple[str, ...]:
+    """Returns the modules that the server imports for its ranks."""
+    return visit.partition(":")[0], *USERS
 
 
 class Server:

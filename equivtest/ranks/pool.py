@@ -16,15 +16,12 @@ from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.hosts.hub_messages import Config
 from equivtest.ranks.hosts.remote import HubServer
-from equivtest.ranks.launch import Server
+from equivtest.ranks.launch import VISIT, Server, preloads
 from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.process import Launcher
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
-from equivtest.ranks.world import VISIT, World
-
-USERS = ("equivtest.programs.run.module", "equivtest.programs.values")
-"""Modules that ranks import for a user's module, imported once in the server: each file of a user has its own ranks."""
+from equivtest.ranks.world import World
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ class Pool:
             Do not use it for variables that a process reads only at its start.
         hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; ''
             for ranks of this machine.
+        server: Started earlier for the same backend; the pool ends it.
 
     Raises:
         Misuse: torch does not know the backend, or this machine lacks the device.
@@ -91,6 +89,7 @@ class Pool:
         environment: Mapping[str, str] | None = None,
         beside: Pool | None = None,
         hub: str = "",
+        server: Launcher | None = None,
     ) -> None:
         self.backend = backend or Backend()
         self._hub = hub
@@ -108,7 +107,7 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
         self._lender = beside
-        self._server: Launcher = beside._server if beside is not None else self._start_server()
+        self._server: Launcher = beside._server if beside is not None else server or self._start_server()
         atexit.register(self.close)
 
     def __enter__(self) -> Pool:
@@ -356,7 +355,7 @@ class Pool:
         )
 
     def _start_server(self) -> Launcher:
-        preload = (self._visit.partition(":")[0], *USERS)
+        preload = preloads(self._visit)
         if self._hub:
             environment = tuple(self._environment.items())
             return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))

@@ -16,6 +16,7 @@ from equivtest.errors import BrokenSetup, HostLost
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
 from equivtest.ranks.inbox import Inbox
+from equivtest.ranks.launch import VISIT
 from equivtest.ranks.messages import (
     BY_MESSAGE,
     NO_FAULT,
@@ -34,8 +35,6 @@ from equivtest.ranks.process import Ending, Launcher, RankProcess
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, temporary_roots
 from equivtest.ranks.support import Finding, conclude
-
-VISIT = "equivtest.ranks.visit:visit"
 
 
 class World:

@@ -69,7 +69,7 @@ class Backend:
 
 
 class Pool:
-    def __init__(self, backend, hub):
+    def __init__(self, backend, hub, server):
         log("pool opened")
         self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 
@@ -87,6 +87,14 @@ class Pool:
 
     def close(self):
         log("pool closed")
+
+
+class Server:
+    def __init__(self, *args):
+        log("server started")
+
+    def close(self):
+        log("server closed")
 
 
 def record(subject, chunk, dtype, kind, verdicts):
@@ -151,6 +159,7 @@ def fake(name, **members):
 fake("equivtest.search.chunks", chunk_of=chunk_of)
 fake("equivtest.search.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
+fake("equivtest.ranks.launch", Server=Server, preloads=tuple)
 fake("equivtest.ranks.backend", Backend=Backend, STARTS=("auto", "forkserver", "spawn"))
 fake("equivtest.verdicts.judging", judge=judge, one_thread=nullcontext)
 fake("equivtest.search.audit", audit=audit)

@@ -20,6 +20,7 @@ import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import plugin
 from equivtest.pytest_plugin import suite
+from equivtest.pytest_plugin.pytest_run import worker_args
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.report.files import write_report
 from equivtest.report.log import read_run
@@ -430,7 +431,10 @@ def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
     result = run_suite(pytester, "--known-failures=none", *W3)
 
     result.stdout.fnmatch_lines(
-        ["equivtest *: torch 2*, backend gloo on cpu, 0 known failures", "equivtest profile gate: fixed seeds; *s 3; *"]
+        [
+            "equivtest *: torch 2*, backend gloo on *: none",
+            "equivtest profile gate: fixed seeds; *s 3; *",
+        ]
     )
 
 
@@ -467,7 +471,7 @@ def test_requested_start_reaches_ranks_and_the_header(pytester: pytest.Pytester)
     result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
 
     assert json.loads((pytester.path / "out" / "environment.json").read_text())["start"] == "forkserver"
-    result.stdout.fnmatch_lines(["equivtest *: torch 2*, backend gloo on cpu, start forkserver, * known failures"])
+    result.stdout.fnmatch_lines(["equivtest *: torch 2*, backend gloo on cpu, start forkserver, *: shipped"])
     assert "start   " not in result.stdout.str()
 
 
@@ -729,6 +733,56 @@ def test_shipped_known_failure_does_not_run_beside_your_own_property(
 
     shipped.assert_outcomes(passed=3)
     own.assert_outcomes(passed=3, xfailed=1)
+
+
+EARLY = ("-p", "equivtest.pytest_plugin.early")
+
+
+@pytest.mark.parametrize(("selected", "logged"), [("a", "pool opened"), ("nothing", "server closed")])
+def test_server_starts_before_anything_is_collected(pytester: pytest.Pytester, selected: str, logged: str) -> None:
+    make_suite(pytester, "a")
+    with (pytester.path / "test_fake.py").open("a") as file:
+        file.write("\nwith open('log', 'a') as file:\n    file.write('collected\\n')\n")
+
+    run_suite(pytester, *EARLY, "-k", selected, *W3)
+
+    assert log_of(pytester)[:3] == ["server started", "collected", logged]
+
+
+def test_server_does_not_start_if_nothing_runs(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+
+    run_suite(pytester, *EARLY, "--collect-only", *W3)
+
+    assert log_of(pytester) == []
+
+
+def test_controller_imports_no_torch_before_the_first_finding() -> None:
+    """Its workers would wait for it."""
+    code = "import equivtest.pytest_plugin.header, equivtest.pytest_plugin.session, sys; print('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+ONE = "import equivtest as eq\ntest_a = eq.program(build, parallelize)\nSIZES = dict(a=1)\n"
+TWO = ONE + "test_b: eq.Property = eq.Property(subject='s')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "arguments"),
+    [
+        (ONE, "auto", ["-n0"]),
+        (TWO, "auto", ["-nauto", "--maxprocesses=2"]),
+        ("test_a, test_b = made()", "auto", ["-nauto"]),
+        ("def of no text", "auto", ["-nauto"]),
+        (ONE, "3", ["-n3"]),
+    ],
+    ids=["one property", "two", "unknown", "no Python", "your number"],
+)
+def test_each_property_of_yours_has_a_worker(tmp_path: Path, text: str, wanted: str, arguments: list[str]) -> None:
+    (tmp_path / "test_mine.py").write_text(text)
+
+    assert worker_args(wanted, [tmp_path]) == worker_args(wanted, [tmp_path / "test_mine.py"]) == arguments
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])

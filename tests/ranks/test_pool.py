@@ -23,7 +23,8 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import scratch
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.first_cause import first_cause
-from equivtest.ranks.pool import USERS, Pool
+from equivtest.ranks.launch import USERS
+from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.scratch import Scratch, scratch_directories, scratch_roots, sweep
 from tests.programs.tiny import PlainCase

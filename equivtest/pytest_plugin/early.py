@@ -1,0 +1,29 @@
+"""A plugin of `equivtest run` alone, whose processes all judge: saves time until the first verdict.
+
+The server of the ranks starts before this process imports torch, so that both import at the same time.  Garbage
+collection waits until everything is collected: almost all objects so far are modules.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from equivtest.pytest_plugin.pools import start_server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    controls_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not config.option.collectonly and not controls_workers:
+        gc.disable()
+        start_server(config)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.enable()
