@@ -118,7 +118,7 @@ def test_a_norm_that_can_be_stored_is_judged_though_powers_of_shares_overflow() 
     assert is_within(torch.nn.utils.get_total_norm(gradients), found)
 
 
-def test_of_a_norm_that_overflows_itself_nothing_is_known() -> None:
+def test_overflowing_norm_has_no_known_value() -> None:
     assert norm_of([torch.full((9,), 6e4, dtype=torch.float16)], "2", "float16").allowed == math.inf
 
 
@@ -133,9 +133,7 @@ def test_enormous_and_zero_gradients_have_a_norm() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("max_norm", [0.01, 0.5, 1.0, 4.0])
-def test_what_torch_leaves_of_a_gradient_is_within_the_bound_of_the_norm_that_it_found(
-    dtype: str, max_norm: float
-) -> None:
+def test_clipped_gradient_is_within_the_bound_of_its_norm(dtype: str, max_norm: float) -> None:
     for seed in range(20):
         parameter = torch.nn.Parameter(torch.zeros(8, dtype=DTYPES[dtype]))
         gradient = torch.randn(8, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])

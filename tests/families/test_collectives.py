@@ -59,7 +59,7 @@ test_what_is_no_case_is_named = refuses(
 )
 
 
-def test_a_rank_is_handed_one_row_of_each_kind_of_operand_that_is_needed() -> None:
+def test_rank_gets_one_row_of_each_kind_of_operand() -> None:
     """A part for every rank of each size."""
     case = case_of(collectives=("all_reduce_max", "broadcast", "reduce_min"))
 
@@ -122,7 +122,7 @@ def test_operands_differ_between_ranks_and_have_both_signs() -> None:
         ("sum", [[2048.0], [1.0]], "magnitudes add up to 2049 units"),
     ],
 )
-def test_what_may_be_rounded_is_not_taken_for_exact(op: str, operands: list[list[float]], message: str) -> None:
+def test_result_that_may_round_is_not_exact(op: str, operands: list[list[float]], message: str) -> None:
     with pytest.raises(InexactData, match=message):
         reduce_exactly("x", torch.tensor(operands, dtype=torch.float16), op, (len(operands),))
 
@@ -287,7 +287,7 @@ def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> Non
     assert all(any(set(names) <= set(bundle) for bundle in bundles) for names in pinned)
 
 
-def test_every_function_is_pinned_by_itself_on_strided_operands() -> None:
+def test_each_function_is_pinned_alone_on_strided_operands() -> None:
     """gloo's faults in one of them would keep a whole bundle from running."""
     assert [len(case.collectives) for case in examples() if case.stride > 1] == [1] * len(FUNCTIONS)
     assert {call.function for case in examples() if case.stride > 1 for call in case.calls} == FUNCTIONS.keys()
@@ -378,7 +378,7 @@ class Unwilling:
         (AttributeError("no such thing"), CollectiveRaised),
     ],
 )
-def test_what_a_collective_raises_names_it(
+def test_error_of_a_collective_names_it(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
     """A refusal is that the backend lacks it; anything else is a failure."""
@@ -437,7 +437,7 @@ def test_calls_may_be_waited_for_backwards(alone: DeviceMesh, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("place", "stride"), [(-1, 1), (3, 1), (1, 2), (5, 2), (-1, 3), (4, 3), (8, 3)])
-def test_what_is_written_beside_a_result_is_seen(
+def test_write_beside_a_result_is_seen(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int, stride: int
 ) -> None:
     """One element before it, behind it, or between its elements."""
@@ -453,7 +453,7 @@ def test_what_is_written_beside_a_result_is_seen(
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
-def test_what_is_written_into_a_strided_operand_is_seen(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_into_a_strided_operand_is_seen(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a copy of the harness's operand, so no claim sees it."""
 
     def all_gather(output: torch.Tensor, operand: torch.Tensor, **_: object) -> None:
@@ -572,7 +572,7 @@ def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
-def test_no_other_error_is_taken_for_a_refusal_of_strides(
+def test_other_error_is_no_refusal_of_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
 ) -> None:
     errors = [RuntimeError(text)]
@@ -595,7 +595,7 @@ def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monke
     assert found["all_reduce_sum"].tolist() == [2, 4, 4]
 
 
-def test_a_collective_in_place_is_given_memory_of_its_own(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_in_place_gets_separate_memory(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's operand stays unchanged."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     case = CollectivesCase(world_size=1, waits="async")

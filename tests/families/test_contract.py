@@ -60,7 +60,7 @@ NUM_DRAWS = 60
 
 
 @each(STRATEGIES)
-def test_each_dtype_that_is_to_be_concluded_is_at_least_15_percent_of_a_run(name: str) -> None:
+def test_each_conclusive_dtype_is_at_least_15_percent_of_a_run(name: str) -> None:
     counts = Counter(case.dtype for case in run_of(name))
     dtypes = PROPERTIES[name].conclusive_dtypes or limits.DTYPES
 
@@ -105,7 +105,7 @@ def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -
 
 
 @each(STRATEGIES)
-def test_only_the_space_that_was_asked_for_is_drawn_and_the_largest_world_has_cases_too(name: str) -> None:
+def test_cases_stay_in_their_space_and_include_the_largest_world(name: str) -> None:
     is_narrow = name in IN_ALL_DTYPES + REFUSED and PROPERTIES[name].resolve is None
     dtype = "bfloat16" if is_narrow else "float32"
     cases = drawn(STRATEGIES[name](Space((5, 16), (dtype,))), 30)
@@ -172,7 +172,7 @@ def test_a_field_that_is_not_valid_is_refused_with_its_value_and_the_limit(name:
 
 
 @each(STRATEGIES)
-def test_a_case_is_outside_the_contract_only_where_asked_for(name: str) -> None:
+def test_case_is_outside_the_contract_only_in_refusals(name: str) -> None:
     assert {bool(case.refusal) for case in run_of(name)} == {name in REFUSED}
 
 

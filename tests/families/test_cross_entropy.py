@@ -56,7 +56,7 @@ def test_classes_are_the_second_dim_of_the_logits_and_the_only_one_of_a_single_r
     assert case.layouts()["output"] == Layout((Replicate(),)) and case.shapes()["output"] == positions
 
 
-def test_targets_are_on_both_sides_of_every_boundary_but_where_they_are_ignored() -> None:
+def test_targets_that_count_are_on_both_sides_of_every_boundary() -> None:
     plain = draw_target(case_of(), "real", 0)
     some = draw_target(case_of(ignored="some", ignore_index=-1), "real", 0)
 
@@ -67,7 +67,7 @@ def test_targets_are_on_both_sides_of_every_boundary_but_where_they_are_ignored(
 
 @each_dtype
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_of_peaked_logits_nothing_may_be_off(reduction: str, dtype: str) -> None:
+def test_peaked_logits_have_no_allowance(reduction: str, dtype: str) -> None:
     """Except for underflow, by the smallest normal number times a cotangent, and the quotient of a mean."""
     case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
     output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))

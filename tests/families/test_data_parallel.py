@@ -62,7 +62,7 @@ def exact_cases(draw_from: st.DrawFn) -> DataParallelCase:
 
 
 @pytest.mark.parametrize(("style", "placement"), [("ddp", Replicate()), ("fsdp2", Shard(0)), ("zero3", Flat(6))])
-def test_the_style_says_how_parameters_gradients_and_states_are_held(style: str, placement: object) -> None:
+def test_style_determines_layouts_of_parameters_gradients_and_states(style: str, placement: object) -> None:
     case = data_parallel_case(style=style, optimizer="sgd", steps=2, momentum=0.5)
     layouts = {name: layout.placements[0] for name, layout in case.layouts().items()}
 
@@ -71,7 +71,7 @@ def test_the_style_says_how_parameters_gradients_and_states_are_held(style: str,
     assert layouts["x"] == layouts["output"] == layouts["grad.in_proj.output"] == Shard(0)
 
 
-def test_a_weight_by_columns_is_sharded_on_dim_1_wherever_it_is_held() -> None:
+def test_weight_by_columns_is_sharded_on_dim_1_everywhere() -> None:
     case = data_parallel_case(style="fsdp2", by_columns=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5)
     layouts = {name: layout.placements[0] for name, layout in case.layouts().items()}
 
@@ -80,7 +80,7 @@ def test_a_weight_by_columns_is_sharded_on_dim_1_wherever_it_is_held() -> None:
     assert layouts["param.in_proj.bias"] == layouts["param.out_proj.weight"] == Shard(0)
 
 
-def test_the_batch_is_that_of_all_ranks_and_micro_batches() -> None:
+def test_batch_covers_all_ranks_and_micro_batches() -> None:
     case = data_parallel_case(leading=(2, 5))
 
     assert case.shapes()["x"] == (3 * 2 * 2, 5, 3)
@@ -94,7 +94,7 @@ def test_an_update_is_answered_for_frozen_parameters_too() -> None:
     assert "step2.momentum.in_proj.weight" not in case.answer_names()
 
 
-test_what_is_no_case_is_refused_by_name = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     data_parallel_case,
     ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
     ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
@@ -131,7 +131,7 @@ test_what_is_no_case_is_refused_by_name = refuses(
         ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),
     ],
 )
-def test_what_can_be_sharded_is_no_case_of_a_refusal(fields: dict[str, Any], message: str) -> None:
+def test_shardable_weight_is_no_case_of_a_refusal(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         RefusedShardingCase(**{"world_size": 3, **fields})
 
@@ -153,7 +153,7 @@ def test_a_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() 
     assert fetches(checkpointed="hidden") == [*once, ("backward", 28)]
 
 
-def test_nothing_is_computed_again_where_the_backward_stops_before() -> None:
+def test_backward_that_stops_early_recomputes_nothing() -> None:
     fields = {"checkpointed": "hidden", "optimizer": "sgd", "steps": 2, "stopped_steps": (2,)}
 
     assert len(fetches(**fields)) == 5 + 3
@@ -190,7 +190,7 @@ def test_a_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: Data
     assert torch.equal(averaged.double(), right)
 
 
-def test_reciprocals_are_near_but_for_seven_ranks_in_float32() -> None:
+def test_reciprocals_are_near_except_for_seven_ranks_in_float32() -> None:
     assert [w for w in range(1, 10) if not reciprocal_is_near(w, "float32")] == [7]
     assert all(reciprocal_is_near(w, "float64") for w in range(1, 10))
 
@@ -203,7 +203,7 @@ def test_seven_ranks_are_judged_within_a_bound_in_float32() -> None:
     assert tensors["output"].allowed is None
 
 
-def test_an_update_of_seven_ranks_follows_from_the_gradient_that_they_held() -> None:
+def test_update_of_seven_ranks_follows_from_their_gradient() -> None:
     """Though the data are exact: a gradient within its bound is no error of the update."""
     case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
     held = train(case, torch.float32)
@@ -285,9 +285,7 @@ def test_gradients_of_zero_average_to_zero() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 1), (3, 2), (4, 3)])
-def test_of_layers_of_two_features_nearly_all_real_values_conclude(
-    dtype: str, world_size: int, micro_batches: int
-) -> None:
+def test_nearly_all_real_values_of_two_features_conclude(dtype: str, world_size: int, micro_batches: int) -> None:
     """Up to 36 tokens behind each element of a gradient, in bfloat16 too."""
     case = DataParallelCase(
         world_size=world_size, leading=(3,), micro_batches=micro_batches, in_features=2, hidden_features=2,
@@ -363,7 +361,7 @@ def test_parameters_have_elements_between_fetch_and_release_alone() -> None:
     assert [*sizes, module.weight.numel()] == [0, 6, 0]
 
 
-def test_what_is_not_whole_cannot_be_released() -> None:
+def test_release_of_a_shard_is_refused() -> None:
     with pytest.raises(RuntimeError, match="weight is NOT_AVAILABLE; only an AVAILABLE parameter can be released"):
         layer_of(nn.Linear(1, 1)).release()
 

@@ -260,7 +260,7 @@ def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: 
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
-def test_an_engine_fetches_again_for_each_backward_where_nothing_may_stay(numel: int, fetches: int, pool: Pool) -> None:
+def test_engine_without_cache_fetches_again_for_each_backward(numel: int, fetches: int, pool: Pool) -> None:
     """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,

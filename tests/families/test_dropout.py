@@ -60,7 +60,7 @@ test_what_is_no_dropout_is_named = refuses(
 )
 
 
-def test_seeds_are_handed_out_one_per_rank_and_are_those_of_what_it_holds() -> None:
+def test_each_rank_gets_the_seed_of_its_shard() -> None:
     by_shard, same, whole = (
         draw(case, 0)["seeds"].unique().numel()
         for case in (case_of(), case_of(seeding="same"), case_of(layout="replicate"))
@@ -82,12 +82,12 @@ def test_parts_are_counted_without_the_empty_ones(length: int, world_size: int, 
     [({}, True), ({"shape": (5, 55)}, False), ({"shape": (5, 56)}, True), ({"p": 0.9}, False), ({"p": 0.0}, False),
      ({"p": 1.0}, False), ({"training": False}, False), ({"p": 0.9, "shape": (5, 196)}, True)],
 )  # fmt: skip
-def test_of_chance_is_spoken_where_two_parts_hardly_agree_by_chance(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
+def test_chance_is_claimed_only_of_parts_that_hardly_agree_by_chance(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
     assert case_of(**fields).draws_at_random is drops_at_random.applies(case_of(**fields), 0) is speaks
 
 
 @each_dtype
-def test_values_have_no_zero_that_could_be_taken_for_a_dropped_one(dtype: str) -> None:
+def test_values_have_no_zero_that_looks_like_a_dropped_one(dtype: str) -> None:
     for mode in ("dense", "real"):
         given = draw(case_of(dtype=dtype, values=((mode, 3),)), 0)
         assert all(bool((given[name] != 0).all()) for name in ("x", "cotangent"))
@@ -125,7 +125,7 @@ def test_the_bound_is_of_a_few_roundings() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"p": 0.0}, {"training": False}])
-def test_what_drops_nothing_keeps_every_bit(fields: dict[str, Any]) -> None:
+def test_dropout_of_nothing_keeps_every_bit(fields: dict[str, Any]) -> None:
     case = case_of(values=(("special", 6),), **fields)
     given, expected = draw(case, 0), expect(case, 0)
 
@@ -162,9 +162,7 @@ def exact_tails(num: int, probability: Fraction) -> Iterator[Fraction]:
 @pytest.mark.parametrize("num", [1, 10, 57, 300])
 @pytest.mark.parametrize("probability", [0.5, 0.1, 0.75])
 @pytest.mark.parametrize("alarm", [0.05, 1e-6, 1e-12])
-def test_counts_beyond_the_limits_are_as_rare_as_said_and_not_much_rarer(
-    num: int, probability: float, alarm: float
-) -> None:
+def test_counts_beyond_the_limits_are_as_rare_as_promised(num: int, probability: float, alarm: float) -> None:
     low, high = count_limits(num, probability, alarm)
     below = [Fraction(0), *exact_tails(num, Fraction(probability))]  # P(X < k)
 
@@ -173,7 +171,7 @@ def test_counts_beyond_the_limits_are_as_rare_as_said_and_not_much_rarer(
     assert high == 0 or 1 - below[high] > alarm / 5
 
 
-def test_limits_close_around_the_mean_and_open_where_there_is_little() -> None:
+def test_limits_are_narrow_for_many_elements_and_wide_for_few() -> None:
     assert count_limits(10, 0.5, 0.05) == (2, 8)
     assert count_limits(30, 0.5, 1e-12) == (0, 30)
     low, high = count_limits(2**16, 0.5, 1e-12)
@@ -242,7 +240,7 @@ def test_a_random_mask_is_as_chance_has_it_and_right_by_value() -> None:
     ],
     ids=["all", "nothing", "the same", "as the first row of the other", "the opposite", "too many"],
 )
-def test_what_chance_would_hardly_leave_is_rejected(mask: torch.Tensor, what: str) -> None:
+def test_improbable_mask_is_rejected(mask: torch.Tensor, what: str) -> None:
     judgement = judged(drops_at_random, case_of(), masked(case_of(), mask))
 
     assert judgement is not None and judgement.kind == "chance"
@@ -276,7 +274,7 @@ def test_an_answer_of_another_shape_leaves_chance_open() -> None:
 
 
 @pytest.mark.ranks
-def test_a_seed_that_all_ranks_share_does_where_the_shard_is_folded_in(pool: Pool) -> None:
+def test_shared_seed_is_enough_if_the_shard_is_folded_in(pool: Pool) -> None:
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
     with Pool(beside=pool) as fresh:

@@ -97,7 +97,7 @@ def test_gradients_scaled_before_and_after_are_within_the_bound_and_by_powers_of
     assert (right.allowed is None) == (mode == "dense" and factor in (0.5, 2.0))
 
 
-def test_what_is_trained_is_trained_beyond_the_first_step_that_fetches_ahead() -> None:
+def test_training_goes_beyond_the_first_step_that_fetches_ahead() -> None:
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if case.trains} == {3, 4}
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if not case.trains} == {1}
 
@@ -115,7 +115,7 @@ def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
 
 
 @pytest.mark.parametrize("name", OF_STAGE_3)
-def test_only_stage_3_is_told_about_divided_parameters(name: str) -> None:
+def test_only_stage_3_gets_options_of_divided_parameters(name: str) -> None:
     usual = getattr(EngineCase, name)
 
     with pytest.raises(Misuse, match=f"stage 2 divides no parameters: leave {name} out"):

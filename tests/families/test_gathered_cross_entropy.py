@@ -93,7 +93,7 @@ def test_smoothing_moves_an_equal_share_to_every_class() -> None:
     assert torch.allclose(expected, 0.5 * losses[given["target"]] + 0.25 * losses.sum())
 
 
-def test_what_is_ignored_has_no_loss_and_no_gradient_at_all() -> None:
+def test_ignored_position_has_no_loss_and_no_gradient() -> None:
     expected = expect(case_of(ignored="all", label_smoothing=0.1), 0).tensors
 
     assert all(

@@ -39,7 +39,7 @@ def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
     assert {str(draw(uncast, 0)[name].dtype) for name in ("x", "cotangent")} == {"torch.float16"}
 
 
-test_what_is_no_case_is_refused_by_name = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     mixed_case,
     ({"style": "ddp"}, "mixed precision requires style fsdp2, got 'ddp'"),
     ({"dtype": "bfloat16"}, "must be float32, got 'bfloat16'"),

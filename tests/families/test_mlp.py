@@ -79,7 +79,7 @@ def test_the_sequence_and_the_hidden_features_are_what_is_sharded() -> None:
         ({"optimizer": "sgd", "steps": 2, "values": (("wide-x", 0),)}, "leaves no bits for an update"),
     ],
 )
-def test_what_is_no_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+def test_invalid_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(Misuse, match=message.replace("(", r"\(")):
         mlp_case(**fields)
 
@@ -122,7 +122,7 @@ def test_a_bias_of_out_proj_is_a_multiple_of_the_world_size() -> None:
         assert bool((find_integers("bias", bias).integers % 3 == 0).all())
 
 
-def test_later_steps_have_inputs_and_cotangents_of_their_own() -> None:
+def test_later_steps_have_other_inputs_and_cotangents() -> None:
     for mode in ("dense", "real"):
         values = draw(training_case(values=((mode, 0),)), 0)
         assert not torch.equal(values["x"], values["step2.x"])
@@ -146,7 +146,7 @@ def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum:
     assert all(torch.equal(expected[name].value, found[name].double()) for name in expected)
 
 
-def test_an_error_of_one_step_is_not_handed_on_to_the_next() -> None:
+def test_error_of_one_step_does_not_reach_the_next() -> None:
     """The second step is right from a wrong state: only what is wrong differs."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
@@ -159,7 +159,7 @@ def test_an_error_of_one_step_is_not_handed_on_to_the_next() -> None:
     assert torch.equal(difference, moved)
 
 
-def test_the_first_step_of_exact_data_is_not_judged_from_what_was_held() -> None:
+def test_first_step_of_exact_data_is_judged_from_the_reference() -> None:
     """However wrong a capture is, the output must be right."""
     case = mlp_case()
     right = train(case, torch.float32)
@@ -169,7 +169,7 @@ def test_the_first_step_of_exact_data_is_not_judged_from_what_was_held() -> None
     assert torch.equal(expected["output"].value, right["output"].double())
 
 
-def test_what_ranks_do_not_hold_is_taken_from_the_reference() -> None:
+def test_value_that_ranks_lack_comes_from_the_reference() -> None:
     """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
     case = training_case(world_size=2)
     held = held_of(case, train(case, torch.float32))

@@ -60,7 +60,7 @@ def drawn_cases() -> tuple[ChainCase, ...]:
         ({"operator": "neg"}, "operator must be .*chain.*, got 'neg'"),
     ],
 )
-def test_what_is_no_chain_is_named(fields: dict[str, Any], message: str) -> None:
+def test_invalid_chain_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 
@@ -73,7 +73,7 @@ def test_each_step_is_expected_from_what_the_one_before_gave() -> None:
     assert tensors["output.1"].allowed is None and tensors["grad.operand.0"].allowed is None
 
 
-def test_what_is_written_through_a_view_is_expected_in_the_whole() -> None:
+def test_write_through_a_view_is_expected_in_the_whole_tensor() -> None:
     case = case_of(steps=((WRITE, ("x0",), (("dim", 0), ("index", 1), ("factor", -3.0))),), requires_grad=())
     x, found = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors["output.0"].value
 
@@ -107,7 +107,7 @@ def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
     assert all(verdict.kind == "holds" for verdict in verdicts)
 
 
-def test_what_a_context_changes_is_expected() -> None:
+def test_effect_of_a_context_is_expected() -> None:
     """No gradients; another dtype of products; of plain tensors those that are whole and that no step takes first."""
     product = {"steps": (("mm", ("x0", "x1"), ()),), "operands": ((2, 3), (3, 2)), "placements": (("replicate",),) * 2}
     named = {context: case_of(context=context, **product) for context in CONTEXTS if context != "flattened mesh"}
@@ -128,7 +128,7 @@ def test_a_wrong_context_or_step_is_rejected_where_torchs_own_holds(name: str, p
 
 
 @pytest.mark.parametrize(("world_size", "number", "is_proved"), [(3, 1.0, False), (3, 3.0, True), (2, 1.0, True)])
-def test_what_ranks_may_divide_with_a_rounding_on_its_way_is_not_asked_to_be_equal(
+def test_tensor_that_ranks_may_divide_with_rounding_need_not_be_equal(
     world_size: int, number: float, *, is_proved: bool
 ) -> None:
     steps = (("add", ("x0",), (("other", number),)), ("add", ("y0", "x0"), ()))

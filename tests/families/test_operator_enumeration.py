@@ -123,7 +123,7 @@ def test_whole_numbers_stay_below_the_limit_of_the_form() -> None:
     assert set(draw(case, 0)["operand.1"].tolist()) == {0, 1, 2}
 
 
-def test_where_elements_live_does_not_change_what_is_right() -> None:
+def test_layout_does_not_change_the_right_result() -> None:
     whole, divided = (
         OperatorCase(world_size=2, operands=((4,),), placements=((text,),), requires_grad=(0,))
         for text in ("replicate", "shard(0)")

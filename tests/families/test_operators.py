@@ -58,7 +58,7 @@ def drawn_cases() -> tuple[OperatorCase, ...]:
         ({"operator": "any of bools", "placements": (("partial(sum)",),)}, "one reduction at most, of numbers alone"),
     ],
 )
-def test_what_is_no_call_of_an_operator_is_named(fields: dict[str, Any], message: str) -> None:
+def test_invalid_call_of_an_operator_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 
@@ -76,7 +76,7 @@ def test_a_result_that_is_not_differentiable_has_no_cotangent() -> None:
     assert case_of(operator="argmax").results[0].dtype == "int64"
 
 
-def test_the_larger_of_two_dtypes_is_that_of_the_result() -> None:
+def test_result_has_the_larger_of_two_dtypes() -> None:
     case = case_of(
         operator="add",
         operands=((2,), (2,)),
@@ -110,7 +110,7 @@ def test_dense_values_of_a_sum_are_proved_exact_and_real_ones_bounded() -> None:
     assert real.allowed is not None and 0 < float(real.allowed.max()) < 1e-4
 
 
-def test_what_no_rule_knows_concludes_nothing_and_says_why() -> None:
+def test_operator_without_a_rule_is_inconclusive_with_a_reason() -> None:
     case = case_of(operator="linalg.eig", operands=((2, 2),), arguments=(), placements=(("replicate",),))
     tensors = expect(case, 0).tensors
     found = tensors["grad.operand.0"]
@@ -158,21 +158,21 @@ def refusal(text: str) -> Placed:
     return Placed(torch.tensor(list(text.encode()), dtype=torch.uint8), Layout((Replicate(),)))
 
 
-def test_what_every_rank_refuses_alike_concludes_nothing() -> None:
+def test_refusal_by_every_rank_is_inconclusive() -> None:
     held = {rank: {"refused": refusal("no strategy")} for rank in range(2)}
     [(name, tensor)] = expect_held(case_of(), 0, held).tensors.items()
 
     assert name == "refused" and is_too_wide(tensor) and "no strategy" in tensor.derivation
 
 
-def test_what_only_the_backward_refuses_leaves_the_results_to_be_judged() -> None:
+def test_refusal_by_the_backward_alone_leaves_results_judged() -> None:
     held = {rank: {"grad.refused": refusal("no strategy")} for rank in range(2)}
     tensors = expect_held(case_of(), 0, held).tensors
 
     assert set(tensors) == {"output.0", "grad.refused"} and tensors["output.0"].allowed is None
 
 
-def test_what_one_rank_refuses_alone_leaves_all_to_be_judged() -> None:
+def test_refusal_by_one_rank_alone_leaves_all_judged() -> None:
     held = {0: {"refused": refusal("no strategy")}, 1: {}}
 
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
@@ -199,7 +199,7 @@ def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
         ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
     ],
 )
-def test_what_a_rank_is_left_with_is_a_fact_of_the_case(fields: dict[str, Any], fact: int, is_so: int) -> None:
+def test_facts_of_a_case_follow_from_its_shards(fields: dict[str, Any], fact: int, is_so: int) -> None:
     """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
     is squeezed."""
     facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
@@ -214,7 +214,7 @@ def test_a_norm_by_the_largest_magnitude_is_pasted_back() -> None:
     assert float(expect(case, 0).tensors["output.0"].value) == float(draw(case, 0)["operand.0"].abs().max())
 
 
-def test_what_torch_views_is_not_divided_along_both_axes_by_one_dim() -> None:
+def test_viewed_tensor_has_no_dim_divided_along_both_axes() -> None:
     """Of findings 55 and 56: neither is an index of one row drawn on two axes."""
     names = ("reshape", "gather", "abs")
     cases = drawn(operator_cases(Space((4,), ("float32",)), operators=names), 400)
@@ -238,7 +238,7 @@ def test_every_operator_has_a_signature(name: str) -> None:
 
 
 @pytest.mark.parametrize(("operator", "may_be_none"), [("exp", False), ("zeros_like", True)])
-def test_a_gradient_may_be_none_where_it_is_zero_alone(operator: str, may_be_none: bool) -> None:  # noqa: FBT001
+def test_gradient_may_be_none_only_if_it_is_zero(operator: str, may_be_none: bool) -> None:  # noqa: FBT001
     """DTensor loses some: findings/62."""
     case = OperatorCase(world_size=1, operator=operator, requires_grad=(0,), values=(("real", 0),))
     tensors = expect(case, 0).tensors
@@ -264,7 +264,7 @@ def test_torch_is_right(fields: dict[str, Any], pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_an_operator_without_a_strategy_is_told_in_its_own_words_and_no_failure(pool: Pool) -> None:
+def test_operator_without_a_strategy_is_reported_in_torchs_words_and_is_no_failure(pool: Pool) -> None:
     case = case_of(operator="unfold", arguments=(("dimension", 0), ("size", 1), ("step", 1)))
     verdicts = judge("dtensor_operators", case, pool, _claims())
 
@@ -279,7 +279,7 @@ def _claims() -> tuple[Any, ...]:
     return dtensor_operators.claims
 
 
-def test_an_error_of_the_running_error_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_within_the_running_error_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release of torch without one operator of its rules made it leave every operator open."""
 
     def lacks_an_operator(*_args: object) -> None:

@@ -99,7 +99,7 @@ def test_pairs_of_16_bits_lie_on_one_rank() -> None:
 
 @each_mode
 @each_style
-def test_the_reference_is_that_of_exact_fractions(mode: str, style: str) -> None:
+def test_reference_equals_exact_fractions(mode: str, style: str) -> None:
     """Within its own share of the allowance, (n + 16) 2**-53 of the magnitudes."""
     case = case_of(mode, "float64", style)
     given, expected = draw(case, 0), expect(case, 0).tensors
@@ -156,7 +156,7 @@ def test_only_the_contraction_that_ranks_share_counts_their_roundings() -> None:
     assert "ranks" not in expected["grad.x"].derivation
 
 
-def test_partial_magnitudes_are_those_of_the_ranks_sums() -> None:
+def test_partial_magnitudes_equal_the_ranks_sums() -> None:
     """1 - 1 on the first of two ranks, 2 on the second."""
     left, right = torch.tensor([[1.0, -1.0, 2.0]]), torch.ones(3, 1)
 

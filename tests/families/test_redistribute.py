@@ -115,7 +115,7 @@ def test_the_gradient_of_operands_is_whole_unless_the_cotangent_is_made_of_opera
     assert on_two_axes(**fields).gradient_layout == Layout(expected)
 
 
-def test_a_plain_tensors_cotangent_is_replicated_where_it_is_partial_itself() -> None:
+def test_cotangent_of_a_partial_plain_tensor_is_replicated() -> None:
     fields = {"target": ("partial(sum)", "shard(1)")}
 
     assert on_two_axes(**fields).cotangent_layout == Layout((Partial(), Shard(1)))
@@ -145,7 +145,7 @@ def test_reductions_mix_on_an_axis_of_several_ranks(fields: dict[str, Any], *, e
         (7, ("replicate", "replicate"), False),
     ],
 )
-def test_nested_shards_are_gathered_flat_where_one_axis_would_have_others(
+def test_nested_shards_are_gathered_flat_if_one_axis_has_other_shards(
     size: int, target: tuple[str, ...], *, expected: bool
 ) -> None:
     """5 over 2 x 2 ranks is 2, 1, 1, 1 and over four 2, 2, 1, 0; 7 is 2, 2, 2, 1 either way."""

@@ -85,7 +85,7 @@ def test_the_cotangent_of_a_largest_element_is_shared_by_all_that_are_as_large()
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ("sum", "amax")])
-def test_of_each_operation_some_error_in_16_bits_is_near_its_bound(op: str) -> None:
+def test_each_operation_has_an_error_near_its_bound_in_16_bits(op: str) -> None:
     cases = [case for case in run_of("reduction") if case.op == op and case.dtype in ("bfloat16", "float16")]
     with one_thread():
         errors = [errors_beside(case, index) for case in cases for index in range(len(case.values))]
@@ -222,7 +222,7 @@ def documented(**fields: Any) -> list[str]:
         ),
     ],
 )
-def test_results_are_reduced_where_that_is_enough_and_else_operands_are_gathered(
+def test_results_are_reduced_if_that_is_enough_and_else_operands_are_gathered(
     fields: dict[str, Any], calls: list[str]
 ) -> None:
     """Seven rows of four numbers of four bytes, three rows on the largest rank; counts have eight bytes."""

@@ -62,7 +62,7 @@ test_what_cannot_be_tied_is_refused_by_name = refuses(
 )
 
 
-def test_weights_that_tensor_parallelism_shards_on_dims_of_their_own_are_not_tied() -> None:
+def test_weights_sharded_on_different_dims_are_not_tied() -> None:
     tied = {"world_size": 1, "tied": "same", "requires_grad": ("in_proj.weight",)}
 
     for make in (MlpCase, TwoAxisCase):
@@ -79,7 +79,7 @@ def test_a_quarter_of_the_cases_is_tied_either_way(name: str) -> None:
     assert {case.tied for case in tied} == {"same", "transposed"}
 
 
-def test_weights_of_an_engine_are_tied_too_and_those_of_tensor_parallelism_never() -> None:
+def test_weights_are_tied_in_engines_and_never_under_tensor_parallelism() -> None:
     assert {case.tied for case in run_of("deepspeed_mlp_all_gather")} == {"", "same", "transposed"}
     assert not any(case.tied for case in run_of("fsdp2_tp_mlp"))
     assert EngineCase(world_size=1, tied="same", requires_grad=("in_proj.weight",)).tied

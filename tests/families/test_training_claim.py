@@ -116,7 +116,7 @@ def test_training_is_claimed_by_default_of_cases_that_train_alone() -> None:
     assert trains_like_unsharded not in default_claims(mlp_case())
 
 
-def test_the_one_door_judges_training_from_what_the_ranks_held() -> None:
+def test_training_is_judged_from_the_ranks_values() -> None:
     """Real values round: each rank's own state is what the next step is judged from."""
     case = training_case(values=(("real", 0),), lr=0.1)
     verdicts = judge_replies("any", case, replies_of(case))
@@ -159,7 +159,7 @@ def test_operands_are_added_in_float64() -> None:
     ],
     ids=["nowhere", "on one rank", "of a wrong shape", "of two dtypes", "under two layouts"],
 )
-def test_what_does_not_fit_together_is_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
+def test_mismatched_shapes_are_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
     assert whole(broken, "t", (3,), (2,)) is None
 
 
@@ -169,7 +169,7 @@ def test_a_layout_of_another_mesh_is_no_operand() -> None:
     assert whole(held(torch.zeros(2), torch.zeros(1), layout=two_axes), "t", (3,), (2,)) is None
 
 
-def test_of_replicas_the_lowest_rank_s_counts() -> None:
+def test_lowest_ranks_replica_counts() -> None:
     replicas = held(torch.tensor([1.0]), torch.tensor([2.0]), layout=Layout((Replicate(),)))
     found = whole(replicas, "t", (1,), (2,))
 

@@ -65,7 +65,7 @@ def test_every_rank_of_a_row_takes_the_same_rows_of_the_batch() -> None:
     assert case.layouts()["grad.in_proj.output"].placements == (Shard(0), Shard(1))
 
 
-def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_the_same() -> None:
+def test_under_hsdp_every_rank_has_different_rows_and_mesh_rows_are_replicas() -> None:
     case = two_axis_case(style="hsdp")
 
     assert case.shapes()["x"] == (4 * 2 * 2, 3)
@@ -73,7 +73,7 @@ def test_under_hsdp_every_rank_takes_rows_of_its_own_and_rows_of_the_mesh_hold_t
     assert case.layouts()["grad.out_proj.weight"].placements == (Replicate(), Shard(0))
 
 
-test_what_is_no_case_is_refused_by_name = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     two_axis_case,
     ({"mesh": (4,)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (4, 0)}, "mesh must have 2 dims of at least 1"),
@@ -91,7 +91,7 @@ def test_a_rank_may_be_left_without_hidden_features() -> None:
     assert not has_rank_without_hidden(two_axis_case(style="hsdp", hidden_features=1))
 
 
-def test_of_six_ranks_most_meshes_have_several_on_both_axes() -> None:
+def test_most_meshes_of_six_ranks_have_several_on_both_axes() -> None:
     meshes = two_axis_meshes(6, "fsdp2_tp")
 
     assert set(meshes) == {(1, 6), (2, 3), (3, 2), (6, 1)}
@@ -121,7 +121,7 @@ def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
     }
 
 
-def test_a_column_of_one_rank_reduces_by_itself_and_a_row_of_one_gathers_nothing() -> None:
+def test_column_of_one_rank_reduces_alone_and_row_of_one_gathers_nothing() -> None:
     alone = documented(1, world_size=2, mesh=(1, 2), reshards=False, requires_grad=("out_proj.bias",))
     whole = documented(0, world_size=2, mesh=(2, 1), requires_grad=("out_proj.bias",))
 
@@ -152,7 +152,7 @@ def test_the_first_rank_of_a_row_scatters_what_is_divided_padding_included() -> 
     assert [calls[f"forward scatter of {size} bytes on processes 2, 3"] for size in (72, 24, 48)] == [1, 1, 1]
 
 
-def test_an_axis_of_one_rank_takes_nothing_but_what_is_handed_out() -> None:
+def test_axis_of_one_rank_has_no_collectives_along_it() -> None:
     row = documented(0, style="fsdp2_tp", world_size=2, mesh=(2, 1), reshards=False)
     column = documented(0, style="fsdp2_tp", world_size=2, mesh=(1, 2))
 

@@ -95,7 +95,7 @@ def test_a_partition_remembers_the_parameter() -> None:
     assert (found.whole, found.status) == (None, Status.NOT_AVAILABLE)
 
 
-def test_a_partition_has_memory_of_its_own(alone: DeviceMesh) -> None:
+def test_partition_has_separate_memory(alone: DeviceMesh) -> None:
     """Writing to it does not touch the harness's parameter."""
     whole = torch.ones(4)
     partition(whole, alone, padding=PADDING).partition.zero_()
@@ -134,7 +134,7 @@ def test_a_fetch_goes_from_not_available_over_in_flight_to_available(alone: Devi
 
 
 @both
-def test_what_was_fetched_is_the_parameter(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetched_tensor_equals_the_parameter(alone: DeviceMesh, fetch: Fetcher) -> None:
     """For any shape: two dims, one, none, and without elements."""
     parameters = partitioned(alone)
     fetch(parameters, alone).wait()
@@ -143,7 +143,7 @@ def test_what_was_fetched_is_the_parameter(alone: DeviceMesh, fetch: Fetcher) ->
 
 
 @both
-def test_what_was_released_can_be_fetched_again(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_released_parameter_can_be_fetched_again(alone: DeviceMesh, fetch: Fetcher) -> None:
     """With the same result, in new memory."""
     parameters = partitioned(alone)
     fetch(parameters, alone).wait()
@@ -248,9 +248,7 @@ def test_the_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> N
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_what_is_gathered_is_taken_apart_by_rank_and_parameter(
-    world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gathered_buffer_is_split_by_rank_and_parameter(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer is rank-major; padding is left out."""
     own = []
     for rank in range(world_size):
@@ -278,7 +276,7 @@ def test_nothing_is_whole_before_an_all_gather_has_ended(alone: DeviceMesh) -> N
     assert all(parameter.whole is not None for parameter in parameters)
 
 
-def test_an_all_gather_gives_each_parameter_memory_of_its_own(alone: DeviceMesh) -> None:
+def test_all_gather_gives_each_parameter_separate_memory(alone: DeviceMesh) -> None:
     """Neither one another's nor the partitions'."""
     parameters = partitioned(alone)[:3]
     fetch_by_all_gather(parameters, alone).wait()

@@ -47,7 +47,7 @@ def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
 # Cases.
 
 
-test_what_is_no_case_is_refused_by_name = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     functools.partial(LifecycleCase, world_size=2),
     ({"operations": ()}, "operations must be 1 to 16, got 0"),
     ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
@@ -84,7 +84,7 @@ def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
     assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
 
 
-def test_gradients_are_judged_only_where_there_are_some() -> None:
+def test_gradients_are_judged_only_if_there_are_some() -> None:
     """A use that is refused gives none, and a frozen parameter has none."""
     refused = LifecycleCase(world_size=1, operations=("use 0",))
     frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
@@ -134,9 +134,7 @@ def test_data_that_could_round_is_refused() -> None:
         (("step", "wait", "fetch 1", "step"), ("none",) * 4),
     ],
 )
-def test_an_operation_is_refused_where_a_status_forbids_it(
-    operations: tuple[str, ...], refusals: tuple[str, ...]
-) -> None:
+def test_operation_is_refused_if_a_status_forbids_it(operations: tuple[str, ...], refusals: tuple[str, ...]) -> None:
     case = LifecycleCase(world_size=2, operations=operations, **TWO)
 
     assert tuple(moment.refusal for moment in moments(case, 0)) == refusals
@@ -177,7 +175,7 @@ def test_collectives_and_memory_follow_from_the_partitions(
     ]
 
 
-def test_what_has_no_elements_calls_nothing() -> None:
+def test_parameter_without_elements_calls_no_collective() -> None:
     case = LifecycleCase(world_size=2, parameters=((0, 3),), operations=("fetch 0", "use 0"))
 
     assert expected_collectives(case, 0) == ()

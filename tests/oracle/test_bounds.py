@@ -95,7 +95,7 @@ def test_a_known_partition_gives_a_tighter_bound() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_where_float16_may_overflow_nothing_is_concluded(ranks: int) -> None:
+def test_result_that_may_overflow_float16_is_inconclusive(ranks: int) -> None:
     """60000 + 60000 is beyond 65504, the largest number; so may be a sum that comes back below."""
     x, weight = torch.tensor([[6e4, 6e4, -6e4]]).half(), torch.ones(1, 3).half()
     bound = contractions.linear(x, weight, None, TORCH_CPU["float16"], ranks=ranks)
@@ -130,14 +130,14 @@ def test_an_activation_carries_its_inputs_error(op: object) -> None:
     assert ((moved.value - at.value).abs() <= at.allowed).all()
 
 
-def test_the_gradient_of_relu_is_open_where_the_sign_is() -> None:
+def test_gradient_of_relu_is_open_if_the_sign_is_open() -> None:
     x = Bounded(torch.tensor([0.1, 2.0], dtype=torch.float64), torch.tensor([0.2, 0.2], dtype=torch.float64))
     bound = activations.relu_grad(x, torch.ones(2), TORCH_CPU["float32"])
 
     assert bound.allowed.tolist() == [1.0, 0.0]
 
 
-def test_adamw_says_nothing_where_its_denominator_may_be_zero() -> None:
+def test_adamw_is_open_if_its_denominator_may_be_zero() -> None:
     zero = torch.zeros(1)
     grad = Bounded(torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.1, dtype=torch.float64))
     bounds = optimizers.adamw_step(zero, zero, zero, grad, 1, optimizers.AdamOptions(eps=0.0), TORCH_CPU["float32"])

@@ -98,7 +98,7 @@ def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> 
         "exp",
     ],
 )
-def test_what_could_round_is_refused(function: Function, reason: str) -> None:
+def test_operation_that_could_round_is_refused(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):
         bits_of(function)
 
@@ -168,7 +168,7 @@ def test_infinite_data_is_refused() -> None:
         bits_of(lambda x, w: x + w, left=torch.full((4, 4), float("inf"), dtype=torch.float64))
 
 
-def test_any_order_gives_the_same_bits_where_the_certificate_holds() -> None:
+def test_certified_sum_has_the_same_bits_in_any_order() -> None:
     """512 terms of up to 2**p units in all: every permutation, and every split, sums to the same."""
     source = torch.Generator().manual_seed(0)
     left = torch.randint(-1, 2, (1, 128), generator=source).double()
@@ -186,7 +186,7 @@ def test_any_order_gives_the_same_bits_where_the_certificate_holds() -> None:
         assert total == right_sum
 
 
-def test_what_is_computed_in_fewer_bits_within_must_fit_these() -> None:
+def test_inner_dtype_of_fewer_bits_must_hold_the_values() -> None:
     """2**24 + 1 is no float32 number, whatever the module's own dtype."""
     large = torch.full((4, 4), 2.0**22, dtype=torch.float64)
     with Certificate(torch.float64) as certificate:
@@ -218,6 +218,6 @@ def test_whole_numbers_are_the_datas_own() -> None:
     ],
     ids=["compared", "converted", "a quotient of integers", "a third", "an infinity"],
 )
-def test_what_hangs_on_no_magnitude_is_refused(function: Function, reason: str) -> None:
+def test_operation_without_a_magnitude_is_refused(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):
         bits_of(function)

@@ -52,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "arithmetic_of_a_vendor"
 
 
-def test_what_a_backend_rounds_as_declared_holds_and_fails_by_torchs_arithmetic() -> None:
+def test_declared_rounding_holds_and_fails_by_torchs_arithmetic() -> None:
     kinds = [
         {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_FLOAT16, None, arithmetics)}
         for arithmetics in (TORCH_CPU, NARROW)
@@ -61,7 +61,7 @@ def test_what_a_backend_rounds_as_declared_holds_and_fails_by_torchs_arithmetic(
     assert kinds == [{"value", "holds"}, {"holds"}]
 
 
-def test_what_it_rounds_beyond_its_declaration_fails() -> None:
+def test_rounding_beyond_its_declaration_fails() -> None:
     assert "value" in {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_BFLOAT16, None, NARROW)}
 
 
@@ -97,7 +97,7 @@ def test_the_option_reaches_the_backend(mine: str) -> None:
         ("NUMBER", "is no mapping of dtypes to their Arithmetic, got 3"),
     ],
 )
-def test_what_is_no_declaration_is_refused_before_anything_runs(mine: str, attribute: str, message: str) -> None:
+def test_invalid_declaration_is_refused_before_anything_runs(mine: str, attribute: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         check(parse({"arithmetic": f"{mine}:{attribute}"}))
 

@@ -99,7 +99,7 @@ def toward_zero(value: torch.Tensor) -> torch.Tensor:
     return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def test_what_is_cut_toward_zero_leans_though_its_mean_is_none() -> None:
+def test_truncated_sum_leans_though_its_mean_error_is_zero() -> None:
     """160 values from 2**-10 to 2**10, as many of either sign: no plain sum of errors shows anything."""
     value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
     mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
@@ -128,7 +128,7 @@ def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: 
 @pytest.mark.parametrize(
     ("op", "world_size", "symmetric"), [("sum", 2, True), ("sum", 3, True), ("avg", 4, True), ("avg", 3, False)]
 )
-def test_what_the_ranks_operands_add_up_to_prefers_no_sign(op: str, world_size: int, *, symmetric: bool) -> None:
+def test_sum_of_ranks_operands_prefers_no_sign(op: str, world_size: int, *, symmetric: bool) -> None:
     """Unless one rounded reciprocal multiplies all of them, or the backend does not round to nearest."""
     case = RedistributeCase(world_size=world_size, source=(f"partial({op})",), values=(("real", 0),))
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
@@ -187,7 +187,7 @@ def test_equal_tensors_do_not_lean() -> None:
     [({"is_symmetric": False}, ROWS), ({}, Layout((Partial("sum"),)))],
     ids=["undeclared", "partial"],
 )
-def test_what_may_lean_is_left_out(change: dict[str, bool], layout: Layout) -> None:
+def test_tensor_that_may_lean_is_left_out(change: dict[str, bool], layout: Layout) -> None:
     value = normal(0, 200)
     expected = replace(expected_of(value, layout), **change)
 

@@ -53,7 +53,7 @@ def test_lists_arrive_as_they_were_sent(indices: torch.Tensor, tmp_path: Path) -
     assert same_bits(found.local, sent.local) and (found.layout, found.global_shape) == (UNTOLD, (3, 2))
 
 
-def test_what_is_listed_is_judged_where_it_lies() -> None:
+def test_listed_elements_are_judged_at_their_place() -> None:
     assert judge_values("w", EXPECTED, RIGHT, (2,)) == (None, 0.0)
 
 
@@ -65,7 +65,7 @@ def test_a_wrong_element_has_its_place_in_both() -> None:
     assert mismatch.extent == "1 of 4 local elements; rank 1 only"
 
 
-def test_every_element_must_be_held_by_some_rank() -> None:
+def test_every_element_must_be_on_some_rank() -> None:
     assert shape_mismatch("w", EXPECTED, RIGHT, (2,)) is None
     mismatch = shape_mismatch("w", EXPECTED, listed([5, 0], [4, 2, 0]), (2,))
 
@@ -73,14 +73,14 @@ def test_every_element_must_be_held_by_some_rank() -> None:
     assert shape_mismatch("w", replace(EXPECTED, may_be_none=True), listed([5, 0], [4]), (2,)) is None
 
 
-def test_another_dtype_is_told() -> None:
+def test_another_dtype_is_a_mismatch() -> None:
     doubled = {rank: replace(placed, local=placed.local.double()) for rank, placed in RIGHT.items()}
     mismatch = shape_mismatch("w", EXPECTED, doubled, (2,))
 
     assert mismatch is not None and mismatch.actual == "local (2, 2) float64"
 
 
-def test_what_is_listed_is_put_together_beside_what_a_layout_places() -> None:
+def test_listed_and_sharded_parts_are_assembled_together() -> None:
     rows = Layout((Shard(0),))
     held = {0: {"w": listed([3, 2, 1, 0])[0]}, 1: {"w": Placed(VALUE[2:].float(), rows)}}
 
@@ -92,7 +92,7 @@ def test_what_is_listed_is_put_together_beside_what_a_layout_places() -> None:
 @pytest.mark.parametrize(
     ("rank", "flat", "pairs"), [(1, 3, ((0, 1),)), (0, 2, ((0, 0),)), (0, 1, ((0, 1),)), (1, 0, ())]
 )
-def test_elements_that_are_held_twice_are_the_same(rank: int, flat: int, pairs: tuple[tuple[int, int], ...]) -> None:
+def test_elements_on_two_ranks_must_be_equal(rank: int, flat: int, pairs: tuple[tuple[int, int], ...]) -> None:
     """On two ranks, or on one; an element with one copy agrees with itself."""
     assembled, holders = assemble_listed(spoilt(RIGHT, rank, flat, 9.0), (3, 2), (2,))
 

@@ -51,7 +51,7 @@ def test_expected_tensors_carry_layout_dtype_and_a_derivation(case):
         (("bias",), True, False, True),
     ],
 )
-def test_flags_are_those_of_the_case(requires_grad, output, weight, bias):
+def test_expected_flags_equal_the_cases(requires_grad, output, weight, bias):
     expected = expect(linear_case(requires_grad=requires_grad), 0).tensors
 
     flags = {name: expected[name].requires_grad for name in ("output", "param.weight", "param.bias")}

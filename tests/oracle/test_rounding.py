@@ -33,14 +33,14 @@ def test_underflow_loses_at_most_half_the_smallest_subnormal(dtype: str, exponen
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_stored_may_be_off_by_an_underflow_however_small_it_is(dtype: str) -> None:
+def test_stored_value_may_be_off_by_an_underflow_however_small(dtype: str) -> None:
     """It is not lost to float32, in which half of its own smallest number is zero."""
     value = torch.tensor([4 * underflow(dtype)], dtype=torch.float64)
 
     assert float(store(value, torch.zeros_like(value), TORCH_CPU[dtype])) >= underflow(dtype) > 0
 
 
-def test_gamma_is_infinite_where_every_digit_may_be_lost() -> None:
+def test_gamma_is_infinite_if_every_digit_may_be_lost() -> None:
     """256 roundings of bfloat16: 256 u = 1."""
     assert gamma(255, 2.0**-8) == 255.0
     assert gamma(256, 2.0**-8) == math.inf
@@ -82,7 +82,7 @@ def test_a_record_is_about_the_dtype_it_is_listed_under(dtype: str) -> None:
     assert declared.largest <= declared.largest_a
 
 
-def test_what_is_certainly_zero_is_stored_as_it_is() -> None:
+def test_certain_zero_is_stored_as_zero() -> None:
     value, error = torch.tensor([0.0, 0.0, 1e-9], dtype=torch.float64), torch.tensor([0.0, 1e-9, 0.0])
 
     assert (store(value, error, TORCH_CPU["float16"]) > 0).tolist() == [False, True, True]

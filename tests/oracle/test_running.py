@@ -92,7 +92,7 @@ def test_a_gradient_that_cancels_is_zero_within_its_bound() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_is_refused(name: str) -> None:
+def test_unknown_operation_is_refused(name: str) -> None:
     make, told = REFUSED[name]
     with pytest.raises(InexactData, match=told):
         bound_of(make, given_of(make, torch.float64))
@@ -113,7 +113,7 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["native dropout of nothing", "native dropout out of training", "attention", "dropout of nothing"],
 )
-def test_what_drops_nothing_does_not_draw_at_random(function: Function, dtype: torch.dtype) -> None:
+def test_dropout_of_nothing_draws_no_random_number(function: Function, dtype: torch.dtype) -> None:
     """Though torch marks all of these operations as ones that may."""
     given = given_of(of(function), dtype)
     mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
@@ -139,7 +139,7 @@ def test_what_drops_nothing_does_not_draw_at_random(function: Function, dtype: t
     ],
     ids=["abs", "clone", "relu", "cast", "filled", "where", "dropout of nothing", "joined"],
 )
-def test_what_is_written_to_a_result_changes_neither_operand_nor_bound(
+def test_write_to_a_result_changes_neither_operand_nor_bound(
     function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
     """They share memory if an operation returns its operand."""
@@ -158,7 +158,7 @@ def test_what_is_written_to_a_result_changes_neither_operand_nor_bound(
     assert all(map(torch.equal, Parts.of(operand), before)) and torch.equal(right.value, value) and bool(x.all())
 
 
-def test_what_dropout_hands_back_of_what_every_program_has_alike_is_so_too() -> None:
+def test_dropout_result_of_a_common_value_is_a_common_value() -> None:
     mode = RunningError(arithmetic_of("float32"), ranks=2)
     with mode:
         made = torch.native_dropout(torch.full((3,), 0.5), 0.0, train=True)[0]
@@ -187,7 +187,7 @@ def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() ->
     ],
     ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
 )
-def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
+def test_uncertain_comparison_is_named(function: Function, name: str) -> None:
     """Rows that are equal except for roundings; in the first line of the function."""
     given = given_of(lambda: Of(torch.mm), torch.float64)
     given["weight"][:] = given["weight"] + given["weight"].flip(0)
@@ -201,7 +201,7 @@ def test_what_is_not_certain_is_named(function: Function, name: str) -> None:
     )
 
 
-def test_a_number_of_what_is_exact_may_be_asked_for() -> None:
+def test_item_of_an_exact_tensor_is_allowed() -> None:
     """The number of a mask's elements, and the largest of x, which is equal in every program."""
     right = bound_of(
         of(lambda x, w: (x @ w) * int((ABOVE.sum(-1) > 2).sum().item()) * x[0, 0].item()),
@@ -224,7 +224,7 @@ def test_a_mask_that_is_written_to_is_no_constant() -> None:
     assert bool((allowed[0] > allowed[1]).all())
 
 
-def test_what_is_computed_in_fewer_bits_within_is_rounded_to_these() -> None:
+def test_inner_dtype_of_fewer_bits_rounds_to_it() -> None:
     """A norm that computes in float32, in a module of float64."""
     right = bound_of(
         of(lambda x, w: ((x @ w).float() * 0.1).to(x.dtype)), given_of(lambda: Of(torch.mm), torch.float64)
@@ -234,7 +234,7 @@ def test_what_is_computed_in_fewer_bits_within_is_rounded_to_these() -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
-def test_what_is_copied_may_be_averaged_over_the_ranks(ranks: int) -> None:
+def test_copied_value_may_be_averaged_over_the_ranks(ranks: int) -> None:
     """Like gradients under data parallelism: a third of three times a number need not be that number."""
     make = of(lambda x, w: torch.cat([x, w]))
     given = given_of(make, torch.float32)
@@ -253,14 +253,14 @@ def test_more_ranks_and_more_terms_allow_more() -> None:
     )
 
 
-def test_what_is_written_in_16_bits_rounds_to_these() -> None:
+def test_write_in_16_bits_rounds_to_16_bits() -> None:
     given = given_of(of(torch.mm), torch.float64)
     right = bound_of(of(stored_in_16_bits), given)["output"]
 
     assert bool((right.allowed > 2.0**-9 * right.value.abs()).all())
 
 
-def test_what_may_be_anything_is_allowed_to_be() -> None:
+def test_unbounded_value_has_infinite_allowance() -> None:
     """Never NaN, beside which nothing would be allowed."""
     right = bound_of(
         of(lambda x, w: (x @ w).masked_fill(torch.eye(5, 6).bool(), -1e308).softmax(-1)),

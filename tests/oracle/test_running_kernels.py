@@ -62,9 +62,7 @@ def width(found: Bounded) -> float:
      lambda x: functional.layer_norm(x, (64,))],
     ids=["silu", "gelu", "sigmoid", "softmax", "rms norm", "layer norm"],
 )  # fmt: skip
-def test_what_is_stored_once_is_allowed_no_more_than_two_roundings(
-    function: Callable[..., torch.Tensor], dtype: str
-) -> None:
+def test_value_stored_once_is_allowed_two_roundings(function: Callable[..., torch.Tensor], dtype: str) -> None:
     """One in each of two programs, and a little of float32's."""
     found = bound(function, {"x": normal(5, 64)}, dtype)
 

@@ -151,7 +151,7 @@ def test_a_product_with_a_mask_rounds_nothing() -> None:
     assert bool((bound(lambda x: x * 3, x).allowed > 0).all())
 
 
-def test_a_negative_power_may_be_zero_where_the_positive_one_overflows() -> None:
+def test_negative_power_may_be_zero_if_the_positive_one_overflows() -> None:
     """bfloat16 computes 1 / (x * x); float16 computes the power itself, 4e-6."""
     right = bound(lambda x: x**-2, torch.tensor([2.0, 498.25]).half())
 

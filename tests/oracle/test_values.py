@@ -138,7 +138,7 @@ def test_magnitudes_fit_bfloat16_where_its_integers_are_fewer_than_the_terms(siz
     assert max(magnitudes_of(case).values()) <= 256
 
 
-def test_where_zeros_are_needed_every_feature_and_token_still_counts():
+def test_every_feature_and_token_counts_despite_needed_zeros():
     given = flat(linear_case(leading=(300,), in_features=400, out_features=300, dtype="bfloat16", world_size=1))
 
     assert all(bool((given[name] != 0).any(dim).all()) for name in ("x", "weight", "cotangent") for dim in (0, 1))
