@@ -102,6 +102,7 @@ def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> 
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
     args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
+    args += ["-p", "equivtest.pytest_plugin.progress", "-o", "console_output_style=classic"]
     args += ["--assert=plain", *workers, "-rfEX"]
     if not _has_entry_point():
         args += ["-p", "equivtest.plugin"]
