@@ -36,6 +36,7 @@ DTYPES = typer.Option(help=HELP["dtypes"])
 SUBJECTS = typer.Option(help=HELP["subjects"])
 KNOWN_FAILURES = typer.Option(metavar="FILES", help=HELP["known-failures"])
 REPORT = typer.Option(metavar="DIR", help=HELP["report"])
+RESUME = typer.Option(metavar="DIR", help=HELP["resume"])
 WORKERS = typer.Option(
     "-n",
     metavar="WORKERS",
@@ -115,9 +116,9 @@ def run(
     known_failures: Annotated[str | None, KNOWN_FAILURES] = None,
     allow_unsupported: Annotated[str | None, typer.Option(metavar="NAMES", help=HELP["allow-unsupported"])] = None,
     report: Annotated[str | None, REPORT] = None,
+    resume: Annotated[str | None, RESUME] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     budget: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["budget"])] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
     workers: Annotated[str, WORKERS] = "auto",
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
@@ -137,8 +138,8 @@ def run(
         "profile": profile, "backend": backend, "device": device, "import": imports,
         "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
         "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
-        "allow_unsupported": allow_unsupported, "report": report,
-        "max_time": max_time, "budget": budget, "audit": audit, "shard": shard,
+        "allow_unsupported": allow_unsupported, "report": report, "resume": resume,
+        "max_time": max_time, "budget": budget, "audit": audit,
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
     flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)
@@ -324,21 +325,6 @@ def compare(
     found = compare(read_run(old), read_run(new), causes)
     typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(in_words(found)))
     return int(bool(found.failed_on))
-
-
-@app.command()
-def merge(
-    shards: Annotated[list[Path], typer.Argument(help="The folders that equivtest run --shard --report has written.")],
-    *,
-    report: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the merged report.")],
-) -> int:
-    """Join the reports of all shards of a run into the report of the whole run; the exit code is the whole run's."""
-    from equivtest.report.merge import merge
-
-    code, lines = merge(shards, report, sys.argv)
-    for line in lines:
-        typer.echo(line)
-    return code
 
 
 @app.command()

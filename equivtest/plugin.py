@@ -78,18 +78,12 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around -k and --lf, which choose among the items
-def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Generator[None, object, object]:
+@pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     if "equivtest.pytest_plugin.collection" in sys.modules:
         from equivtest.pytest_plugin.collection import arrange
 
         arrange(session, items)
-    result = yield
-    if getattr(session.config.option, "equivtest_shard", None):
-        from equivtest.pytest_plugin.shards import keep_shard
-
-        keep_shard(session, items)
-    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -137,6 +131,12 @@ def pytest_configure_node(node: Any) -> None:
         remember_worker(node.config, node)
         node.workerinput["equivtest_seed"] = soak_seed(node.config)
         node.workerinput["equivtest_hub"] = hub_path(node.config)
+        if "equivtest.pytest_plugin.session" in sys.modules:
+            import msgspec
+
+            from equivtest.pytest_plugin.resume import earlier_endings
+
+            node.workerinput["equivtest_endings"] = msgspec.json.encode(earlier_endings(node.config)).decode()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -212,13 +212,13 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Reads a worker's list of properties, so that properties that never began are reported too."""
-        written = getattr(node, "workeroutput", {}).get("equivtest")
-        if written:
+        listed = getattr(node, "workeroutput", {}).get("equivtest")
+        if listed:
             import msgspec
 
-            from equivtest.report.handover import Manifest
+            from equivtest.report.handover import Listed
 
-            self.controller.add_manifest(msgspec.json.decode(written, type=Manifest))
+            self.controller.add_manifest(msgspec.json.decode(listed, type=list[Listed]))
 
     @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -227,8 +227,8 @@ class ControllerHooks:
         if "equivtest.pytest_plugin.collection" in sys.modules:
             from equivtest.pytest_plugin.collection import manifest
 
-            listed = manifest(session) if hasattr(session, "items") else None
-            if listed is not None and listed.properties:
+            listed = manifest(session) if hasattr(session, "items") else []
+            if listed:
                 self.controller.add_manifest(listed)
         if self.found is not None:
             from equivtest.pytest_plugin.session import state_of

@@ -24,9 +24,8 @@ from equivtest.pytest_plugin.items import (
 )
 from equivtest.pytest_plugin.options import settings_of
 from equivtest.pytest_plugin.settings import check_subjects
-from equivtest.pytest_plugin.shards import selection_key
 from equivtest.pytest_plugin.suite import is_shipped
-from equivtest.report.handover import Manifest
+from equivtest.report.handover import Listed
 
 if TYPE_CHECKING:
     from equivtest.property import Property
@@ -139,14 +138,13 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     items[:] = [*others, *ordered]
 
 
-def manifest(session: pytest.Session) -> Manifest:
+def manifest(session: pytest.Session) -> list[Listed]:
     """Every property of the session."""
     firsts: dict[tuple[str, str], PropertyItem] = {}
     for item in session.items:
         if isinstance(item, PropertyItem):
             firsts.setdefault(item.property_id, item)
-    properties = tuple(item.listed for item in firsts.values())
-    return Manifest(properties=properties, selection=session.config.stash.get(selection_key, ""))
+    return [item.listed for item in firsts.values()]
 
 
 def _world_size(item: pytest.Item) -> int:

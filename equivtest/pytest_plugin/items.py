@@ -15,8 +15,8 @@ from equivtest.base.profiles import AUDIT_LABEL, Part
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import pool_of, take_faults
+from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
 from equivtest.pytest_plugin.settings import Settings
-from equivtest.report.audits import WAITS
 from equivtest.report.folder import FAILURES
 from equivtest.report.handover import Failure, Handover, KnownState, Listed, Record, Searched
 from equivtest.search.known import KnownFailure
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from equivtest.property import Property
     from equivtest.search.search import Findings
 
-BUDGET_OVER = "left out: the budget is over"
 _started_key = pytest.StashKey[float]()
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
@@ -139,10 +138,25 @@ class PropertyItem(EquivtestItem):
             line=self.line,
         )
 
-    def hand_over_findings(self, **found: Any) -> None:
+    def hand_over_findings(self, **found: Any) -> Searched:
         """Hands over fields of `Searched`."""
         start = pool_of(self.config).start
-        self.hand_over(searched=Searched(listed=self.listed, label=self.label, start=start, **found))
+        searched = Searched(listed=self.listed, label=self.label, start=start, **found)
+        code = imported_code() if settings_of(self.config).report_dir is not None else {}
+        self.hand_over(searched=searched, code=code)
+        return searched
+
+    def perform(self) -> None:
+        """Judges, unless the run takes what an interrupted one has judged; ends as both do."""
+        ending = earlier_endings(self.config).get(self.nodeid) or ending_of(self.judge())
+        if ending.outcome == "failed":
+            raise PlainFailure(ending.text)
+        if ending.outcome == "skipped":
+            pytest.skip(ending.text)
+
+    def judge(self) -> Searched:
+        """Judges, and hands over the results."""
+        raise NotImplementedError
 
 
 class SearchItem(PropertyItem):
@@ -152,35 +166,24 @@ class SearchItem(PropertyItem):
         super().__init__(**kwargs)
         self.part, self.label = part, part.label
 
-    def perform(self) -> None:
+    def judge(self) -> Searched:
         records: list[Record] = []
         failures: list[Failure] = []
         cut = 0
         for findings in self._searches(settings_of(self.config)):
             records += findings.records
             failures += findings.failures
-            left_out = findings.left_out
             cut += findings.cut
-            self.hand_over_findings(
+            searched = self.hand_over_findings(
                 records=tuple(records),
                 failures=tuple(failures),
-                left_out=dict(left_out),
+                left_out=dict(findings.left_out),
                 coverage=findings.coverage,
                 cut=cut,
             )
             if findings.misuse:
                 raise Misuse(findings.misuse)
-        kinds = {kind for record in records for kind in record.verdicts.values()}
-        if failures or kinds.intersection(FAILING):
-            found = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in failures)
-            raise PlainFailure("\n".join(found) or "a claim does not hold")
-        if not records and cut:
-            pytest.skip(BUDGET_OVER)
-        if not records:
-            where = f", none can be in {', '.join(left_out)}" if left_out else ""
-            pytest.skip(f"not run: no case was judged{where}")
-        if not kinds.intersection(CONCLUSIVE):
-            pytest.skip(f"no conclusive verdict: {', '.join(sorted(kinds))}")
+        return searched
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
         """One search; in a soak, searches with fresh seeds for this item's share of the time."""
@@ -223,7 +226,7 @@ class AuditItem(PropertyItem):
 
     label = AUDIT_LABEL
 
-    def perform(self) -> None:
+    def judge(self) -> Searched:
         from equivtest.search.audit import audit
 
         settings = settings_of(self.config)
@@ -238,13 +241,10 @@ class AuditItem(PropertyItem):
             settings.dtypes,
             is_thorough=settings.profile.audits_alone,
         )
-        self.hand_over_findings(audit=found.as_data(self.property_name))
+        searched = self.hand_over_findings(audit=found.as_data(self.property_name))
         if found.problem or (found.waits and settings.profile.audits_alone):
             raise Misuse(found.problem or found.waits)
-        if found.waits:
-            pytest.skip(WAITS)
-        if not found.cases:
-            pytest.skip("not audited: the property held in no case on several ranks that was tried")
+        return searched
 
 
 class KnownFailureItem(EquivtestItem):

@@ -35,11 +35,12 @@ HELP: dict[str, str] = {
     "report": "Directory for report.html, junit.xml, verdicts.jsonl, run.jsonl.gz, cells.csv, audit.csv, summary.txt, "
     "environment.json; those that an earlier run left there are removed. "
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
+    "resume": "Report of an interrupted run: takes what that run judged with the same code, settings and releases, and "
+    "judges the rest. The report is written there, unless --report names another folder.",
     "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
     "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
     "budget": "Seconds that a run may take: each search runs first the cases that cover most, and the summary says how "
     "many were left out.",
-    "shard": "Run this part of the properties alone, such as 2/4: equivtest merge joins the reports of all parts.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
@@ -49,11 +50,11 @@ _METAVARS = {
     "arithmetic": "NAME",
     "listen": "[HOST]:PORT",
     "report": "DIR",
+    "resume": "DIR",
     "known-failures": "FILES",
     "audit": "on|off",
     "allow-unsupported": "NAMES",
     "budget": "SECONDS",
-    "shard": "I/N",
     "max-time": "SECONDS",
 }
 _done: WeakSet[pytest.Parser] = WeakSet()

@@ -17,13 +17,14 @@ from equivtest.pytest_plugin.claim_reports import report_claim
 from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import host_events, hosts_of
+from equivtest.pytest_plugin.resume import endings_key, endings_of, take
 from equivtest.pytest_plugin.suite import version_of
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
-from equivtest.report.handover import Handover, Manifest
+from equivtest.report.handover import Handover, Listed
 from equivtest.report.log import LOG, SCHEMA, Entry, RunLog, open_log
 from equivtest.report.results import MISUSE_EXIT, Results
 from equivtest.report.tally import ClaimResult
@@ -44,8 +45,7 @@ class Controller:
         self.state = BEGUN
         self.folder: ReportFolder | None = None
         self.log: RunLog | None = None
-        self.selection = ""  # see `Manifest`
-        self.concluded = self.failed = 0  # tests of any plugin
+        self.selection = ""  # digest of the tests of which this run is a shard
 
     def begin(self) -> None:
         """Takes the folder of --report, if there is one, and replaces an earlier report by a note that this run began.
@@ -58,15 +58,25 @@ class Controller:
             return
         folder = ReportFolder(directory)
         try:
-            folder.clear()
             environment = self.environment()
+            resumed = settings_of(self.config).resumed_dir
+            taken = take(resumed, environment) if resumed is not None else ()
+            folder.clear()
             begin_report(directory, environment)
             self.log = open_log(directory)
             self._log(Entry(environment=environment))
+            self._add_taken(taken)
         except EquivtestError:
             folder.leave()
             raise
         self.folder = folder
+
+    def _add_taken(self, taken: tuple[Handover, ...]) -> None:
+        """Adds what an interrupted run has judged."""
+        self.config.stash[endings_key] = endings_of(taken)
+        for handover in taken:
+            self.results.add(handover)
+            self._log(Entry(handover=handover))
 
     def leave(self) -> None:
         """Releases the folder; if the session did not end, it first writes the final state."""
@@ -100,11 +110,10 @@ class Controller:
             self.log = None
             self.troubles.append(f"cannot write {LOG}: {reason_of(error)}")
 
-    def add_manifest(self, manifest: Manifest) -> None:
+    def add_manifest(self, properties: list[Listed]) -> None:
         """Takes note of every property of the session, those that never began included."""
-        self.selection = manifest.selection
-        self.results.add_properties(manifest.properties)
-        self._log(Entry(properties=manifest.properties))
+        self.results.add_properties(properties)
+        self._log(Entry(properties=tuple(properties)))
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
         """Reports the claims of every property whose searches have all ended, each once."""
@@ -133,7 +142,6 @@ class Controller:
             concluded: Tests of the session that passed, failed or fail as known, others' included.
         """
         self.host_events = host_events(self.config)
-        self.concluded = concluded
         if self.stopped:
             self.troubles += on_faults(self.results.faults.values())
         else:
@@ -146,10 +154,9 @@ class Controller:
         settings = settings_of(self.config)
         if lacking := self.results.lacking(settings.excused):
             report_claim(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
-        self.failed = session.testsfailed
         status, audits_alone = int(session.exitstatus), settings.profile.audits_alone
         session.exitstatus, reasons = self.results.conclude(
-            status, self.failed, concluded, settings.excused, audits_alone=audits_alone
+            status, session.testsfailed, concluded, settings.excused, audits_alone=audits_alone
         )
         self.troubles += reasons
 
@@ -208,8 +215,6 @@ class Controller:
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
             "allow_unsupported": sorted(settings.allowed),
-            "excused": sorted(settings.excused),
-            **({"shard": "/".join(map(str, settings.shard)), "selection": self.selection} if settings.shard else {}),
             **({"hosts": hosts_of(self.config), "host_events": self.host_events} if settings.listen else {}),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             **({"declared": settings.declared} if settings.arithmetic else {}),
@@ -221,8 +226,6 @@ class Controller:
             "known_failures": ", ".join(settings.known_failures) or "none",
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
-            "failed": self.failed,
-            "concluded": self.concluded,
             "complete": self.state == ENDED and self.results.are_complete,
             "state": self.state,
             "process": os.getpid(),

@@ -49,7 +49,7 @@ class Settings:
         max_time_s: Seconds a soak lasts.
         budget_s: Seconds after which no further case begins; 0: no limit.
         allowed: What may be lacking, see `equivtest.base.lacking`.
-        shard: (number from 1, number of shards) of the part to run; None: everything.
+        resumed_dir: Report of an interrupted run whose verdicts this run takes.
     """
 
     profile_name: str = DEFAULT_PROFILE
@@ -68,7 +68,7 @@ class Settings:
     max_time_s: float = SOAK_S
     budget_s: float = 0.0
     allowed: frozenset[str] = frozenset()
-    shard: tuple[int, int] | None = None
+    resumed_dir: Path | None = None
 
     @property
     def profile(self) -> Profile:
@@ -158,6 +158,9 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
     if "budget" in given and (PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
         raise Misuse(f"--budget goes with smoke, gate and conformance, not with --profile {profile_name}")
+    resumed_dir = Path(given["resume"]).absolute() if "resume" in given else None
+    if resumed_dir and ("budget" in given or PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
+        raise Misuse(f"--resume goes with smoke, gate and conformance without --budget, not with {profile_name}")
     return Settings(
         profile_name=profile_name,
         backend=str(given.get("backend", "gloo")),
@@ -170,11 +173,11 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         dtypes=_dtypes(given.get("dtypes")),
         subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
         known_failures=_known_failures(given.get("known_failures")),
-        report_dir=Path(given["report"]).absolute() if "report" in given else None,
+        report_dir=Path(given["report"]).absolute() if "report" in given else resumed_dir,
+        resumed_dir=resumed_dir,
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
         budget_s=_seconds("--budget", given["budget"]) if "budget" in given else 0.0,
-        shard=_shard(given["shard"], PROFILES[profile_name]) if "shard" in given else None,
         allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
     )
 
@@ -228,16 +231,6 @@ def _world_sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
             raise Misuse(f"--world-sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {part!r}")
         sizes.append(int(part))
     return tuple(sorted(set(sizes))) or default
-
-
-def _shard(text: str, profile: Profile) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
-    number, of = (int(part) for part in match.groups()) if match else (0, 0)
-    if not 1 <= number <= of:
-        raise Misuse(f"--shard: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
-    if profile.repeats:
-        raise Misuse("--shard does not go with --profile soak: each shard would draw with another seed")
-    return number, of
 
 
 def _dtypes(text: str | None) -> tuple[str, ...]:

@@ -97,17 +97,6 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path}::{self.name}"
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a session.
-
-    Attributes:
-        selection: Digest of all tests of the run that the session is a shard of; '' without --shard.
-    """
-
-    properties: tuple[Listed, ...]
-    selection: str = ""
-
-
 class AuditRow(msgspec.Struct, kw_only=True):
     """Result of one fault of one collective; an audit counts in it.
 
@@ -229,6 +218,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
         misuse: The mistake that ended the item early.
         absent: Why the property did not run.
         incomplete: True if it did not run because it is incomplete, which the summary then says.
+        code: Path of each imported file outside of packages -> digest; only for a report, which can be resumed.
     """
 
     fatal: str = ""
@@ -238,3 +228,4 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[BackendFault, ...] = ()
     known: KnownState | None = None
     searched: Searched | None = None
+    code: dict[str, str] = {}

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -38,34 +38,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Any] | None = None
     properties: tuple[Listed, ...] | None = None
     handover: Handover | None = None
-
-
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of an environment that equivtest itself reads; it has others.
-
-    Attributes:
-        profile: Name of the profile.
-        excused: What may be lacking, see `equivtest.base.lacking`.
-        failed, concluded: Tests of any plugin that failed; that passed, failed or fail as known.
-        complete: True if the run ended, and with it every planned search.
-        state: BEGUN, ENDED, or why the run ended early.
-        process, started, seconds: Of the run; `started` is in UTC.
-        shard: Such as '2/4'; absent in a whole run.
-    """
-
-    schema: int
-    backend: str
-    torch: str
-    profile: Literal["smoke", "gate", "soak", "conformance", "audit"]
-    excused: tuple[str, ...]
-    failed: int
-    concluded: int
-    complete: bool
-    state: str
-    process: int
-    started: str
-    seconds: float
-    shard: Annotated[str, msgspec.Meta(pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$")] = "1/1"
 
 
 class RunLog:
@@ -122,7 +94,19 @@ def read_run(path: Path) -> Run:
     """Reads a run from a folder of --report, or from its log alone.
 
     Raises:
-        Misuse: there is no log, another version of equivtest wrote it, it is broken, or the run did not end.
+        Misuse: same as in `read_begun`, or the run did not end.
+    """
+    run = read_begun(path)
+    if why := headline(run.environment, run.results.ordered()):
+        raise Misuse(f"{shorten(str(path))} is the report of an incomplete run: {why} Run it again to its end")
+    return run
+
+
+def read_begun(path: Path) -> Run:
+    """Reads a run that may have been interrupted.
+
+    Raises:
+        Misuse: there is no log, another version of equivtest wrote it, or it is broken.
     """
     log = path / LOG if path.is_dir() else path
     lines = list(_lines(path, log))
@@ -130,21 +114,15 @@ def read_run(path: Path) -> Run:
     try:
         _check_schema(path, lines)
         entries += [msgspec.json.decode(line, type=Entry) for line in lines]
-        for entry in entries:
-            if entry.environment is not None:
-                msgspec.convert(entry.environment, Environment)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{shorten(str(log))} is broken: {error}; write the report again") from error
     environments = [entry.environment for entry in entries if entry.environment is not None]
-    run = Run(
+    return Run(
         path,
         environments[-1],
         tuple(listed for entry in entries for listed in entry.properties or ()),
         tuple(entry.handover for entry in entries if entry.handover is not None),
     )
-    if why := headline(run.environment, run.results.ordered()):
-        raise Misuse(f"{shorten(str(path))} is the report of an incomplete run: {why} Run it again to its end")
-    return run
 
 
 def _check_schema(path: Path, lines: list[bytes]) -> None:

@@ -1,0 +1,127 @@
+"""Takes what an interrupted run has judged, if its code, settings and releases are those of this run."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import pytest
+
+from equivtest.errors import Misuse, shorten
+from equivtest.report.audits import WAITS
+from equivtest.report.handover import Handover, Searched
+from equivtest.report.log import read_begun
+from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
+
+SAME = (
+    "equivtest", "equivtest_commit", "folder_commit", "torch", "hypothesis", "python", "platform", "cpu",
+    "accelerators", "poison", "backend", "device", "imports", "releases_of_imports", "arithmetic", "declared",
+    "allow_unsupported", "profile", "seeds", "world_sizes", "dtypes", "subjects", "known_failures", "audit",
+)  # fmt: skip
+"""Fields of environment.json that both runs must share."""
+BUDGET_OVER = "left out: the budget is over"
+PACKAGE = Path(__file__).parents[1]
+
+
+class Ending(NamedTuple):
+    """The outcome of an item, as pytest shows it."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    text: str = ""
+
+
+endings_key = pytest.StashKey[Mapping[str, Ending]]()
+"""Key of a search or an audit -> its ending in the interrupted run."""
+
+
+def key_of(searched: Searched) -> str:
+    """Returns the node id of a search or an audit."""
+    return f"{searched.listed.id}[{searched.label}]"
+
+
+def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...]:
+    """Returns what a run handed over of searches and audits that need not run again.
+
+    A search with a failure runs again, because its replay file belongs to the new report.
+
+    Raises:
+        Misuse: the folder has no log, or code, settings or releases differ.
+    """
+    run = read_begun(directory)
+    current = msgspec.json.decode(msgspec.json.encode(environment))
+    for name in SAME:
+        if run.environment.get(name) != current.get(name):
+            before, now = (shorten(str(each.get(name, "nothing"))) for each in (run.environment, current))
+            raise Misuse(_refusal(directory, f"was judged with {name} {before}, this run has {now}"))
+    found = tuple(each for each in run.handovers if _is_done(each))
+    code = {file: digest for each in found for file, digest in each.code.items()}
+    for file, digest in code.items():
+        if _digest_of(Path(file)) != digest:
+            raise Misuse(_refusal(directory, f"was judged before {file} changed"))
+    return found
+
+
+def _refusal(directory: Path, why: str) -> str:
+    return f"--resume: {shorten(str(directory))} {why}: run without --resume"
+
+
+def _is_done(handover: Handover) -> bool:
+    found = handover.searched
+    return found is not None and not (handover.misuse or handover.faults or found.failures or found.cut)
+
+
+def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
+    """Returns how each search and audit ended, by its key."""
+    return {key_of(each.searched): ending_of(each.searched) for each in handovers if each.searched is not None}
+
+
+def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
+    """Returns the endings that this process's items take; the controller sends them to xdist workers."""
+    if endings_key not in config.stash:
+        sent = getattr(config, "workerinput", {}).get("equivtest_endings", "{}")
+        config.stash[endings_key] = msgspec.json.decode(sent, type=dict[str, Ending])
+    return config.stash[endings_key]
+
+
+def ending_of(found: Searched) -> Ending:
+    """Returns how a search or an audit ends whose results are these."""
+    if found.audit is not None:
+        if found.audit.waits:
+            return Ending("skipped", WAITS)
+        why = "not audited: the property held in no case on several ranks that was tried"
+        return Ending("passed") if found.audit.cases else Ending("skipped", why)
+    kinds = {kind for record in found.records for kind in record.verdicts.values()}
+    if found.failures or kinds.intersection(FAILING):
+        claims = dict.fromkeys(f"{failure.claim}: {failure.kind}" for failure in found.failures)
+        return Ending("failed", "\n".join(claims) or "a claim does not hold")
+    if not found.records and found.cut:
+        return Ending("skipped", BUDGET_OVER)
+    if not found.records:
+        where = f", none can be in {', '.join(found.left_out)}" if found.left_out else ""
+        return Ending("skipped", f"not run: no case was judged{where}")
+    if not kinds.intersection(CONCLUSIVE):
+        return Ending("skipped", f"no conclusive verdict: {', '.join(sorted(kinds))}")
+    return Ending("passed")
+
+
+def imported_code() -> dict[str, str]:
+    """Returns the digest of each imported file that belongs to no installed package, by its path."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    paths = (Path(file) for file in files if file and file.endswith(".py"))
+    return {str(path): _digest_of(path) for path in paths if _is_users(path)}
+
+
+def _is_users(path: Path) -> bool:
+    inside = (PACKAGE, Path(sys.base_prefix), Path(sys.prefix))
+    return "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in inside)
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""

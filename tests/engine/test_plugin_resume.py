@@ -1,0 +1,108 @@
+"""Runs that were killed and go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
+import pytest
+
+import equivtest.pytest_plugin.collection
+import equivtest.pytest_plugin.session
+import equivtest.verdicts.claims  # noqa: F401
+from equivtest.report.log import LOG
+from tests.engine.fake_suite import log_of, make_suite, plugin_args, run_suite
+
+UNKNOWN = "--known-failures=none"
+SIZES = "--world-sizes=1,2"
+
+
+def make_killed_run(pytester: pytest.Pytester) -> None:
+    """Kills a run whose first search has ended, while the second one runs."""
+    make_suite(pytester, "a", "b_hangs")
+    command = [sys.executable, "-m", "pytest", *plugin_args(), "-p", "no:cacheprovider", "--import-mode=importlib"]
+    process = subprocess.Popen(
+        [*command, "-n0", "--audit=off", UNKNOWN, SIZES, "--report=out"], cwd=pytester.path, stdout=subprocess.DEVNULL
+    )
+    until_s = time.monotonic() + 60
+    while "hanging" not in log_of(pytester):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (pytester.path / "go").touch()
+    (pytester.path / "log").unlink()
+
+
+def searches(pytester: pytest.Pytester) -> list[str]:
+    return sorted(line for line in log_of(pytester) if line.startswith("search"))
+
+
+def written(folder: Path) -> dict[str, object]:
+    """Returns the parts of a report that do not depend on the time."""
+    names = sorted(case.get("name", "") for case in ElementTree.parse(folder / "junit.xml").iter("testcase"))
+    return {"junit": names} | {name: (folder / name).read_text() for name in ("verdicts.jsonl", "cells.csv")}
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_run_resumes_to_the_same_report(pytester: pytest.Pytester, workers: str) -> None:
+    make_killed_run(pytester)
+
+    result = run_suite(pytester, UNKNOWN, SIZES, "--resume=out", "-n", workers, subprocess=True)
+    resumed = searches(pytester)
+    run_suite(pytester, UNKNOWN, SIZES, "--report=whole", subprocess=True)
+
+    assert result.ret == 0
+    assert resumed == ["search a w2 gate", "search b_hangs w1 gate", "search b_hangs w2 gate"]
+    assert written(pytester.path / "out") == written(pytester.path / "whole")
+
+
+def test_torn_line_of_a_killed_run_is_judged_again(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    run_suite(pytester, SIZES, "--report=out")
+    log = pytester.path / "out" / LOG
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    (pytester.path / "log").unlink()
+
+    result = run_suite(pytester, SIZES, "--resume=out")
+
+    assert result.ret == 0 and "search a w2 gate" in searches(pytester)
+
+
+def test_failure_of_an_interrupted_run_is_judged_again(pytester: pytest.Pytester) -> None:
+    """Its replay file belongs to the new report."""
+    make_suite(pytester, "a_wrong")
+    run_suite(pytester, "--world-sizes=2,3", "--report=out")
+    (pytester.path / "log").unlink()
+
+    result = run_suite(pytester, "--world-sizes=2,3", "--resume=out")
+
+    assert result.ret == 1 and searches(pytester) == ["search a_wrong w3 gate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "line"),
+    [
+        (["--dtypes=float32"], "", "was judged with dtypes *, this run has *float32*: run without --resume"),
+        ([], "# changed", "was judged before *test_fake.py changed: run without --resume"),
+        (["--budget=3"], "", "--resume goes with smoke, gate and conformance without --budget, not with gate"),
+        (["--resume=no"], "", "no has no log: name a folder that equivtest run --report has written, *"),
+    ],
+    ids=["settings", "code", "budget", "no report"],
+)
+def test_resume_of_another_run_is_refused_in_one_line(
+    pytester: pytest.Pytester, options: list[str], change: str, line: str
+) -> None:
+    make_suite(pytester, "a")
+    run_suite(pytester, SIZES, "--report=out")
+    with (pytester.path / "test_fake.py").open("a") as file:
+        file.write(change)
+
+    result = run_suite(pytester, SIZES, "--resume=out", *options)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: equivtest: *{line}"])
