@@ -87,13 +87,13 @@ def test_the_batch_may_be_divided_along_the_second(pool: Pool) -> None:
         ("of_the_whole_world", "output"),
     ],
 )
-def test_what_is_reduced_along_a_wrong_axis_is_found(pool: Pool, parallelize: str, tensor: str) -> None:
+def test_reduction_along_a_wrong_axis_is_rejected(pool: Pool, parallelize: str, tensor: str) -> None:
     with pytest.raises(ValueMismatch, match=rf"module: {tensor} differs from the oracle"):
         check("module", case_of(parallelize, (2, 2)), pool)
 
 
 @pytest.mark.ranks
-def test_what_is_rounded_is_bounded_by_the_ranks_of_both(pool: Pool) -> None:
+def test_rounded_value_has_the_bound_of_both_axes(pool: Pool) -> None:
     case = case_of("fsdp2_tp", (2, 2), values=(("real", 0), ("real", 1)), dtype="float64")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -188,7 +188,7 @@ def test_meshes_are_every_product() -> None:
         ({"members": (1, 0)}, "members go with a mesh of one axis"),
     ],
 )
-def test_what_is_no_mesh_is_told(fields: dict[str, Any], message: str) -> None:
+def test_invalid_mesh_raises_misuse(fields: dict[str, Any], message: str) -> None:
     fields = {"mesh": (2, 1), "axes": AXES} | fields
     with pytest.raises(Misuse, match=message):
         ModuleCase(build=MLP, parallelize="", world_size=2, x_shape=(2, 3), **fields)
@@ -202,6 +202,6 @@ def test_what_is_no_mesh_is_told(fields: dict[str, Any], message: str) -> None:
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none, got 'dp'"),
     ],
 )
-def test_what_is_no_property_is_told(fields: dict[str, Any], message: str) -> None:
+def test_invalid_property_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(MLP, HERE + "by_hand", [(2, 3)], **fields)

@@ -29,7 +29,7 @@ def told(
     return str(raised.value)
 
 
-def test_a_bound_that_grows_from_layer_to_layer_is_told_with_the_layer_where_it_ends() -> None:
+def test_growing_bound_is_refused_with_the_layer_that_exceeds_it() -> None:
     """No dtype would help; judging by parts would."""
     message = told("deep", (2, 3), "float32", by_parts=False)
 
@@ -39,7 +39,7 @@ def test_a_bound_that_grows_from_layer_to_layer_is_told_with_the_layer_where_it_
     )
 
 
-def test_a_bound_that_ends_in_the_backward_is_told_with_the_part_and_the_dtype_that_would_do() -> None:
+def test_too_wide_bound_of_the_backward_is_refused_with_part_and_dtype() -> None:
     message = told("encoder_layer", (1, 3, 4), "float32", by_parts=False)
 
     assert (
@@ -49,7 +49,7 @@ def test_a_bound_that_ends_in_the_backward_is_told_with_the_part_and_the_dtype_t
     )
 
 
-def test_a_part_of_which_the_bound_says_nothing_is_named() -> None:
+def test_part_with_too_wide_a_bound_is_named() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (

@@ -77,7 +77,7 @@ def test_a_deep_module_holds_in_every_dtype(
     assert set(filter(is_boundary, case.answer_names())) <= judged
 
 
-def test_what_was_met_is_let_go_of() -> None:
+def test_recorded_tensors_are_released() -> None:
     """A tensor's hooks keep references that no garbage collector sees."""
     case = case_of("twice", "twice_divided", x_shape=(2, 6))
     expect(case, 0)
@@ -129,7 +129,7 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str,
     ("build", "parallelize"),
     [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
 )
-def test_nothing_that_was_held_is_right_whatever_it_is(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+def test_recorded_value_is_not_right_by_itself(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
     """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
     case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
     replies = pool.run("module", case)
@@ -165,7 +165,7 @@ def spoilt(
 
 
 @pytest.mark.ranks
-def test_what_a_part_hands_on_is_the_same_tensor(pool: Pool) -> None:
+def test_part_passes_the_same_tensor_on(pool: Pool) -> None:
     """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
@@ -182,7 +182,7 @@ def test_a_copy_of_what_a_part_hands_on_needs_the_gradient_that_it_needed() -> N
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["hands_on", "hands_on_by_name"])
-def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Pool, build: str) -> None:
+def test_shares_passed_on_by_a_part_are_judged_as_rounded(pool: Pool, build: str) -> None:
     """A third in bfloat16 is off by more than the products that follow in float32."""
     case = case_of(build, "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
     verdicts = check("module", case, pool)
@@ -196,7 +196,7 @@ def test_shares_of_what_a_part_hands_on_are_judged_as_they_are_rounded(pool: Poo
 
 
 @pytest.mark.ranks
-def test_what_is_computed_again_in_the_backward_is_judged(pool: Pool) -> None:
+def test_recomputation_in_the_backward_is_judged(pool: Pool) -> None:
     case = case_of("checkpointed", "hidden_divided", dtype="float32")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -214,7 +214,7 @@ def test_a_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_merged_projections_hold_their_columns_in_an_order_of_their_own(pool: Pool, world_size: int) -> None:
+def test_merged_projections_have_columns_in_another_order(pool: Pool, world_size: int) -> None:
     case = case_of("merged", "merged_divided", x_shape=(2, 6), world_size=world_size)
     verdicts = check("module", case, pool)
 
@@ -333,9 +333,7 @@ def test_factor_of_a_deep_model_in_16_bits_is_reported(
         ("factor_on_a_small_path", "small_path"),
     ],
 )
-def test_factor_that_comes_out_or_cannot_be_seen_to_stay_in_is_red(
-    pool: Pool, parallelize: str, build: str, dtype: str
-) -> None:
+def test_factor_that_leaves_or_may_leave_the_part_is_red(pool: Pool, parallelize: str, build: str, dtype: str) -> None:
     verdicts = failed(case_of(build, parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert ("gradients_equal_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
@@ -418,7 +416,7 @@ def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], la
     torch.testing.assert_close(whole.value, VALUE)
 
 
-def test_of_slices_that_fit_in_each_others_places_it_is_not_known_which_is_which() -> None:
+def test_interchangeable_slices_have_unknown_places() -> None:
     """Later values may depend on either, for example the gradient of a product with one of two close columns."""
     right = VALUE.clone()
     right[:, 4] = right[:, 1] + 0.125
@@ -430,7 +428,7 @@ def test_of_slices_that_fit_in_each_others_places_it_is_not_known_which_is_which
     torch.testing.assert_close(whole.spread, 0.125 * ((COLUMN == 1) | (COLUMN == 4)).double().expand(2, 6))
 
 
-def test_of_layouts_that_agree_within_a_wide_bound_the_nearest_is_meant() -> None:
+def test_nearest_layout_is_taken_within_a_wide_bound() -> None:
     """Either rank's share alone is within the bound too."""
     placed = {rank: {"name": Placed(VALUE * share, UNTOLD)} for rank, share in enumerate((0.75, 0.25))}
     right = Bounded(VALUE, torch.full_like(VALUE, 10.0))
@@ -460,7 +458,7 @@ def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | N
     ],
     ids=["exchanged", "more than others", "as many by chance"],
 )
-def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where(locals_: list[torch.Tensor]) -> None:
+def test_rows_computed_on_other_ranks_are_followed_without_a_place(locals_: list[torch.Tensor]) -> None:
     """Tokens go to the ranks of their experts in this way; the returned rows are judged on the ranks that have them."""
     whole = held_of_first(locals_, ROWS)
 
@@ -473,7 +471,7 @@ def test_rows_that_other_ranks_compute_are_followed_and_nothing_is_said_of_where
     [ROWS, ROWS + 1, ROWS.flip(0), ROWS.roll(1, dims=1), ROWS.roll(1, dims=0)],
     ids=["right", "wrong", "rows in another order", "features in another order", "rows rolled"],
 )
-def test_a_rank_is_judged_by_its_own_rows_where_they_are_with_nobody_else(own: torch.Tensor) -> None:
+def test_rank_is_judged_by_rows_that_it_alone_has(own: torch.Tensor) -> None:
     whole = held_of_first([own, OTHERS], ROWS)
 
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
@@ -486,7 +484,7 @@ def test_columns_are_no_rows_that_go_to_other_ranks() -> None:
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
 
 
-def test_what_is_taken_over_is_a_copy_of_what_was_held() -> None:
+def test_continued_value_is_a_copy_of_the_recorded_one() -> None:
     """Gradients are added up in place."""
     forced = Forced(nn.Identity(), RunningError(arithmetic_of("float64"), ranks=2), lambda *_: None)
     taken = forced._parts(Whole(VALUE, None, None, None), VALUE.dtype)
@@ -504,14 +502,12 @@ def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others(sh
 
 
 @pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
-def test_rows_that_nobody_holds_are_not_followed(locals_: list[torch.Tensor]) -> None:
+def test_rows_on_no_rank_are_not_followed(locals_: list[torch.Tensor]) -> None:
     assert held_of_first(locals_, ROWS) is None
 
 
 @pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
-def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
-    wrong: tuple[int, ...], judged: list[str]
-) -> None:
+def test_only_the_wrong_shape_of_a_batchs_parts_is_named(wrong: tuple[int, ...], judged: list[str]) -> None:
     """Each part routes other numbers of tokens to an expert."""
     name, rows = "boundary.layers.0", Layout((Shard(0),))
     runs: Any = [
@@ -525,7 +521,7 @@ def test_of_different_shapes_of_the_parts_of_a_batch_only_a_wrong_one_is_told(
     assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
 
 
-def test_numbers_in_an_order_of_their_own_are_matched() -> None:
+def test_numbers_in_another_order_are_matched() -> None:
     """1.06 is nearest to 1.0, but no other number can be 1.2."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
@@ -544,7 +540,7 @@ def test_a_mask_that_is_infinite_is_whole_on_every_rank() -> None:
     assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.spread is None
 
 
-def test_what_agrees_in_no_layout_is_what_comes_nearest() -> None:
+def test_nearest_layout_is_shown_if_none_agrees() -> None:
     placed = {rank: {"name": Placed(VALUE + 1, UNTOLD)} for rank in range(2)}
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
 
@@ -557,7 +553,7 @@ def test_parts_are_judged_on_real_values_and_equal_rows(fields: dict[str, object
         case_of("deep", "halved", **fields)
 
 
-def test_a_module_is_judged_by_parts_where_nothing_else_says_something() -> None:
+def test_module_is_judged_by_parts_if_nothing_else_concludes() -> None:
     prop = module_property(HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole")
 
     assert prop.cases is not None
@@ -573,7 +569,7 @@ def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
         prop.cases(Space((1,), ("float32",)))
 
 
-def test_what_replicas_are_apart_is_not_known_of_what_follows() -> None:
+def test_difference_between_replicas_leaves_later_parts_unknown() -> None:
     locals_ = [VALUE, VALUE + 0.125 * (VALUE == 3)]
     placed = {rank: {"name": Placed(local, Layout((Replicate(),)))} for rank, local in enumerate(locals_)}
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
@@ -583,7 +579,7 @@ def test_what_replicas_are_apart_is_not_known_of_what_follows() -> None:
 
 
 @pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
-def test_a_boundary_that_says_nothing_leaves_nothing_open(*, is_inner: bool, kind: str) -> None:
+def test_open_boundary_leaves_no_answer_open(*, is_inner: bool, kind: str) -> None:
     case = case_of("deep", "halved", world_size=1)
     right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
     answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
@@ -597,7 +593,7 @@ def test_a_boundary_that_says_nothing_leaves_nothing_open(*, is_inner: bool, kin
     ("factor", "allowed", "kind"),
     [(1.05, 10.0, "holds"), (1.2, 10.0, "inconclusive"), (1.05, torch.inf, "holds"), (3.0, 10.0, "value")],
 )
-def test_what_is_near_is_concluded_on_though_its_bound_says_nothing(factor: float, allowed: float, kind: str) -> None:
+def test_near_value_holds_though_its_bound_is_open(factor: float, allowed: float, kind: str) -> None:
     bound = torch.full_like(VALUE, allowed)
     right = ExpectedTensor(VALUE, bound, Layout((Replicate(),)), "float64", "", resolution=resolution_of(VALUE))
     answers = {0: Answer({"name": Placed(VALUE * factor, UNTOLD)}, {}, ())}
@@ -612,7 +608,7 @@ def test_nothing_is_near_infinity_or_to_no_change() -> None:
     assert resolution_of(VALUE, change=torch.zeros_like(VALUE)) is None
 
 
-def test_what_checkpointing_computes_again_is_not_kept() -> None:
+def test_recomputation_of_checkpointing_is_not_kept() -> None:
     class CheckpointedScale(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -650,7 +646,7 @@ def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "wrong"), [("out_divided", ""), ("query_of_one_rank", "grad.0.query")])
-def test_an_operand_that_is_expanded_is_met_element_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
+def test_expanded_operand_is_matched_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
     """The ranks' values cannot be written into a tensor whose elements share memory."""
     case = case_of("pooled", parallelize, x_shape=(2, 3, 24))
     found = [each for each in judge("module", case, pool) if each.kind != "skipped"]

@@ -100,7 +100,7 @@ def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path
         (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
     ],
 )
-def test_what_follows_a_boundary_whose_bound_says_nothing_is_judged(
+def test_part_behind_an_open_boundary_is_judged(
     tmp_path: Path, part: int, factor: float, words: str, open_: str
 ) -> None:
     """A conclusion about a part needs only a recorded value that is near."""
@@ -157,7 +157,7 @@ def test_run_of_a_wrapper_names_the_part_to_capture(tmp_path: Path) -> None:
         judged(tmp_path / "run")
 
 
-def test_what_runs_under_autocast_is_judged_under_it(tmp_path: Path) -> None:
+def test_run_under_autocast_is_judged_under_autocast(tmp_path: Path) -> None:
     for name, spoil in (("right", lambda module: None), ("wrong", more)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             captured(tmp_path / name, spoil)
@@ -205,7 +205,7 @@ def test_buffers_are_those_that_the_forward_finds_when_a_wrapper_has_sent_them(t
     assert not judged(tmp_path / "run").failed
 
 
-def test_what_the_forward_changes_of_its_inputs_and_parameters_is_told(tmp_path: Path) -> None:
+def test_change_of_inputs_or_parameters_by_the_forward_is_named(tmp_path: Path) -> None:
     module = model()
     x = torch.ones(3, 4)
 
@@ -254,9 +254,7 @@ def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none"),
     ],
 )
-def test_what_cannot_be_captured_is_said_and_nothing_is_written(
-    tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_refused_capture_writes_nothing(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(Misuse, match=words):
         captured(tmp_path / "run", **options)
 
@@ -431,14 +429,14 @@ def test_the_contract_of_the_batch_decides_what_is_right(copy: Path) -> None:
     assert first_wrong(judged(copy)) == "grad.0.up.weight"
 
 
-def test_another_model_is_refused_and_one_that_nobody_wrote_too(run: Path) -> None:
+def test_other_or_missing_model_is_refused(run: Path) -> None:
     with pytest.raises(Misuse, match=r"another model than .*others: it has no parameter 1.bias"):
         judged(run, HERE + "others")
     with pytest.raises(Misuse, match="cannot be imported"):
         judged(run, "tests.nowhere:blocks")
 
 
-def test_parts_captured_alone_are_judged_each_by_itself(tmp_path: Path, command: Command) -> None:
+def test_parts_captured_alone_are_judged_separately(tmp_path: Path, command: Command) -> None:
     """Within the second block its last layer is wrong; the first block does not know."""
     captured(tmp_path / "run", more, alone=("?",))
     ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")

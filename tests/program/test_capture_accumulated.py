@@ -140,7 +140,7 @@ def test_a_part_that_is_used_twice_is_judged_alone(tmp_path: Path) -> None:
     assert judged(tmp_path / "run" / "0").coverage() == "12 of 12 boundaries judged"
 
 
-def test_what_checkpointing_computes_once_more_is_no_micro_batch(tmp_path: Path) -> None:
+def test_recomputation_of_checkpointing_is_no_micro_batch(tmp_path: Path) -> None:
     module = model()
     with equivtest.capture(module, tmp_path / "run"):
         x = inputs()[0].requires_grad_()
@@ -151,7 +151,7 @@ def test_what_checkpointing_computes_once_more_is_no_micro_batch(tmp_path: Path)
     assert not found.failed and found.run.manifest.micro_batches == 1
 
 
-def test_what_is_stored_after_each_addition_is_within_the_bound_and_beyond_that_of_one_sum() -> None:
+def test_sum_stored_after_each_addition_is_within_its_bound_alone() -> None:
     """Each addend after the first is less than half an ulp of the sum, and is lost."""
     small = 2.0**-9 * 0.99
     shares = torch.tensor([[1.0, *[small] * 63], [-0.5, *[-small / 2] * 63]]).bfloat16()
@@ -221,7 +221,7 @@ def test_a_manifest_that_speaks_of_more_micro_batches_than_there_are_is_refused(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["accumulated_at_once", "accumulated_each_time", "accumulated_on_one_rank"])
-def test_ranks_with_rows_of_their_own_may_add_up_before_or_after(pool: Pool, tmp_path: Path, subject: str) -> None:
+def test_ranks_with_different_rows_may_add_up_before_or_after(pool: Pool, tmp_path: Path, subject: str) -> None:
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(tmp_path / "run"), x_shape=(1, 4))
     pool.run(HERE + subject, case)
     found = judged(tmp_path / "run")

@@ -62,7 +62,7 @@ def test_an_update_of_16_bits_is_concluded_on(tmp_path: Path, how: dict[str, boo
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_a_parameter_that_no_group_names_is_told_and_must_stay(tmp_path: Path, *, is_changed: bool) -> None:
+def test_parameter_in_no_group_is_named_and_must_not_change(tmp_path: Path, *, is_changed: bool) -> None:
     module = model()
     left_out = module.get_parameter("1.down.bias")
     optimizer = torch.optim.SGD([each for each in module.parameters() if each is not left_out], lr=2.0**-5)
@@ -108,7 +108,7 @@ def test_a_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> N
     assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
 
 
-def test_what_is_undone_before_the_block_ends_is_no_update(tmp_path: Path) -> None:
+def test_change_undone_within_the_block_is_no_update(tmp_path: Path) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=2.0**-5)
     step(module)

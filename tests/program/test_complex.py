@@ -30,7 +30,7 @@ def test_a_part_may_give_complex_numbers(pool: Pool, build: str, fields: dict[st
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_a_buffer_of_complex_numbers_stays_as_it_was_built(dtype: str) -> None:
+def test_complex_buffer_keeps_its_value(dtype: str) -> None:
     """`nn.Module.to` would have dropped the imaginary parts."""
     module = in_dtype(call_builder(HERE + "by_table"), dtype)
 
@@ -56,7 +56,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 
 
 @pytest.mark.ranks
-def test_a_failure_beside_complex_operations_is_told_with_its_fault(pool: Pool) -> None:
+def test_failure_beside_complex_operations_has_a_fault_line(pool: Pool) -> None:
     """Each operation is judged separately, as pairs of real numbers; the fault is an extra call on the second rank."""
     verdict, *_ = failed(case_of("by_layer", "conjugated_on_one"), pool)
 

@@ -84,9 +84,7 @@ def test_compression_to_fewer_bits_than_gradients_have_is_red(pool: Pool) -> Non
         *(("curved", name) for name in ("ddp", "fsdp2")),
     ],
 )
-def test_what_averages_gradients_holds(
-    pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
-) -> None:
+def test_averaged_gradients_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int) -> None:
     """Covers integers and real numbers, with rows that the ranks share evenly and unevenly."""
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 
@@ -96,7 +94,7 @@ def test_what_averages_gradients_holds(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_sums", "fsdp2_that_sums"])
-def test_gradients_that_are_summed_are_wrong_unless_that_is_said(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_summed_gradients_are_wrong_unless_declared(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """DDP and fully_shard document that they average."""
     unsaid = searched(claimed("mlp", parallelize), pool, tmp_path)
     said = searched(claimed("mlp", parallelize, batch=SUM), pool, tmp_path)
@@ -105,7 +103,7 @@ def test_gradients_that_are_summed_are_wrong_unless_that_is_said(pool: Pool, tmp
 
 
 @pytest.mark.ranks
-def test_what_averages_is_wrong_where_sums_are_meant(pool: Pool) -> None:
+def test_averaged_gradients_are_wrong_if_sums_are_declared(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match=r"module: grad\.0\.weight differs from the oracle"):
         check("module", case_of(batch=SUM), pool)
 
@@ -154,7 +152,7 @@ def test_a_number_of_each_part_counts_as_a_row(pool: Pool, world_size: int) -> N
 
 
 @pytest.mark.ranks
-def test_rows_that_hang_on_each_other_are_those_of_a_rank(pool: Pool) -> None:
+def test_rows_that_depend_on_each_other_are_on_one_rank(pool: Pool) -> None:
     """The module mixes only the rows that a rank has."""
     case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
 
@@ -212,12 +210,12 @@ def test_sums_over_all_parts_must_fit_a_dtype() -> None:
         ),
     ],
 )
-def test_what_is_no_divided_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
+def test_invalid_divided_case_raises_misuse(build: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(build, **fields)
 
 
-def test_a_shape_is_left_out_where_a_rank_would_have_no_row() -> None:
+def test_shape_that_leaves_a_rank_without_rows_is_left_out() -> None:
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (2, 3), (4, 3), (5, 3)), batch=MEAN)
     shapes = {
         (case.world_size, case.arguments.x_shape) for case in drawn(prop.cases(Space((1, 2, 3, 4), limits.DTYPES)), 300)
@@ -232,7 +230,7 @@ def test_a_shape_is_left_out_where_a_rank_would_have_no_row() -> None:
 
 
 @pytest.mark.ranks
-def test_a_world_for_which_no_shape_has_rows_is_told_in_one_line(pool: Pool, tmp_path: Path) -> None:
+def test_world_without_a_shape_of_enough_rows_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)))
     found = searched(prop, pool, tmp_path, world_size=3)
 
@@ -241,14 +239,14 @@ def test_a_world_for_which_no_shape_has_rows_is_told_in_one_line(pool: Pool, tmp
 
 
 @pytest.mark.ranks
-def test_ranks_that_do_not_agree_on_what_they_are_are_told(pool: Pool, tmp_path: Path) -> None:
+def test_disagreement_between_ranks_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     found = searched(claimed("mlp", "sharded_on_one_rank_alone"), pool, tmp_path)
 
     assert "makes modules that reduce their gradients on ranks [0] of 2 alone" in found.misuse
 
 
 @pytest.mark.ranks
-def test_what_cannot_be_asked_is_told(pool: Pool) -> None:
+def test_failed_probe_of_the_batch_raises_misuse(pool: Pool) -> None:
     with pytest.raises(Misuse, match="batch:missing' cannot be imported"):
         resolved(claimed("mlp", "missing"), pool)
 
@@ -279,7 +277,7 @@ def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
 @pytest.mark.parametrize(
     ("given", "batch"), [({}, MEAN), ({"batch": "whole"}, "whole"), ({"batch": SUM}, SUM)], ids=["none", "whole", "sum"]
 )
-def test_what_is_said_counts_for_more_than_what_is_seen(pool: Pool, given: dict[str, Any], batch: str) -> None:
+def test_declared_batch_counts_more_than_the_seen_one(pool: Pool, given: dict[str, Any], batch: str) -> None:
     prop = resolved(claimed("mlp", "fsdp2", **given), pool)
 
     assert {case.batch for case in chunk_cases(prop, Chunk(2, limits.DTYPES, 0, 5))} == {batch}  # type: ignore[attr-defined]
@@ -304,7 +302,7 @@ def test_unsupported_parallelization_resolves(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_are_asked_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+def test_ranks_are_probed_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     prop = claimed("mlp", "ddp_of_layers")
     resolved(prop, pool)
     monkeypatch.setattr(pool, "run", None)
@@ -313,7 +311,7 @@ def test_ranks_are_asked_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> No
 
 
 @pytest.mark.ranks
-def test_a_rank_that_gives_a_dtensor_of_rows_is_told(pool: Pool) -> None:
+def test_dtensor_of_rows_as_output_raises_misuse(pool: Pool) -> None:
     with pytest.raises(
         Misuse, match=r"each rank must give its own rows as a plain tensor, got .*: call to_local on it"
     ):
@@ -324,7 +322,7 @@ def test_a_divided_case_prints_as_code() -> None:
     assert from_code(repr(case_of(batch=SUM))) == case_of(batch=SUM)
 
 
-def test_of_a_batch_no_batch_is_made_up() -> None:
+def test_unknown_batch_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"batch must be one of .* or None, got 'mean'"):
         module_property(HERE + "mlp", HERE + "ddp", SHAPES, batch="mean")
 

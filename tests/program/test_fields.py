@@ -38,7 +38,7 @@ def test_written_case_is_flat() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"steps": 3}, {"x_shape": (3, 3), "zero_or_none": ()}])
-def test_field_of_a_part_is_replaced_by_its_own_name(changes: dict[str, Any]) -> None:
+def test_field_of_a_part_is_replaced_by_its_name(changes: dict[str, Any]) -> None:
     changed = CASE.but(**changes)
 
     assert changed == dataclasses.replace(CASE, **changes) != CASE
@@ -59,7 +59,7 @@ def test_condition_asks_for_a_field_of_a_part() -> None:
         ({"axes": ("dp",)}, r"mesh must say how many ranks lie along each of axes \('dp',\), got \(\)"),
     ],
 )
-def test_invalid_field_of_a_part_is_refused_by_its_own_name(changes: dict[str, Any], message: str) -> None:
+def test_invalid_field_of_a_part_is_refused_by_its_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         CASE.but(**changes)
 

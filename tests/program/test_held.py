@@ -59,7 +59,7 @@ SHAPES = {"weight": (4, 3), "bias": (4,)}
         *(("mlp", name) for name in FSDP1),
     ],
 )
-def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_program_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
     """Rows, columns, heads, padding and flat parameters: exactly."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype)
 
@@ -82,14 +82,14 @@ def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_siz
         ("fsdp1_unreduced", ValueMismatch, r"grad\.0\.weight differs(.|\n)*global \(\d, \d\) of \(8, 3\), by elements"),
     ],
 )
-def test_what_is_wrong_is_named(pool: Pool, parallelize: str, error: type[ClaimFailed], message: str) -> None:
+def test_wrong_parameter_is_named(pool: Pool, parallelize: str, error: type[ClaimFailed], message: str) -> None:
     with pytest.raises(error, match=message):
         check("module", case_of("mlp", parallelize), pool)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["drifting", "fsdp1_unreduced"])
-def test_what_is_wrong_is_so_on_three_ranks_too(pool: Pool, parallelize: str) -> None:
+def test_wrong_program_fails_on_three_ranks_too(pool: Pool, parallelize: str) -> None:
     with pytest.raises(ValueMismatch, match="claim     gradients_equal_unsharded"):
         check("module", case_of("mlp", parallelize, world_size=3), pool)
 
@@ -118,13 +118,13 @@ def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
         ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
     ],
 )
-def test_what_cannot_be_read_off_is_told(pool: Pool, parallelize: str, message: str) -> None:
+def test_unreadable_places_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", parallelize), pool)
 
 
 @pytest.mark.ranks
-def test_what_a_user_says_is_taken(pool: Pool) -> None:
+def test_reported_places_are_used(pool: Pool) -> None:
     """A declared layout replaces the one read from the values; None means that the name decides."""
     case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
 
@@ -150,13 +150,13 @@ def test_a_wrong_place_that_a_user_says_is_a_wrong_value(pool: Pool) -> None:
         ("mlp", r"placed .* must take \(module, name\), but takes \(\)"),
     ],
 )
-def test_what_is_no_place_is_told(pool: Pool, placed: str, message: str) -> None:
+def test_invalid_place_raises_misuse(pool: Pool, placed: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", "megatron", placed=HERE + placed), pool)
 
 
 @pytest.mark.ranks
-def test_a_parameter_of_another_name_is_told_with_the_name_that_is_like_it(pool: Pool) -> None:
+def test_renamed_parameter_raises_misuse_with_a_similar_name(pool: Pool) -> None:
     message = (
         r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
     )
@@ -197,7 +197,7 @@ def test_steps_of_training_update_what_each_rank_holds(pool: Pool, parallelize: 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
-def test_a_norm_of_what_one_rank_holds_is_not_taken_for_the_whole(pool: Pool, parallelize: str) -> None:
+def test_norm_of_one_ranks_shards_is_rejected(pool: Pool, parallelize: str) -> None:
     steps = {"optimizer": HERE + "adamw", "max_norm": 0.5, "values": (("real", 0),)}
     with pytest.raises(Misuse, match="clip_grad_norm_ takes it for the whole: write a step that clips"):
         judge("module", case_of("mlp", parallelize, **steps), pool)
@@ -213,7 +213,7 @@ def test_words_are_all_different_and_exact_in_every_dtype(num: int) -> None:
     assert 255 ** len(words) >= 64 * num
 
 
-def test_what_is_moved_is_found_wherever_it_lies() -> None:
+def test_moved_elements_are_found_at_any_place() -> None:
     """Covers flattening with padding, a permutation, and elements that belong to no parameter."""
     flat = lambda whole: torch.cat([whole["bias"], torch.full((2,), 42.0), whole["weight"].mT.flatten()])  # noqa: E731
     places = read_places(SHAPES, lambda whole: {"flat": flat(whole), "own": torch.randn(3)}, "it")
@@ -227,7 +227,7 @@ def test_what_is_moved_is_found_wherever_it_lies() -> None:
     assert places["bias"][0].indices.tolist() == [*right["bias"].tolist(), *[NONE] * 14]
 
 
-def test_an_element_that_is_held_twice_is_found_twice() -> None:
+def test_element_on_two_ranks_is_found_twice() -> None:
     """Tied halves are such elements."""
     places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
 
@@ -248,6 +248,6 @@ def test_an_element_that_is_held_twice_is_found_twice() -> None:
         lambda weight: weight.round(decimals=-1),
     ],
 )
-def test_what_is_computed_is_no_element(compute: Any) -> None:
+def test_computed_value_is_no_element(compute: Any) -> None:
     with pytest.raises(Misuse, match="cannot be read off"):
         read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

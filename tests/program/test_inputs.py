@@ -103,9 +103,7 @@ def test_a_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, see
         ("unsynchronized", ValueMismatch, r"grad\.\S+ differs"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_named(
-    pool: Pool, parallelize: str, error: type[Exception], message: str
-) -> None:
+def test_wrong_part_of_a_model_is_named(pool: Pool, parallelize: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check("module", model_case(parallelize), pool)
 
@@ -126,7 +124,7 @@ def test_the_reference_of_a_model_is_its_loss_on_each_part() -> None:
 
 
 @pytest.mark.parametrize("batch", ["whole", "mean of parts"])
-def test_what_is_frozen_has_no_gradient_and_is_handed_out_so(batch: str) -> None:
+def test_frozen_parameter_has_no_gradient(batch: str) -> None:
     case = model_case("searching", batch=batch)
 
     assert case.given_flags()["table.weight"] and not case.given_flags()["places.weight"]
@@ -250,7 +248,7 @@ def test_the_audit_reaches_inputs_by_name(pool: Pool) -> None:
         ({"inputs": LOOKED, "axes": "dp"}, r"axes must hold names, such as axes=\('dp',\), got 'dp'"),
     ],
 )
-def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> None:
+def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + "looked", HERE + "ddp", **given)
 
@@ -280,12 +278,12 @@ def test_what_is_no_property_is_told(given: dict[str, Any], message: str) -> Non
         ),
     ],
 )
-def test_what_is_no_case_is_told(inputs: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+def test_invalid_case_raises_misuse(inputs: dict[str, Any], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of("looked", "ddp", inputs, **fields)
 
 
-def test_what_values_give_its_shape_is_told() -> None:
+def test_output_with_a_shape_that_depends_on_values_raises_misuse() -> None:
     inputs = {"x": real((9,)), "mask": mask((9,))}
     with pytest.raises(Misuse, match=r"output\.1 has shape .* or .*, depending on its inputs' values: .*outputs="):
         case_of("shaped_by_values", "whole", inputs)
@@ -293,7 +291,7 @@ def test_what_values_give_its_shape_is_told() -> None:
 
 
 @pytest.mark.ranks
-def test_what_the_parallel_module_gives_must_be_what_the_unsharded_one_gives(pool: Pool) -> None:
+def test_parallel_module_must_return_the_unsharded_ones_outputs(pool: Pool) -> None:
     with pytest.raises(Misuse, match=r"output\.cache must be a tensor, got object: name the outputs to"):
         judge("module", model_case("searching", outputs=()), pool)
 
@@ -304,7 +302,7 @@ def test_a_case_with_inputs_is_plain_data() -> None:
     assert from_code(repr(case)) == case == from_data(to_data(case))
 
 
-def test_each_size_is_drawn_by_itself_and_all_together() -> None:
+def test_sizes_are_drawn_one_at_a_time_and_together() -> None:
     sizes = {"batch": (2, 4), "seq": (1, 3)}
     prop = module_property(HERE + "looked", HERE + "rows_of_the_table", inputs=LOOKED, sizes=sizes, batch="whole")
     found = {case.arguments.sizes for case in drawn(prop.cases(Space((2,), ("float32",))), 60)}
@@ -350,7 +348,7 @@ def test_ranks_never_have_equal_numbers_of_elements_that_count(
 
 
 @pytest.mark.parametrize("kind", ["id(3)", "ids", "ids(0)", "ids(3, hides)", "mask(hide)", "targets(3)", "real(2)", ""])
-def test_what_is_no_kind_is_told(kind: str) -> None:
+def test_invalid_kind_of_input_raises_misuse(kind: str) -> None:
     with pytest.raises(Misuse, match="unknown kind of input"):
         kind_of(kind)
 

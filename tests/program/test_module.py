@@ -47,7 +47,7 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
         ("tied", "ddp"),
     ],
 )
-def test_what_is_right_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_module_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
     """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
 
@@ -75,7 +75,7 @@ def test_another_function_is_refuted(pool: Pool) -> None:
         ("missing", "parallelize 'tests.programs.module:missing' cannot be imported"),
     ],
 )
-def test_what_cannot_be_judged_is_told(pool: Pool, parallelize: str, message: str) -> None:
+def test_module_that_cannot_be_judged_raises_misuse(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of(parallelize=parallelize), pool)
 
@@ -125,9 +125,7 @@ def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
         ("summed", r"shape \(\), but the unsharded module's output has \(2, 4\): return the unsharded module's whole"),
     ],
 )
-def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
-    pool: Pool, parallelize: str, message: str
-) -> None:
+def test_output_of_another_shape_fails_with_the_name_of_its_shard(pool: Pool, parallelize: str, message: str) -> None:
     """The kind is no misuse, so the search shrinks it."""
     with pytest.raises(RankRaised, match=message):
         check("module", case_of("linear", parallelize), pool)
@@ -146,7 +144,7 @@ def test_an_output_of_another_shape_is_told_with_the_part_that_it_is(
         ("mlp", {"dtype": "bfloat16", "values": (("real", 0),)}, "must be of float32 or float64, got bfloat16"),
     ],
 )
-def test_what_is_no_case_is_told(build: str, fields: dict[str, Any], message: str) -> None:
+def test_invalid_case_raises_misuse(build: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(build, **fields)
 
@@ -199,7 +197,7 @@ def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
         module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
 
 
-def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something() -> None:
+def test_rounding_module_is_drawn_on_real_values_if_bounds_conclude() -> None:
     """Real values as a whole, and part by part in 16 bits; integers it would round, too."""
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
@@ -220,7 +218,7 @@ def test_a_module_that_rounds_is_drawn_on_real_values_where_bounds_say_something
         ("deep", "the roundings of a correct module may add up to more than 0.1 of .*; or judge a smaller part"),
     ],
 )
-def test_a_module_of_which_nothing_can_be_concluded_has_no_property(build: str, message: str) -> None:
+def test_inconclusive_module_raises_misuse(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
 
@@ -262,13 +260,13 @@ def test_a_module_that_rounds_has_no_property_in_16_bits_alone_unless_by_parts()
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("parallelize", ["ddp", "fsdp2", "tensor_parallel"])
-def test_what_rounds_is_judged_within_bounds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
+def test_rounding_module_is_judged_within_bounds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
     case = case_of("curved", parallelize, world_size=world_size, dtype=dtype, values=(("real", 0), ("real", 1)))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
-def test_what_a_builder_draws_is_the_same_every_time() -> None:
+def test_builder_draws_the_same_numbers_every_time() -> None:
     """Covers the parent and every rank."""
     first = call_builder(HERE + "noisy").get_buffer("noise")
     torch.rand(1)  # as a process may that has done something else
@@ -286,7 +284,7 @@ def test_a_module_may_make_its_mask_itself() -> None:
 
 
 @pytest.mark.ranks
-def test_what_rounds_and_is_another_function_is_refuted(pool: Pool) -> None:
+def test_other_function_that_rounds_is_rejected(pool: Pool) -> None:
     case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))
 
     with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
@@ -315,7 +313,7 @@ def test_dtype_that_is_refused_is_named_if_there_is_no_other() -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_are_asked_in_a_dtype_that_the_unsharded_module_takes(pool: Pool) -> None:
+def test_probe_uses_a_dtype_that_the_unsharded_module_takes(pool: Pool) -> None:
     prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)])
 
     assert {case.batch for case in drawn(resolved(prop, pool).cases(Space((2,), limits.DTYPES)), 2)} == {

@@ -72,7 +72,7 @@ def width(found: Bounded) -> float:
     return float(found.allowed.median() / found.value.square().mean().sqrt())
 
 
-def test_attention_is_judged_from_the_operands_that_were_held() -> None:
+def test_attention_is_judged_from_recorded_operands() -> None:
     run, _, _ = forced(rotated, X, held_of(rotated, X))
     few = {name: each for name, each in held_of(rotated, X).items() if "attention" not in name}
     names = [f"{grad}boundary.0:attention[{place}]" for grad in ("", "grad.") for place in range(3)]
@@ -94,7 +94,7 @@ def test_operands_of_another_way_are_not_judged() -> None:
     assert bool((error <= run.found["boundary.0"].allowed).all())
 
 
-def test_what_a_part_gives_is_judged_though_a_function_gave_it() -> None:
+def test_output_of_a_part_is_judged_though_a_function_made_it() -> None:
     """A wrong one is no operand of another way."""
     held = held_of(rotated, X)
     wrong = held | {name: held[name] * 2 for name in ("boundary.0", "boundary.0:attention:output")}
@@ -128,7 +128,7 @@ ROW = torch.tensor([[0.5], [1.0]])
         ([[-1], [1]], False),
     ],
 )
-def test_of_equal_scores_the_one_that_was_taken_is_gone_on_from(indices: list[list[int]], *, is_followed: bool) -> None:
+def test_oracle_continues_from_the_ranks_choice_of_equal_scores(indices: list[list[int]], *, is_followed: bool) -> None:
     held = held_of(routed, ROW) | {"boundary.0:topk:chosen": torch.tensor(indices)}
     _, counted, output = forced(routed, ROW, {name: each for name, each in held.items() if "topk" in name})
     expected = 2 * ROW * WEIGHTS[torch.tensor(indices).clamp(0, 3)]

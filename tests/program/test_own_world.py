@@ -43,7 +43,7 @@ def test_a_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], w
 
 
 @pytest.mark.ranks
-def test_nothing_is_left_of_what_is_never_torn_down(pool: Pool) -> None:
+def test_missing_tear_down_leaves_no_state(pool: Pool) -> None:
     """The next case gets the library in its initial state."""
     check("module", case_of("library", **SET_UP), pool)
 
@@ -53,7 +53,7 @@ def test_nothing_is_left_of_what_is_never_torn_down(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
-def test_the_environment_tells_the_truth_for_as_long_as_it_is_asked(pool: Pool, world_size: int) -> None:
+def test_environment_has_the_right_rank_at_any_time(pool: Pool, world_size: int) -> None:
     """The environment names the rank and a store of all ranks; a program that does not need the world gets neither."""
     check("module", case_of("asks_its_environment", world_size=world_size), pool)
     check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
@@ -75,7 +75,7 @@ def test_cases_of_a_module_property_run_on_the_whole_world() -> None:
 
 
 @pytest.mark.ranks
-def test_what_is_set_up_wrongly_is_found(pool: Pool) -> None:
+def test_wrong_set_up_is_rejected(pool: Pool) -> None:
     fields = {"set_up": HERE + "initialize_wrongly", "tear_down": HERE + "forget"}
 
     with pytest.raises(ValueMismatch, match=r"module: output differs(.|\n)*param\.0\.weight, param\.2\.weight agree"):
@@ -91,7 +91,7 @@ def test_a_program_does_not_decline_what_it_has_answered(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_program_that_raises_is_told_whatever_its_tear_down_does(pool: Pool) -> None:
+def test_error_of_a_program_is_reported_whatever_its_tear_down_does(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "raises_too"}
 
     with pytest.raises(RankRaised, match="RuntimeError: it cannot be made"):
@@ -118,6 +118,6 @@ def test_a_property_of_a_library_holds_and_could_be_red(pool: Pool, tmp_path: Pa
         ({"members": (1, 0)}, r"a program that needs the world has no members, got \(1, 0\)"),
     ],
 )
-def test_what_is_no_case_is_told(fields: dict[str, Any], message: str) -> None:
+def test_invalid_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of("library", **fields)

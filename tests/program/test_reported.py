@@ -40,7 +40,7 @@ def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3, 5])
-def test_tensor_of_fixed_size_is_that_of_the_whole_batch(pool: Pool, num_rows: int) -> None:
+def test_tensor_of_fixed_size_covers_the_whole_batch(pool: Pool, num_rows: int) -> None:
     """Two numbers in one tensor are not the rows of a batch of two."""
     assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
 

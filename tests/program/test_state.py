@@ -67,14 +67,14 @@ def test_state_that_is_not_reduced_is_wrong(pool: Pool, fields: dict[str, Any], 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["counting", "normed"])
-def test_reduced_state_is_wrong_if_it_is_to_follow_own_rows(pool: Pool, build: str) -> None:
+def test_reduced_state_is_wrong_if_own_rows_are_declared(pool: Pool, build: str) -> None:
     values = (("real", 0),)
 
     assert wrong_tensors(case_of(build, "own_rows", state=OWN, values=values), pool) == set()
     assert any(name.startswith("buffer.") for name in wrong_tensors(case_of(build, state=OWN, values=values), pool))
 
 
-def test_gradients_and_rows_are_those_of_the_whole_batch() -> None:
+def test_gradients_and_rows_cover_the_whole_batch() -> None:
     """The rows of a part alone have another mean."""
     case = case_of("normed", dtype="float64", values=(("real", 0),))
     found, own = (expect(each, 0).tensors for each in (case, case_of("normed", state=OWN, values=case.values)))
@@ -90,7 +90,7 @@ def test_state_that_depends_on_the_rows_must_be_named(build: str) -> None:
         case_of(build, state="")
 
 
-def test_property_names_both_contracts_where_it_has_none() -> None:
+def test_property_without_a_contract_names_both() -> None:
     with pytest.raises(Misuse, match=r"state='own rows' if .* or state='whole batch' if"):
         property_of("counting").cases(Space((2,), DTYPES))
 

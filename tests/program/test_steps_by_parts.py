@@ -97,7 +97,7 @@ def test_step_that_runs_the_module_otherwise_is_not_red_for_its_parts(pool: Pool
     assert of_wrong["gradients_equal_unsharded"] == "inconclusive"
 
 
-def test_deep_model_is_judged_by_parts_where_nothing_else_concludes() -> None:
+def test_deep_model_is_judged_by_parts_if_nothing_else_concludes() -> None:
     inputs = {"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))}
     prop = module_property(
         f"{HERE}deep", f"{HERE}replicated", inputs=inputs, sizes={"batch": (4,), "seq": (3,)},

@@ -130,13 +130,13 @@ def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_what_is_declined_where_one_case_is_checked_is_no_pass(pool: Pool) -> None:
+def test_declined_case_of_check_is_no_pass(pool: Pool) -> None:
     with pytest.raises(Inconclusive, match=r"nothing was shown .* does not support the case: 8 features do not divide"):
         check("module", case_of("divides", 3), pool)
 
 
 @pytest.mark.ranks
-def test_a_search_counts_what_is_declined_and_why(pool: Pool, tmp_path: Path) -> None:
+def test_search_counts_declined_cases_with_reasons(pool: Pool, tmp_path: Path) -> None:
     found = searched(pool, tmp_path, claimed("of_few_rows"))
 
     assert (found.failures, found.misuse, kinds_of(found)) == ([], "", {"holds", "declined"})
@@ -145,7 +145,7 @@ def test_a_search_counts_what_is_declined_and_why(pool: Pool, tmp_path: Path) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "batch"), [(2, MEAN), (3, "whole")])
-def test_a_program_that_declines_to_be_asked_is_asked_no_more(
+def test_program_that_declines_the_probe_is_probed_once(
     pool: Pool, tmp_path: Path, world_size: int, batch: str
 ) -> None:
     """It declines each case of that world size, also the one that asks how rows are divided."""
@@ -156,7 +156,7 @@ def test_a_program_that_declines_to_be_asked_is_asked_no_more(
 
 
 @pytest.mark.ranks
-def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Pool) -> None:
+def test_program_that_declines_the_probe_on_several_axes_raises_misuse(pool: Pool) -> None:
     """On another mesh of as many ranks it may accept, and there it is unknown how rows are divided."""
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
@@ -170,7 +170,7 @@ def test_on_several_axes_a_program_that_declines_to_be_asked_is_misuse(pool: Poo
 
 
 @pytest.mark.ranks
-def test_what_some_ranks_alone_decline_is_a_failure_that_names_them(pool: Pool) -> None:
+def test_case_declined_by_some_ranks_fails_and_names_them(pool: Pool) -> None:
     said = r"rank 0 of 3 raised NotSupported: must be raised on every rank: raised on 0, not on 1, 2: 8 features"
 
     with pytest.raises(RankRaised, match=rf"{said}(.|\n)*rank 1 did not answer(.|\n)*rank 2 did not answer"):
@@ -184,7 +184,7 @@ def test_an_exception_of_the_same_name_is_none_of_ours(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_failure_is_never_shrunk_to_what_is_declined(pool: Pool, tmp_path: Path) -> None:
+def test_failure_never_shrinks_to_a_declined_case(pool: Pool, tmp_path: Path) -> None:
     found = searched(pool, tmp_path, claimed("wrong_of_two_rows", x_shapes=[(1, 3), (2, 3), (5, 3)]))
     cases = [from_code(failure.case) for failure in found.failures]
 
@@ -230,7 +230,7 @@ def test_a_spoiled_collective_that_a_program_declines_was_not_seen(pool: Pool) -
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "num_cases"), [("never", 0), ("divides", 4)])
-def test_what_a_program_declines_is_not_audited(pool: Pool, parallelize: str, num_cases: int) -> None:
+def test_declined_case_is_not_audited(pool: Pool, parallelize: str, num_cases: int) -> None:
     """If it declines every case, the property has shown nothing."""
     found = audit(claimed(parallelize), pool, KnownFailures(), (2, 3), ("float32",))
 
@@ -258,7 +258,7 @@ def run_of(command: Command, folder: Path, parallelize: str, *args: str) -> tupl
 
 
 @pytest.mark.ranks
-def test_a_run_is_not_red_for_what_its_program_declines(command: Command, tmp_path: Path) -> None:
+def test_run_is_not_red_for_declined_cases(command: Command, tmp_path: Path) -> None:
     code, told = run_of(command, tmp_path, "divides", "--world-sizes=1,2,3", "--report=report")
     lines = [line for line in told.splitlines() if line.startswith("program ")]
 
@@ -269,7 +269,7 @@ def test_a_run_is_not_red_for_what_its_program_declines(command: Command, tmp_pa
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("audited", ["on", "off"])
-def test_a_run_whose_program_declines_all_on_several_ranks_shows_nothing(
+def test_run_with_all_cases_on_several_ranks_declined_shows_nothing(
     command: Command, tmp_path: Path, audited: str
 ) -> None:
     """Though it holds on one rank."""

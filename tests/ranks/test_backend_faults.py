@@ -69,7 +69,7 @@ def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_a_rank_that_dies_when_it_has_answered_is_told(pool: Pool) -> None:
+def test_death_of_a_rank_after_its_answer_is_reported(pool: Pool) -> None:
     """No reply tells of it, and the next case has new ranks."""
     case = FaultCase(world_size=2, numel=2, moment="after")
     with Pool(visit=VISIT, beside=pool) as own:
@@ -86,7 +86,7 @@ def test_a_rank_that_dies_when_it_has_answered_is_told(pool: Pool) -> None:
         assert own.take_deaths() == [] and own.run("nothing", case)[1].outcome == "answered"
 
 
-def test_how_a_rank_died_is_handed_over_as_a_fault_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_a_rank_reaches_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SimpleNamespace(take_faults=list, take_deaths=lambda: ["rank 1 of 2 killed by SIGKILL"])
     config: Any = SimpleNamespace(stash={pools._pool_key: pool})
     monkeypatch.setattr(pools, "settings_of", lambda _: None)
@@ -94,7 +94,7 @@ def test_how_a_rank_died_is_handed_over_as_a_fault_is(monkeypatch: pytest.Monkey
     assert pools.take_faults(config) == (BackendFault("", "rank 1 of 2 killed by SIGKILL"),)
 
 
-def test_a_run_is_red_where_a_rank_dies_between_two_visits() -> None:
+def test_run_is_red_if_a_rank_dies_between_visits() -> None:
     assert on_faults(
         [BackendFault("", "rank 1 of 2 killed by SIGKILL"), BackendFault("all_reduce", "all_reduce hangs")]
     ) == [
@@ -166,7 +166,7 @@ def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: Collect
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )
-def test_a_fault_that_a_probe_sees_is_red_and_told_first(
+def test_fault_in_a_probe_is_red_and_comes_first(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
     """For a collective that the property does not call, and for one that leaves no world alive."""
@@ -192,7 +192,7 @@ def test_a_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., E
 
 
 @pytest.mark.parametrize("heard_first", [0, 1])
-def test_of_ranks_that_got_a_wrong_value_the_lowest_is_told(heard_first: int) -> None:
+def test_lowest_rank_with_a_wrong_value_is_named(heard_first: int) -> None:
     """The order of arrival does not matter: the same backend gets the same report."""
     replies = [
         Reply(
@@ -242,7 +242,7 @@ def test_hanging_collective_is_waited_for_once(
 
 
 @pytest.mark.ranks
-def test_a_documented_refusal_leaves_out_what_needs_it_alone(planted: Callable[[str], Pool]) -> None:
+def test_documented_refusal_leaves_out_only_cases_that_need_it(planted: Callable[[str], Pool]) -> None:
     """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
         refused = pool.run("rowwise_linear", LINEAR)
@@ -260,7 +260,7 @@ def calls(*names: str, numel: int = 33) -> CollectivesCase:
 
 
 @pytest.mark.ranks
-def test_a_refusal_of_what_worked_in_its_probe_is_a_failure(planted: Callable[[str], Pool]) -> None:
+def test_refusal_of_a_probed_collective_is_a_failure(planted: Callable[[str], Pool]) -> None:
     """Only for the size that the probe did not try."""
     with planted("refuses_large") as pool:
         assert check("collectives", calls("broadcast", numel=30), pool)
@@ -281,7 +281,7 @@ def test_a_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monk
 
 
 @pytest.mark.ranks
-def test_what_every_rank_refuses_is_named_with_its_reduction(planted: Callable[[str], Pool]) -> None:
+def test_refusal_by_every_rank_is_named_with_its_reduction(planted: Callable[[str], Pool]) -> None:
     """Maxima, which are probed, and products, which are not."""
     with planted("refuses_max") as pool:
         for name in ("all_reduce_max", "all_reduce_product"):
@@ -292,7 +292,7 @@ def test_what_every_rank_refuses_is_named_with_its_reduction(planted: Callable[[
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
-def test_what_is_left_of_a_bundle_is_judged(
+def test_rest_of_a_bundle_is_judged(
     planted: Callable[[str], Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, failing: list[str]
 ) -> None:
     """As a separate case; the whole one stays not supported, allowed or not."""
@@ -311,7 +311,7 @@ def test_what_is_left_of_a_bundle_is_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
-def test_what_holds_on_a_wrong_backend_shows_nothing(planted: Callable[[str], Pool], case: Case) -> None:
+def test_claim_that_holds_on_a_wrong_backend_shows_nothing(planted: Callable[[str], Pool], case: Case) -> None:
     """The fault is in a collective that neither subject calls."""
     subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
     with planted("nothing_exchanged") as pool, pytest.raises(BrokenSetup, match="all_to_all_single of bfloat16 on 2"):
@@ -374,7 +374,7 @@ def test_a_reduction_can_be_allowed_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "all_reduce_premul", "reduce_scatter_tensor_premul"])
-def test_what_torch_documents_for_one_backend_alone_is_allowed_to_be_lacking(name: str) -> None:
+def test_collective_documented_for_one_backend_alone_may_be_lacking(name: str) -> None:
     """But not beside something else."""
     assert is_allowed((f"float32:{name}",), ())
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())

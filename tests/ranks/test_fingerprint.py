@@ -52,7 +52,7 @@ def cut_off_sums(each: Answers) -> Answers:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gloo_and_torchs_kernels_are_measured_to_be_what_they_are_declared_to_be(pool: Pool, dtype: str) -> None:
+def test_measured_gloo_and_kernels_equal_their_declaration(pool: Pool, dtype: str) -> None:
     found = measure(pool, dtype, (2, 4))
 
     assert found.record == TORCH_CPU[dtype] and not found.problems
@@ -78,13 +78,13 @@ def test_gloo_and_torchs_kernels_are_measured_to_be_what_they_are_declared_to_be
         "sums off by a rounding too many", "sums flush", "kernels flush", "rows in another order",
     ],
 )  # fmt: skip
-def test_what_is_measured_is_what_may_be_declared(
+def test_measured_fields_equal_the_fields_of_a_declaration(
     change: Callable[[Answers], Answers], declares: dict[str, object]
 ) -> None:
     assert concluded(change).record == replace(TORCH_CPU["float32"], **declares)  # type: ignore[arg-type]
 
 
-def test_sums_in_another_order_are_seen_where_one_call_differs_on_all_ranks_alike() -> None:
+def test_other_order_of_sums_is_seen_though_all_ranks_agree() -> None:
     terms = draw(FingerprintCase(world_size=4), 0)["terms"]
     backwards = terms[3] + terms[2] + terms[1] + terms[0]
     found = concluded(lambda each: {"sums": torch.stack((*each["sums"][:-1], backwards))}, world_size=4)
@@ -92,7 +92,7 @@ def test_sums_in_another_order_are_seen_where_one_call_differs_on_all_ranks_alik
     assert found.record is not None and found.record.order_varies and found.record.reduce == "float32"
 
 
-def test_what_no_record_allows_is_a_problem_and_declares_nothing() -> None:
+def test_measurement_outside_every_record_is_a_problem() -> None:
     for change, problem in (
         (lambda each: {"sums": each["sums"] * 1.5}, "sums or products are off by more than any record allows"),
         (lambda each: {"tiny_sum": each["tiny_sum"] * 2}, "tiny_sum of"),
@@ -113,9 +113,7 @@ def test_ranks_that_hold_other_bits_are_a_problem() -> None:
     assert found.problems == ("rank 1 of 2: the same all_reduce gave other bits than on rank 0",)
 
 
-def test_what_is_written_is_a_declaration_that_can_be_judged_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_declaration_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "measured_by_a_vendor.py"
     monkeypatch.syspath_prepend(tmp_path)
     found = [concluded(lambda each: {}), Fingerprint("bfloat16", lacking="no such dtype")]

@@ -28,12 +28,12 @@ LOOPING = Reply(rank=4, outcome="timed_out", detail='File "/x/mine.py", line 1 i
 FINE = Reply(rank=5, outcome="answered", at_s=0.1)
 
 
-def test_nobody_is_blamed_without_a_failure() -> None:
+def test_no_rank_is_blamed_without_a_failure() -> None:
     """Ranks that answered, or did not run, are no cause."""
     assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
-def test_the_first_of_those_that_failed_by_themselves_counts() -> None:
+def test_first_rank_with_its_own_failure_counts() -> None:
     """If two ranks have their own reasons, the earlier one is the cause."""
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
@@ -50,7 +50,7 @@ def test_a_rank_that_raised_comes_before_those_that_wait() -> None:
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 
 
-def test_of_silent_ranks_the_one_outside_a_collective_counts() -> None:
+def test_silent_rank_outside_a_collective_counts() -> None:
     """Ranks that wait in a collective wait for the one that does not."""
     assert first_cause([WAITING, LOOPING]) is LOOPING
     assert first_cause([WAITING_FOR_TENSOR, LOOPING]) is LOOPING

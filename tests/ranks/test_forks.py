@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.ranks import forks
 
 
-def test_nothing_is_said_where_a_fork_runs_a_backward() -> None:
+def test_working_fork_prints_nothing() -> None:
     assert forks.why_forks_fail() == ""
 
 
@@ -26,7 +26,7 @@ def test_nothing_is_said_where_a_fork_runs_a_backward() -> None:
     ],
     ids=["hangs", "killed", "exits"],
 )
-def test_a_fork_that_does_not_come_to_say_is_told_by_its_end(
+def test_fork_without_a_reply_is_reported_by_its_exit(
     instead: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forks, "_run_backward", instead)

@@ -34,7 +34,7 @@ def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: d
 
 
 @pytest.mark.ranks
-def test_what_a_rank_sends_through_takes_no_core_from_a_sender(pool: Pool) -> None:
+def test_gloo_threads_take_no_core_from_a_sender(pool: Pool) -> None:
     """For the thread that runs its program, and for gloo's thread."""
     with Pool(beside=pool) as new:
         new.run("zero3_fetch_all_gather", FetchCase(world_size=2))

@@ -51,7 +51,7 @@ CLAIMS = [claim for claim in DEFAULT_CLAIMS if claim.name != "gradients_equal_un
         (2, (6, 1), 7, ((6, 1), (0, 2), (3, 4))),
     ],
 )
-def test_those_left_out_form_further_meshes(
+def test_remaining_processes_form_further_meshes(
     world_size: int, members: tuple[int, ...], num_processes: int, groups: tuple[tuple[int, ...], ...]
 ) -> None:
     """As many as the other processes fill, in ascending order."""
@@ -84,7 +84,7 @@ def test_members_that_make_no_mesh_are_a_misuse(members: tuple[int, ...], messag
         (TWO_OF_THREE, 1, "process 1 outside of every mesh"),
     ],
 )
-def test_a_rank_is_named_with_its_process_where_they_differ(case: FetchCase, process: int, name: str) -> None:
+def test_rank_is_named_with_its_process_if_they_differ(case: FetchCase, process: int, name: str) -> None:
     assert case.name_rank(process) == name
 
 
@@ -99,7 +99,7 @@ def test_every_mesh_is_judged_and_those_outside_are_not() -> None:
 
 
 @pytest.mark.parametrize(("process", "name"), [(1, "rank 1 of 2 (process 1)"), (0, "rank 0 of 2 (process 0)")])
-def test_what_is_wrong_in_one_mesh_is_found_there(process: int, name: str) -> None:
+def test_wrong_value_in_one_mesh_is_found_there(process: int, name: str) -> None:
     """In the case's own mesh and in the second one."""
     replies = set_element(right_replies(TWO_OF_FOUR), process, "param.0", (1,), 0.5)
     [verdict] = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS[:1])
@@ -166,7 +166,7 @@ def test_a_torch_that_sorts_groups_does_not_support_other_orders(monkeypatch: py
     assert _new_group((1, 3)) == [1, 3]
 
 
-def test_what_torch_cannot_do_is_not_supported(tmp_path: Path) -> None:
+def test_mesh_that_torch_cannot_make_is_not_supported(tmp_path: Path) -> None:
     """A reply like a probe's: no failure."""
     rank = Rank(Start(0, 1, Backend(), "nowhere:visit", str(tmp_path), [], [], b"/"))
 

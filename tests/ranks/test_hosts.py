@@ -51,7 +51,7 @@ def event_with(hub: RunHub, words: str) -> str:
     raise AssertionError(f"no event says {words!r}: {hub.events()}")
 
 
-def test_who_has_another_secret_is_refused_at_once_and_told(hub: RunHub) -> None:
+def test_peer_with_another_secret_is_refused_at_once(hub: RunHub) -> None:
     slot = Slot(hello_of(OF_TORCHRUN), ("127.0.0.1", hub.port), b"another one than that of the run")
 
     assert slot.run().endswith("the listener has another secret")
@@ -69,7 +69,7 @@ def test_nothing_of_a_stranger_is_decoded(hub: RunHub) -> None:
     assert "its secret is another one" in event_with(hub, "refused")
 
 
-def test_strangers_who_say_nothing_keep_nobody_out(hub: RunHub) -> None:
+def test_silent_strangers_keep_no_rank_out(hub: RunHub) -> None:
     idle = [socket.create_connection(("127.0.0.1", hub.port), 5) for _ in range(10)]
     slot = Slot(hello_of({"RANK": "0", "WORLD_SIZE": "1"}), ("127.0.0.1", hub.port), SECRET.encode())
     thread = threading.Thread(target=slot.run)
@@ -207,7 +207,7 @@ def taken_deaths(hosts: Hosts) -> list[str]:
 
 
 @pytest.mark.ranks
-def test_a_rank_that_is_killed_between_two_visits_is_told_with_its_host(hosts: Hosts) -> None:
+def test_rank_killed_between_visits_is_named_with_its_host(hosts: Hosts) -> None:
     """The next visit finds new ranks, so that no reply would tell of it."""
     pid = ran_pids(hosts)[1]
     os.kill(pid, signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_a_silent_rank_shows_its_stacks_from_afar(hosts: Hosts) -> None:
 
 
 @pytest.mark.ranks
-def test_what_a_watched_rank_notes_comes_with_its_messages(hosts: Hosts, tmp_path: Path) -> None:
+def test_records_of_a_watched_rank_come_with_its_messages(hosts: Hosts, tmp_path: Path) -> None:
     """Its host shares no files: whose fault a failure is would be unknown."""
     hosts.pool.watch("counts", TWO, str(tmp_path), limit_s=20)
 

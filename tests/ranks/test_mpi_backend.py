@@ -45,7 +45,7 @@ class Request:
         return self.is_over
 
 
-def test_memory_of_a_call_that_nobody_waits_for_is_kept_until_mpi_has_ended() -> None:
+def test_memory_of_a_call_without_a_wait_is_kept_until_mpi_ends() -> None:
     request, memory = Request(), Memory()
     is_kept = weakref.ref(memory)
     begun(Work([request], no_result, [], memory))
@@ -71,14 +71,14 @@ def test_memory_of_a_call_that_was_waited_for_is_not_kept() -> None:
     assert not _begun
 
 
-def test_a_joining_process_is_told_its_number_and_that_of_all() -> None:
+def test_joining_process_learns_its_rank_and_the_world_size() -> None:
     hello = asked(Job("of a test", 4), "cmd=initack pmiid=2", "cmd=init pmi_version=1 pmi_subversion=1")
 
     assert hello[1:3] == ["cmd=set size=4", "cmd=set rank=2"]
     assert hello[-1] == "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
 
 
-def test_what_one_process_puts_another_gets_behind_a_barrier() -> None:
+def test_value_put_by_one_process_is_got_behind_a_barrier() -> None:
     """The first waits there for the second, so that it has not read too early."""
     job = Job("of a test", 2)
     gets = ["cmd=barrier_in", "cmd=get kvsname=x key=theirs", "cmd=get kvsname=x key=nobody's"]

@@ -106,7 +106,7 @@ def test_flushed_subnormals_are_a_failure_unless_they_are_declared(
     assert kinds_of(prop, replace(case, dtype=dtype), flushing) == ({} if declares else claims)
 
 
-def test_what_is_only_copied_keeps_its_subnormals_whatever_is_declared(flushing: Pool) -> None:
+def test_copied_subnormals_stay_whatever_is_declared(flushing: Pool) -> None:
     """A subject that flushes a parameter which an all_gather made whole."""
     subject = "tests.defects.zero3_fetch.memory:flushes_subnormals"
     prop = replace(test_zero3_fetch.zero3_fetch_all_gather, subject=subject)

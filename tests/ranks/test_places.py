@@ -55,7 +55,7 @@ def test_a_place_is_the_collective_and_the_line_that_calls_it(detail: str, place
     assert str(place_of(detail)) == place
 
 
-def test_waiting_for_the_work_of_a_collective_is_told_by_the_line(tmp_path: Path) -> None:
+def test_wait_for_a_collective_is_named_by_its_line(tmp_path: Path) -> None:
     """work.wait() has no frame: it is C++."""
     source = tmp_path / "source.py"
     source.write_text("\n" * 6 + "    work.wait()\n")
@@ -66,13 +66,13 @@ def reply(rank: int, outcome: Outcome, detail: str = "") -> Reply:
     return Reply(rank=rank, outcome=outcome, detail=detail)
 
 
-def test_ranks_at_one_place_are_told_together() -> None:
+def test_ranks_at_one_place_share_a_line() -> None:
     """One line for each place, and one for those that have answered."""
     replies = [reply(0, "timed_out", IN_WAIT), reply(1, "answered"), reply(2, "timed_out", IN_WAIT)]
     assert describe_places(replies) == "ranks 0, 2 are in wait_tensor (m.py:7 in h)\nrank 1 has answered"
 
 
-def test_a_mismatch_of_collectives_is_told_first() -> None:
+def test_mismatch_of_collectives_comes_first() -> None:
     """If every rank is in a collective, but not in the same one."""
     mismatch = "ranks are in different collectives: rank 0 in all_reduce, rank 1 in all_gather_into_tensor"
     both = [reply(0, "lost", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER)]
@@ -83,12 +83,12 @@ def test_a_mismatch_of_collectives_is_told_first() -> None:
 @pytest.mark.parametrize(
     "third", [reply(2, "timed_out", LOOPING), reply(2, "timed_out", IN_WAIT), reply(2, "lost", "killed by SIGKILL")]
 )
-def test_a_mismatch_is_told_only_where_it_is_certain(third: Reply) -> None:
+def test_mismatch_is_named_only_if_it_is_certain(third: Reply) -> None:
     """The others may rightly wait for a rank elsewhere, each in its own collective."""
     replies = [reply(0, "timed_out", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER), third]
     assert "different" not in describe_places(replies)
 
 
-def test_nothing_is_told_of_ranks_that_raised_elsewhere() -> None:
+def test_ranks_that_raised_elsewhere_have_no_line() -> None:
     """Their tracebacks say it."""
     assert describe_places([reply(0, "raised", LOOPING), reply(1, "answered")]) == ""

@@ -109,7 +109,7 @@ def test_torchs_settings_are_as_before_afterwards() -> None:
     assert torch.get_deterministic_debug_mode() == before and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_malloc_is_told_at_each_visits_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_gets_its_fill_value_at_each_visits_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the complement of the byte or 0; at a visit's end other threads may be within calloc and see a change."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(poison, "_mallopt", lambda: lambda *arguments: told.append(arguments))

@@ -134,7 +134,7 @@ def test_silent_ranks_show_their_stacks(pool: Pool, subject: str, culprit: int, 
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_of_hanging_ranks_the_one_outside_the_collective_is_blamed(pool: Pool) -> None:
+def test_hanging_rank_outside_the_collective_is_blamed(pool: Pool) -> None:
     """The peers of a rank that loops only wait for it."""
     assert blamed(pool.run("hangs_in_python", PlainCase(world_size=2, culprit=1), limit_s=0.5)).rank == 1
 
@@ -153,7 +153,7 @@ def test_any_exception_arrives(pool: Pool, subject: str, error_type: str, text: 
     assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", error_type, text)
 
 
-def test_misuse_is_told_apart(pool: Pool) -> None:
+def test_misuse_is_a_separate_outcome(pool: Pool) -> None:
     """A subject that breaks its contract with the harness has not raised, but was misused."""
     assert outcomes(pool.run("misuses", TWO)) == ["misused"] * 2
 
@@ -187,7 +187,7 @@ def test_large_replies_leave_no_file(pool: Pool) -> None:
     assert not [file for path in scratch_of(os.getpid()) for file in path.glob("reply-*")]
 
 
-def test_what_a_rank_prints_is_bounded(pool: Pool) -> None:
+def test_output_of_a_rank_is_bounded(pool: Pool) -> None:
     """A chatty rank fills no memory: the next request starts its output again."""
     assert outcomes(pool.run("prints_much", TWO)) == ["answered"] * 2
     pool.run("trivial", TWO)
@@ -202,7 +202,7 @@ def test_a_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_what_a_rank_forked_goes_with_it(pool: Pool) -> None:
+def test_processes_forked_by_a_rank_end_with_it(pool: Pool) -> None:
     """Children of a rank are killed with its world."""
     children = [int(reply.error_text.removeprefix("child ")) for reply in pool.run("forks", TWO)]
     assert become_true(lambda: not any(is_at_work(child) for child in children), 2)
@@ -259,7 +259,7 @@ def test_ranks_out_of_step_are_replaced(pool: Pool) -> None:
     assert not set(pids(pool)) & set(before)
 
 
-def test_without_being_asked_to_a_world_is_not_kept(pool: Pool) -> None:
+def test_world_is_replaced_after_an_unexpected_failure(pool: Pool) -> None:
     """After an unexpected failure all processes are new."""
     before = pids(pool)
     pool.run("raises_everywhere", TWO)
@@ -272,7 +272,7 @@ def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
     assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
 
 
-def test_what_the_backend_does_wrong_is_told_by_name(pool: Pool) -> None:
+def test_fault_of_the_backend_is_named(pool: Pool) -> None:
     """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
     with Pool(Backend("fake"), visit=VISIT, beside=pool) as wrong:
         pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -344,7 +344,7 @@ def test_preloaded_module_can_be_imported(module: str) -> None:
     assert importlib.util.find_spec(module)
 
 
-def test_a_pool_beside_another_has_ranks_of_its_own_from_the_same_server(pool: Pool) -> None:
+def test_pool_beside_another_has_other_ranks_of_the_same_server(pool: Pool) -> None:
     """Which still forks when that pool is closed."""
     with Pool(visit=VISIT, beside=pool) as other:
         found = {*pids(pool), *pids(other)}
@@ -457,7 +457,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert parent.returncode == 0 and scratch_of(parent.pid) == []
 
 
-def test_ranks_are_executed_where_a_fork_runs_no_backward() -> None:
+def test_ranks_are_executed_if_a_fork_runs_no_backward() -> None:
     """A module that they import has brought a device, for which the server's backward has started a thread."""
     with Pool(visit=THREADS) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
@@ -531,9 +531,7 @@ def test_a_backend_that_is_not_there_is_refused(backend: Backend, message: str) 
 
 
 @pytest.mark.parametrize("content", ["raise RuntimeError('no driver')", "import no_such_driver"])
-def test_a_vendors_module_that_raises_is_to_be_mended(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vendors_module_that_raises_is_named(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there: the way out is not to name another one."""
     (tmp_path / "raising_vendor.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)

@@ -77,7 +77,7 @@ def test_a_collective_is_seen_once_on_every_road(call: Any, expected: list[str])
         assert seen(mesh, call) == expected
 
 
-def test_a_collective_of_the_backward_is_told_from_the_forward() -> None:
+def test_collective_of_the_backward_has_another_phase_than_the_forwards() -> None:
     def call(mesh: DeviceMesh) -> None:
         x = torch.ones(2, requires_grad=True)
         replicated = DTensor.from_local(x, mesh, [Replicate()])
@@ -87,7 +87,7 @@ def test_a_collective_of_the_backward_is_told_from_the_forward() -> None:
         assert seen(mesh, call) == ["backward all_reduce of 8 bytes"]
 
 
-def test_a_collective_on_another_group_is_told() -> None:
+def test_collective_on_another_group_is_named() -> None:
     with as_rank(0, (3,)) as mesh:
         assert seen(mesh, lambda mesh: dist.all_reduce(torch.ones(1)), (0, 2)) == [
             "forward all_reduce of 4 bytes on processes 0, 1, 2"
@@ -119,7 +119,7 @@ def test_recording_changes_no_value(subject: str, case: Case, pool: Pool) -> Non
 
 
 @pytest.mark.ranks
-def test_ranks_call_what_is_documented(pool: Pool) -> None:
+def test_ranks_call_the_documented_collectives(pool: Pool) -> None:
     """In the documented order, with layouts that divide nothing evenly."""
     for reply in pool.run("colwise_linear", LAYER):
         assert reply.answers[0].collectives == expected_collectives(LAYER, reply.rank)

@@ -43,7 +43,7 @@ def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 @pytest.mark.parametrize(
     "case", [LINEAR, replace(LINEAR, input_layout="shard(1)"), FETCH], ids=["x", "shards", "fetch"]
 )
-def test_what_is_handed_out_are_the_contracts_shards(case: Case) -> None:
+def test_ranks_get_the_contracts_shards(case: Case) -> None:
     """Shards of the drawn global tensors, on every rank, with the case's flags."""
     for rank in range(case.world_size):
         with as_rank(rank, case.mesh_shape) as mesh:
@@ -55,7 +55,7 @@ def test_what_is_handed_out_are_the_contracts_shards(case: Case) -> None:
             assert given[name].requires_grad == case.given_flags()[name]
 
 
-def test_what_is_handed_out_is_memory_of_its_own() -> None:
+def test_ranks_get_separate_memory() -> None:
     """Two draws of one case share nothing."""
     with as_rank(0, (3,)) as mesh:
         one, other = hand_out(LINEAR, 0, mesh), hand_out(LINEAR, 0, mesh)
@@ -63,7 +63,7 @@ def test_what_is_handed_out_is_memory_of_its_own() -> None:
     assert all(one[name].data_ptr() != other[name].data_ptr() for name in one)
 
 
-def test_the_case_says_what_is_not_contiguous() -> None:
+def test_case_names_tensors_that_are_not_contiguous() -> None:
     """x and the cotangent, but never the parameters of a layer; the values are the same."""
     case = replace(LINEAR, x_contiguous=False, cotangent_contiguous=False)
     with as_rank(1, (3,)) as mesh:
@@ -89,7 +89,7 @@ def test_a_number_has_no_strides_to_change() -> None:
 # Answers.
 
 
-def test_what_a_subject_answers_is_taken_at_rest() -> None:
+def test_answers_are_detached_contiguous_copies() -> None:
     """Detached, contiguous, with layout, global shape and the flag it had."""
     leaf = X.clone().requires_grad_()
     answers, flags = take_answers(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})
@@ -139,7 +139,7 @@ def test_none_stands_for_a_tensor_that_did_not_come_about() -> None:
         ({"output": Placed([1.0], WHOLE)}, "output must be .*, got Placed"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_answer_is_a_misuse(returned: object, message: str) -> None:
+def test_invalid_answer_raises_misuse(returned: object, message: str) -> None:
     """The message names the name, and what may stand there."""
     with pytest.raises(Misuse, match=message):
         take_answers(LINEAR, returned)
@@ -200,7 +200,7 @@ def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, b
     return {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
 
 
-def test_nothing_touched_is_nothing_said() -> None:
+def test_unchanged_inputs_are_not_listed() -> None:
     """For any flags."""
     given = {"x": X.clone().requires_grad_(), "weight": X.clone()}
 
@@ -262,7 +262,7 @@ def test_a_draw_is_visited_with_its_own_values_and_watched() -> None:
 
 
 @pytest.mark.parametrize("placement", [Partial(), Shard(0), Replicate()], ids=str)
-def test_a_copy_of_a_dtensor_is_held_as_it_is_and_asks_for_no_collective(placement: Placement) -> None:
+def test_copy_of_a_dtensor_keeps_its_layout_without_a_collective(placement: Placement) -> None:
     """`DTensor.clone` of operands adds them up, so the copy would differ from the rank's operand."""
     with as_rank(0, (2,)) as mesh:
         held = DTensor.from_local(X.clone(), mesh, [placement], run_check=False)

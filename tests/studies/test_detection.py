@@ -10,11 +10,11 @@ from studies.detection_table import Row, Tally, write_tables
 from tests.defects.defect import defects
 
 
-def test_what_is_to_be_refused_has_nothing_to_compare_with() -> None:
+def test_refused_case_has_nothing_to_compare_with() -> None:
     assert right(RefusedGatheredCrossEntropyCase(world_size=1, positions=(2,)), 0) is None
 
 
-def test_what_is_computed_is_compared_with_torchs_own_result() -> None:
+def test_result_is_compared_with_torchs() -> None:
     case: Case = LinearCase(world_size=1, style="colwise", values=(("dense", 3),))
 
     found = right(case, 0)
@@ -44,7 +44,7 @@ def test_the_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[s
     assert f"| {only} |" in write_tables([(defects()[0], row)], [], 1, 1, 1)
 
 
-def test_what_the_claims_alone_reject_is_counted_apart() -> None:
+def test_rejection_by_claims_alone_is_counted_apart() -> None:
     tally = Tally()
     tally.add(("real", "float16"), rejected=True, is_close=True)
     tally.add(("real", "float16"), rejected=True, is_close=False)

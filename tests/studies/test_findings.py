@@ -35,7 +35,7 @@ def test_effects_are_among_those_that_the_index_explains() -> None:
         assert set(finding.effects) <= set(EFFECTS), finding.path.name
 
 
-def test_a_finding_without_a_report_says_what_was_searched_for() -> None:
+def test_finding_without_a_report_names_the_search() -> None:
     for finding in read_all():
         none = finding.fields["Upstream"].startswith(("none found (searched for: ", "not reported: "))
         assert bool(finding.reports) != none, finding.path.name

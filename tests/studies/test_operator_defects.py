@@ -27,7 +27,7 @@ SMALLEST = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_planted_rule_is_rejected_where_torchs_own_holds(name: str, pool: Pool) -> None:
+def test_planted_rule_is_rejected_and_torchs_holds(name: str, pool: Pool) -> None:
     case, claims = SMALLEST[name], shipped()["dtensor_operators"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.rules:{name}", case, pool, claims))

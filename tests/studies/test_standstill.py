@@ -34,7 +34,7 @@ def test_a_standstill_is_counted_once_for_all_cores_and_only_while_it_lasts() ->
         assert standstills.seconds(begun_s - 9, begun_s - 8) == 0
 
 
-def test_of_a_standstill_on_one_core_all_counts() -> None:
+def test_whole_standstill_on_one_core_counts() -> None:
     """A process that sat on that core could not move."""
     with watching() as standstills:
         begun_s, ended_s = _stand_still(standstills.pids[:1])
