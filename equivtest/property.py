@@ -152,7 +152,7 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """The actual property; most are it, others ask the ranks of a world of `space`.
+    """Returns the property to judge; a property may first run on the ranks of a world of `space`.
 
     Raises:
         Misuse: the ranks do not agree, or cannot answer.

@@ -216,7 +216,7 @@ MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 """Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
 MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
-"""Which of them, modulo their number, or the whole world: one table for all world sizes, for shrinking's sake."""
+"""Indices of members, modulo their number, or the whole world: one table for all world sizes shrinks well."""
 
 
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _started_key = pytest.StashKey[float]()
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
-"""Where replay files go, below the folder that pytest was started in, or below --report."""
+"""Folder of replay files, below the folder that pytest was started in, or below --report."""
 
 
 class PlainFailure(Exception):
@@ -43,7 +43,7 @@ class EquivtestItem(pytest.Item):
     """True if a Misuse concerns every item."""
 
     line: int | None = None
-    """Where its property stands in the file, from 0 as pytest counts."""
+    """Line of the property in its file, counted from 0 like pytest's."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -222,7 +222,7 @@ class SearchItem(PropertyItem):
 
 
 class AuditItem(PropertyItem):
-    """Whether the property's claims see its collectives: without it a green might be one that nothing turns red."""
+    """An audit: it fails if no claim of the property rejects its spoiled collectives."""
 
     label = AUDIT_LABEL
 

@@ -103,7 +103,7 @@ class Settings:
         return self.allowed
 
     def expects(self, known: KnownFailure) -> bool:
-        """Whether a known failure must still fail: the shipped ones were found with gloo on the CPU."""
+        """True if a known failure must still fail: the shipped ones were found with gloo on the CPU."""
         return not known.is_shipped or (self.backend, self.device) == ("gloo", "cpu")
 
     def make_backend(self) -> Backend:

@@ -1,4 +1,4 @@
-"""Collects what the items of a run hand over, and says what the run has shown."""
+"""Collects the results of a run's items, and concludes what the run has shown."""
 
 from __future__ import annotations
 

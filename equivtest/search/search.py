@@ -292,7 +292,7 @@ class _Search:
         return replace(verdict, judgement=judgement, known=entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Each failing (claim, kind) once, those that come up while others are shrunk included."""
+        """Yields each failing (claim, kind) once, also if it first fails while another is shrunk."""
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])

@@ -175,7 +175,7 @@ class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has other bits t
 
 
 class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} differs when the case runs again"):
-    """The same case, run again in the same processes, gave other bits."""
+    """The same case gave other bits when it ran again in the same processes."""
 
 
 class ChanceMismatch(

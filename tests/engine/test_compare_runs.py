@@ -136,7 +136,7 @@ def test_facts_that_differ_come_first(tmp_path: Path) -> None:
         (("--fail-on", "different"), searched(record(0), record(2)), 1),
     ],
 )
-def test_exit_code_is_that_of_fail_on(
+def test_fail_on_decides_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], new: Handover, code: int
 ) -> None:
     folders = write_run(tmp_path / "old", HOLDS), write_run(tmp_path / "new", new)

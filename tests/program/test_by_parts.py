@@ -129,7 +129,7 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str,
     ("build", "parallelize"),
     [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
 )
-def test_recorded_value_is_not_right_by_itself(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+def test_recorded_value_is_judged_too(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
     """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
     case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
     replies = pool.run("module", case)

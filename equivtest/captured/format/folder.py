@@ -165,7 +165,7 @@ class CapturedRun:
         _check_run(folder, {number: rank.manifest for number, rank in self.ranks.items()})
 
     def micro_batches(self) -> list[CapturedRun]:
-        """Each forward and backward as a run with one alone."""
+        """Returns each forward and backward as a separate run."""
         runs = []
         for number in range(1, self.manifest.micro_batches + 1):
             run = copy.copy(self)

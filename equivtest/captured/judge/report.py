@@ -53,7 +53,7 @@ class Judged:
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """How many boundaries were judged, in words; of an update, how many tensors."""
+        """Returns the number of judged boundaries in words; for an update, of tensors."""
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -78,12 +78,12 @@ class Judged:
 
 
 def _is_judged(name: str) -> bool:
-    """Whether an answer is a boundary with a verdict; the choice of a topk is followed if it is right."""
+    """True if an answer is a boundary with a verdict; a topk's choice has none."""
     return _is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
 def _is_boundary_of_any(name: str) -> bool:
-    """Whether an answer is a boundary of some micro-batch."""
+    """True if an answer is a boundary of some micro-batch."""
     return is_boundary(split_micro_batch(name)[1])
 
 
@@ -112,7 +112,7 @@ def describe(judged: Judged) -> str:
 
 
 def compare_runs(one: Judged, other: Judged) -> str:
-    """Which of two runs is wrong, for the terminal.
+    """Returns text for the terminal: which of two runs is wrong.
 
     Raises:
         Misuse: their inputs or parameters differ, so that they need not agree.
@@ -134,7 +134,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """In words, how far two runs are apart if no claim rejects one."""
+    """Returns in words how far two runs differ if no claim rejects one."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1

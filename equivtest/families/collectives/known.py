@@ -18,7 +18,7 @@ def loses_strides(case: CollectivesCase) -> bool:
 
 
 def scatters_strides(case: CollectivesCase) -> bool:
-    """True if elements with gaps between them are scattered."""
+    """True if the case scatters elements with gaps between them."""
     return _hands_strides_to(case, "scatter")
 
 

@@ -15,7 +15,7 @@ MOST_DRAWN = 2**22
 """Elements of a kind of operand on all ranks together; a size that needs more is not drawn."""
 NUM_NUMELS = 5
 LARGE = (None,) * 38 + (0, 1)
-"""Which of the large sizes, modulo their number; one case in twenty has one."""
+"""Indices of large sizes, modulo their number; one case in twenty has one."""
 NUM_BUNDLES = 5
 DRAWN = tuple(bundle for name, bundle in BUNDLES.items() if name != "premultiplied")
 """PREMUL_SUM, which torch documents for NCCL alone, has only the cases that always run."""

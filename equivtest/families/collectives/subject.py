@@ -102,7 +102,7 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """All sizes of the first time, or of one with other bits: of two that differ one at least is wrong."""
+    """Returns the results of the first run, or of a run with other bits: one of two that differ is wrong."""
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
     return next((other for other in others if not torch.equal(as_bits(other), as_bits(first))), first)

@@ -21,7 +21,7 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To and from each other rank in turn; of two that are synchronous the lower one sends first."""
+    """Exchanges with each other rank in turn; of two synchronous ranks the lower one sends first."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     works: list[Any] = []
     outputs[room.rank].copy_(mine[room.rank])
@@ -36,7 +36,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """To and from all other ranks at once."""
+    """Exchanges with all other ranks at once."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -81,7 +81,7 @@ def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def _others(room: Room) -> list[int]:
-    """All ranks but this one, so that no two pairs wait for each other: lower ranks before higher ones."""
+    """Returns all other ranks, lower ones first, an order in which no two pairs wait for each other."""
     return [rank for rank in range(room.ranks) if rank != room.rank]
 
 

@@ -165,7 +165,7 @@ Begin = Callable[[Room, Call, torch.Tensor], Begun]
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
-    """The first n of the w * n elements, a view."""
+    """Returns the first n of the w * n elements, as a view."""
     return own[: len(own) // room.ranks]
 
 

@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def calls_in_other_group(case: DifferentiableCase) -> bool:
-    """Whether ranks have other numbers in their group than in the world."""
+    """True if ranks have other numbers in their group than in the world."""
     return any(number != process for group in case.groups for number, process in enumerate(group))

@@ -88,7 +88,7 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
 
 
 def _is_documented(room: Room, call: Call) -> bool:
-    """Whether the documentation says what this rank gets: a sum at a root, or what it gathers, is the root's alone."""
+    """True if torch documents this rank's result: a sum or gather at a root has one on the root alone."""
     return not call.is_rooted or call.result in ("copied", "scattered") or room.rank == room.root
 
 

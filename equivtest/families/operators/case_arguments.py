@@ -162,7 +162,7 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """By dims counted from the front: of others findings/52 speaks."""
+    """Returns calls by dims counted from the front; findings/52 is about other dims."""
     found: list[Arguments] = []
     for dim in range(len(shape)):
         ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]

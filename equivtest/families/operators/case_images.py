@@ -72,7 +72,7 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """To its own size, and to twice that."""
+    """Returns calls that resize to the same size and to twice that size."""
     x = (shape[0], shape[1], 2, 3)
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 

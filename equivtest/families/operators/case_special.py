@@ -35,7 +35,7 @@ def _complex(shape: Shape) -> Signatures:
 
 
 def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Whether it is equal to itself times one, and to another one."""
+    """Compares x with x times one, and with another tensor."""
     return tuple(x.new_full((1, 1), float(torch.equal(x, one))) for one in (x.mul(1), other))
 
 

@@ -45,10 +45,10 @@ HAND_WRITTEN: dict[str, Operator] = {
     )
     for operator in rows.ROWS
 }
-"""By name, each with forms that fit any shape."""
+"""Operators by name, each with forms that fit any shape."""
 
 OPERATORS = {**HAND_WRITTEN, **{operator.name: operator for operator in case_samples.ROWS}}
-"""By name, those with forms of torch's own list among them."""
+"""Operators by name, with the forms from torch's list."""
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:

@@ -30,24 +30,24 @@ def _first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
 
 
 def names_dim(case: OperatorCase) -> bool:
-    """Whether there is an argument `dim`."""
+    """True if the call has an argument `dim`."""
     return case.dim is not None
 
 
 def counts_dim_from_end(case: OperatorCase) -> bool:
-    """Whether `dim` is negative."""
+    """True if `dim` is negative."""
     return isinstance(case.dim, int) and case.dim < 0
 
 
 def is_dim_divided(case: OperatorCase) -> bool:
-    """Whether the first operand is divided along `dim`."""
+    """True if the first operand is divided along `dim`."""
     if not isinstance(case.dim, int) or not case.operands[0]:
         return False
     return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
 
 
 def has_shorter_index(case: OperatorCase) -> bool:
-    """Whether an index is shorter than the first operand in a dim that it does not count along."""
+    """True if an index is shorter than the first operand in a dim that it does not count along."""
     if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
         return False
     pairs = enumerate(zip(*case.operands, strict=True))
@@ -56,12 +56,12 @@ def has_shorter_index(case: OperatorCase) -> bool:
 
 
 def changes_shape(case: OperatorCase) -> bool:
-    """Whether the first result has another shape than the first operand."""
+    """True if the first result has another shape than the first operand."""
     return bool(case.results) and case.results[0].shape != case.operands[0]
 
 
 def is_divided(case: OperatorCase) -> bool:
-    """Whether the first operand is, along some mesh axis."""
+    """True if the first operand is divided along some mesh axis."""
     return any(text.startswith("shard") for text in case.placements[0])
 
 
@@ -71,12 +71,12 @@ def reduced_by(case: OperatorCase) -> str:
 
 
 def is_divided_too(case: OperatorCase) -> bool:
-    """Whether the first operand is divided along one mesh axis and partial along the other."""
+    """True if the first operand is divided along one mesh axis and partial along the other."""
     return bool(reduced_by(case)) and is_divided(case)
 
 
 def has_partial(case: OperatorCase) -> bool:
-    """Whether some operand is partial."""
+    """True if some operand is partial."""
     return any(partial_axes(case.operand_layout(number)) for number in range(len(case.operands)))
 
 
@@ -90,7 +90,7 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """Whether a dim counted from the end is divided, and it is the first, or the last beside one row of the first."""
+    """True if a dim counted from the end is divided, and it is the first, or the last beside one row of the first."""
     if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
     is_first = case.dim == -len(case.operands[0])
@@ -98,7 +98,7 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """Whether one row is picked by an index that is whole, of an operand that is partial or divided along that dim,
+    """True if one row is picked by an index that is whole, of an operand that is partial or divided along that dim,
     which leaves some rank no row."""
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
@@ -128,7 +128,7 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
 
 
 def compares_beyond_dims(case: OperatorCase) -> bool:
-    """Whether of two operands the one that is divided among more ranks is so by a dim that the other does not have."""
+    """True if, of two operands, the one on more shards is divided along a dim that the other lacks."""
     if len(case.operands) != 2 or not all(case.operands):
         return False
     pairs = [zip(case.mesh_shape, case.operand_layout(n).placements, strict=True) for n in (0, 1)]
@@ -138,7 +138,7 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """Whether a row is multiplied with a matrix, and the product does not come out divided among columns."""
+    """True if a row is multiplied by a matrix, and the product is not divided among columns."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -146,7 +146,7 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 
 
 def pads_other_rows(case: OperatorCase) -> bool:
-    """Whether `narrow`, sliced of what some rank holds of the operand under the layout of the cotangent, has neither
+    """True if `narrow`, sliced of what some rank holds of the operand under the layout of the cotangent, has neither
     as many rows as that rank's cotangent, nor would this, of one row, be broadcast."""
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
@@ -163,7 +163,7 @@ def pads_other_rows(case: OperatorCase) -> bool:
 
 
 def selects_other_rows(case: OperatorCase) -> bool:
-    """Whether `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
+    """True if `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
     some rank's cotangent does not fit into what it would select of that."""
     index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
     if not isinstance(index, int) or not isinstance(dim, int) or not counts_dim_from_end(case):
@@ -181,7 +181,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """Whether `squeeze` takes a dim away, and no dim behind one that goes is divided."""
+    """True if `squeeze` removes a dim, and no dim behind a removed one is divided."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]
@@ -197,22 +197,22 @@ def call(case: OperatorCase) -> str:
 
 
 def has_shard(case: OperatorCase) -> bool:
-    """Whether some operand is divided."""
+    """True if some operand is divided."""
     return any(text.startswith("shard") for placements in case.placements for text in placements)
 
 
 def is_whole(case: OperatorCase) -> bool:
-    """Whether every rank has every operand."""
+    """True if every rank has every operand."""
     return all(set(placements) == {"replicate"} for placements in case.placements)
 
 
 def takes_mean(case: OperatorCase) -> bool:
-    """Whether a loss is reduced to its mean, which is also what it does if no reduction is named."""
+    """True if a loss is reduced to its mean, which is the default."""
     return "reduction=" not in call(case) or "reduction='mean'" in call(case)
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """Whether a convolution has other operands than whole ones and a batch with a row for each rank."""
+    """True unless the batch is whole or has a row on each rank, and all other operands are whole."""
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

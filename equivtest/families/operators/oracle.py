@@ -311,7 +311,7 @@ def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.T
 
 
 def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
-    """Within the mode: as an operand is reduced, in any order."""
+    """Bounds the reduction of an operand's shares in any order; call it within the mode."""
     op, num = case.reduction(number)
     if not op:
         return stack.detach()

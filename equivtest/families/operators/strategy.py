@@ -152,7 +152,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
 
 
 def _picks_one(name: str, signature: Signature) -> bool:
-    """Whether one row is picked by an index of as many dims: of that, on two mesh axes, findings/56 speaks."""
+    """True if an index of as many dims picks one row: findings/56 is about this on two mesh axes."""
     dim = dict(signature.arguments).get("dim")
     return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
 
@@ -172,7 +172,7 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """Whether some rank has nothing of some dim, if that is divided among all ranks or half of them."""
+    """True if some rank would have an empty shard of a dim divided among all ranks or half of them."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 

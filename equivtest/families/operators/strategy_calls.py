@@ -23,7 +23,7 @@ from equivtest.property import Enumeration, Space
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
 """Shapes of the operators whose forms fit any shape: two ranks share dims of 3 and 5 unevenly."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
-"""At depth 1 an operand after the first has no averages, and none has smallest elements."""
+"""Reductions at depth 1: an operand after the first has no averages, and no operand has minima."""
 WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
 """Operators that are called on whole operands alone: DTensor tries every combination of placements of seven tensors for
 their gradient, which takes longer than a minute (finding 69)."""

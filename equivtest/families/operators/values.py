@@ -85,7 +85,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """For a dtype and a domain."""
+    """Draws values of a dtype and a domain."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)

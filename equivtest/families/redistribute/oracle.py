@@ -90,7 +90,7 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 
 @expected_collectives.register
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
-    """Each step of the tensor in the forward, and of its cotangent back in the backward; a partial sum is none there.
+    """Returns the steps of the tensor in the forward and of its cotangent in the backward, where no partial sum occurs.
 
     Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

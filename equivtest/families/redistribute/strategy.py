@@ -31,7 +31,7 @@ MAX_SIZES = {0: 1, 1: 33, 2: 17, 3: 9, 4: 5}
 """Largest size of a dim by their number: every dim may be sharded, and all are near a multiple of the ranks."""
 
 NO_ELEMENTS = (None,) * 20 + (0, 1)
-"""Which dim, modulo their number, has size 0."""
+"""Indices of the dim of size 0, modulo their number."""
 
 OPS = ("sum",) * 4 + ("avg", "max", "min")
 ROADS_DRAWN = ("dtensor",) * 6 + ("local",) * 3 + ("distribute", "distribute", "full_tensor")
@@ -190,7 +190,7 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
-    """Whether every shard has the global size over the ranks, which torch takes it to have where it is not told."""
+    """True if all shards have equal size, which torch assumes without an explicit shape."""
     placements = [parse_placement(text) for text in source]
     for dim, size in enumerate(shape):
         ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))

@@ -40,7 +40,7 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes there and back on this rank, by the case's road; full_tensor moves without `move`."""
+    """Redistributes forward and backward on this rank, by the case's road; full_tensor does not use `move`."""
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])

@@ -82,7 +82,7 @@ def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
 
 
 def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
-    """All fields of an MlpCase that one forward and backward has, but for its activation and values.
+    """Draws the fields of an MlpCase with one forward and backward, except activation and values.
 
     Where the hidden activation is a plain tensor, torch takes its global size to be local size
     times ranks and refuses others: three in four of these cases are even.
@@ -106,7 +106,7 @@ def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_perceptron(draw: Draw, space: Space) -> dict[str, Any]:
-    """The fields of any perceptron, but for its leading dims, training, activation and values."""
+    """Draws the fields of any perceptron, except leading dims, training, activation and values."""
     world_size = pick(draw, "world_size", space.world_sizes)
     biases = pick(draw, "biases", BIASES)
     names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))

@@ -55,7 +55,7 @@ def picked_block() -> nn.Module:
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the tokens among the ranks; all ranks have the places."""
+    """Divides the tokens among the ranks; every rank has all positions."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
     prepared = PrepareModuleInputOutput(

@@ -1,4 +1,4 @@
-"""One cross entropy of logits whose classes the ranks share, but which are gathered for it: without loss_parallel."""
+"""One cross entropy without loss_parallel: torch gathers the logits, whose classes are divided among the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARES = ("classes", "positions")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GatheredCrossEntropyCase(CrossEntropyCase):
-    """As a CrossEntropyCase; targets and weights are DTensors, and smoothing moves some of a target to all classes.
+    """A CrossEntropyCase whose targets and weights are DTensors; smoothing moves a part of each target to all classes.
 
     Attributes:
         label_smoothing: s of (1 - s) times the loss plus s / C times the sum of all classes' losses, 0 to 1.

@@ -1,4 +1,4 @@
-"""How large the odd integers of a linear layer may be for its sums to take all bits, and no more.
+"""Chooses odd integers of a linear layer so large that its sums use all bits, and no more.
 
 Letters: T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum;
 x (T, K), W (N, K), G (T, N) as in `equivtest.families.linear.values.exact`.

@@ -76,7 +76,7 @@ class _Chain:
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Whether the chain takes the step, which it then has, with these further operands."""
+        """Adds the step with these further operands if it is valid; returns True if it is."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -137,7 +137,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Every operand that no step takes first is replicated."""
+    """Replicates every operand that is no step's first input."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -206,7 +206,7 @@ def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) ->
 
 
 def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
-    """Whether all ranks together share a dim evenly, if it is divided."""
+    """True if the ranks share the placement's dim evenly, or it divides none."""
     placement = parse_placement(text)
     return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 

@@ -110,7 +110,7 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """In bfloat16 one layer's size at most is 1: a tensor of one element often cancels to what 8 bits say little of."""
+    """Lets at most one size be 1 in bfloat16: a tensor of one element often cancels and is then inconclusive."""
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
 

@@ -230,7 +230,7 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """The answers in the case's order, in their global shapes, under the contract's layouts."""
+    """Returns the answers in the case's order, with global shapes and the contract's layouts."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

@@ -3,11 +3,10 @@
 Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`.  How numbers are made:
 `equivtest.families.linear.values.real`.
 
-A gradient of a parameter is a sum over tokens.  Of numbers around zero it may come out far smaller
-than its terms, and roundings of 16 bits may then be as large as itself, so that nothing can be
-concluded of a tensor of one element.  So every feature of x and of the cotangents lies on one side of
-zero more often than on the other, which side its own, in every step the same: the terms of such sums
-rather add up, and so do the gradients that an optimizer averages over steps.
+A gradient of a parameter is a sum over tokens.  If its terms lie around zero, the sum may be far smaller than they are.
+Roundings in 16 bits may then be as large as the sum, and a tensor of one element is inconclusive.  So each feature of x
+and of the cotangents has mostly one sign, drawn per feature and kept in every step.  The terms then add up, and so do
+the gradients that an optimizer averages over steps.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ VERBS_DRAWN = (
     *("fail",) * 4,
 )
 PLACES = ((0,), (1,), (2,), (0, 1), (1, 0), (0, 2), (0, 1, 2), (2, 0, 1))
-"""Which parameters an operation names, modulo how many it may name."""
+"""Indices of the parameters that an operation names, modulo their number."""
 
 REQUESTS = (
     *((verb, places, "can be done") for verb in VERBS_DRAWN for places in PLACES),
@@ -45,7 +45,7 @@ NO_MORE = (False, False)
 
 
 class Course:
-    """How far a sequence of operations has come, so that the next one can be one that is not refused.
+    """State of a sequence of operations, from which the next possible operation is drawn.
 
     It decides what is drawn, never what is right.
     """
@@ -138,7 +138,7 @@ def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCa
 
 
 def _pick_operations(draw: Draw, course: Course) -> tuple[str, ...]:
-    """Whether there is another one is drawn beside it, so that shrinking drops an operation with its draws."""
+    """Draws operations; a bool before each next one lets shrinking drop an operation with its draws."""
     operations = [_pick_operation(draw, "operation 0", course)]
     for number in range(1, MAX_OPERATIONS + 1):
         if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE, free):

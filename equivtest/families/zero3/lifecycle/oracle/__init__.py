@@ -16,7 +16,7 @@ COMPUTED = "equal: integers times a power of two"
 
 @expect.register
 def expect_lifecycle(case: LifecycleCase, index: int) -> Expected:
-    """All that is there after each operation.
+    """Expected state after each operation.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.

@@ -161,7 +161,7 @@ class Life:
         return torch.tensor([sizes[kind] for kind in MEMORY])
 
     def parameters(self) -> Iterator[tuple[int, PartitionedParameter]]:
-        """Each parameter by number."""
+        """Returns each parameter by number."""
         return enumerate(self.store.parameters)
 
 
