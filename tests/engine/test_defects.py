@@ -149,7 +149,7 @@ ASKED_FIRST = {
             momentum_not_carried only_the_first_rank_steps parameters_left_out_of_the_recomputation
             plain_targets_taken recomputed_with_the_parameters_of_step_1 replicas_not_reduced
             root_from_one scaled_by_all_features second_micro_batch_overwrites shorter_shard_not_copied
-            ties_get_all unused_layer_updated
+            taken_from_memory_in_order ties_get_all unused_layer_updated
             """,
             """
             average_of_shares bias_gradient_of_own_tokens clipped_without_root columns_gathered_as_rows

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from equivtest.cases.picks import pick, pick_run
+from equivtest.cases.picks import Cases, Draw, free, itself, pick, pick_run
 from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
 from equivtest.property import Space
 
 NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
-LARGE_NUMELS = (2**17 + 1, 2**20)
-MOST_DRAWN = 2**22
-"""Elements of a kind of operand on all ranks together; a size that needs more is not drawn."""
+"""Sizes; larger ones have only the cases that always run, since each of their visits takes long."""
 NUM_NUMELS = 5
-LARGE = (None,) * 38 + (0, 1)
-"""Indices of large sizes, modulo their number; one case in twenty has one."""
-NUM_BUNDLES = 5
-DRAWN = tuple(bundle for name, bundle in BUNDLES.items() if name != "premultiplied")
+DRAWN = {name: tuple(call.name for call in calls) for name, calls in BUNDLES.items() if name != "premultiplied"}
 """PREMUL_SUM, which torch documents for NCCL alone, has only the cases that always run."""
 
-MOST_IN_A_BUNDLE = max(map(len, DRAWN))
+CALLED = (False, False, False, True)
+"""Whether a case has a bundle: a quarter of them, so that random cases are small."""
+TAKEN = (False, True, True, True)
 OFFSETS = (0, 0, 0, 1, 3, 4)
 LAYOUTS = (("rows", 1),) * 8 + (("transposed", 1), ("channels_last", 1), ("rows", 2), ("rows", 3))
 """Orders and strides, which exclude each other."""
 MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
-TAKEN = (False, True, True, True)
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
 """An odd number of draws: draw 0 comes again in another call, which shows an alternation between calls."""
 
 
-@st.composite
-def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
-    """Cases of some collectives of up to five bundles, on up to six sizes.
+@Cases
+def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
+    """Cases of some collectives of some bundles, on up to five sizes.
 
     Shrinks to one draw of dense values, and one call on one element.
     """
@@ -42,8 +35,8 @@ def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
     return CollectivesCase(
         world_size=world_size,
         dtype=pick(draw, "dtype", space.dtypes),
-        collectives=_pick_collectives(draw),
-        numels=_pick_numels(draw, world_size),
+        collectives=_pick_collectives(draw, stride),
+        numels=_pick_numels(draw),
         waits=waits,
         stride=stride,
         offset=pick(draw, "offset", OFFSETS),
@@ -53,24 +46,21 @@ def collectives_cases(draw: DrawFn, space: Space) -> CollectivesCase:
     )
 
 
-def _pick_collectives(draw: DrawFn) -> tuple[str, ...]:
-    """The collectives of some bundles; separate draws include or omit each bundle and each of its collectives.
-
-    Shrinking can then omit any of them except the one that fails.
-    """
-    names: list[str] = []
-    for number in range(NUM_BUNDLES):
-        calls = pick(draw, f"bundle {number}", (None, *DRAWN)) or ()
-        taken = [pick(draw, f"collective {number}.{index}", TAKEN) for index in range(MOST_IN_A_BUNDLE)]
-        names += [call.name for call, is_taken in zip(calls, taken, strict=False) if is_taken]
-    return tuple(dict.fromkeys(names)) or ("all_reduce_sum",)
+def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
+    """Returns some collectives of some bundles; with a stride, which many backends refuse, of one bundle alone."""
+    called: list[list[str]] = []
+    for bundle, calls in DRAWN.items():
+        if pick(draw, bundle, CALLED, itself if stride == 1 else free):
+            called.append([name for name in calls if pick(draw, f"takes {name}", TAKEN, free)])
+    return tuple(name for names in called[: None if stride == 1 else 1] for name in names) or ("all_reduce_sum",)
 
 
-def _pick_numels(draw: DrawFn, world_size: int) -> tuple[int, ...]:
+def _pick_numels(draw: Draw) -> tuple[int, ...]:
     """Separate draws include or omit each size of the table; if all are omitted, one element."""
-    numels = [pick(draw, f"size {index}", (None, *NUMELS)) for index in range(NUM_NUMELS)]
-    fitting = [numel for numel in LARGE_NUMELS if world_size**2 * numel <= MOST_DRAWN]
-    large = pick(draw, "large size", LARGE)
-    if large is not None and fitting:
-        numels.append(fitting[large % len(fitting)])
+    numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
+
+
+def kind_of_numel(numel: int | None) -> str:
+    """Returns the label of sizes: no call, or calls on no, few or many elements."""
+    return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"
