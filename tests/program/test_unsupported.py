@@ -170,7 +170,8 @@ def test_program_that_declines_the_probe_on_several_axes_raises_misuse(pool: Poo
 
 
 @pytest.mark.ranks
-def test_case_declined_by_some_ranks_fails_and_names_them(pool: Pool) -> None:
+def test_case_declined_by_some_ranks_fails_and_names_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 1.0)  # the other ranks wait for rank 0 all that time
     said = r"rank 0 of 3 raised NotSupported: must be raised on every rank: raised on 0, not on 1, 2: 8 features"
 
     with pytest.raises(RankRaised, match=rf"{said}(.|\n)*rank 1 did not answer(.|\n)*rank 2 did not answer"):
