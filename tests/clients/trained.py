@@ -171,11 +171,6 @@ def smoothing_trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: An
     return by_trainer(model, mesh, micro_batches, optimizer, label_smoothing_factor=SMOOTHING)
 
 
-def own_tokens_trainer_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
-    """Runs a step that is wrong for the mean over all tokens: each rank divides by its own number."""
-    return by_trainer(model, mesh, micro_batches, optimizer, average_tokens_across_devices=False)
-
-
 def accelerated_step(model: nn.Module, mesh: DeviceMesh, micro_batches: Any, optimizer: Any) -> Tensors:
     """Accumulates the gradients of a causal language model as in accelerate's guide."""
     forget()

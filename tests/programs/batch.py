@@ -132,12 +132,6 @@ def fsdp2_that_reduces_nothing(module: nn.Module, mesh: DeviceMesh) -> nn.Module
     return parallel
 
 
-def fsdp2_without_synchronization(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    parallel = fully_shard(module, mesh=mesh)
-    parallel.set_requires_gradient_sync(False)
-    return parallel
-
-
 def ddp_that_sums(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     parallel = ddp(module, mesh)
     parallel.register_comm_hook(mesh.get_group(), summed)  # type: ignore[operator]

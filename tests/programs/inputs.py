@@ -261,10 +261,6 @@ def heads() -> nn.Module:
     return nn.MultiheadAttention(FEATURES, 2, batch_first=True)
 
 
-def bag() -> nn.Module:
-    return nn.EmbeddingBag(VOCAB, 4, mode="sum")
-
-
 def cell() -> nn.Module:
     return nn.GRUCell(3, 4)
 

@@ -133,10 +133,6 @@ def chaos() -> nn.Module:
     return Chaos(2, 2)
 
 
-def chaotic() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 2), Chaotic())
-
-
 def encoder_layer() -> nn.Module:
     return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
 

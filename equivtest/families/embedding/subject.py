@@ -22,12 +22,6 @@ from equivtest.cases.subject import (
 )
 from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, RefusedEmbeddingCase
 
-PLANS: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
-    "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
-}
-"""torch's style by the name that a case has for it."""
-
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
     """nn.Embedding, its weight (V, D) sharded on D: every rank looks up every id."""
