@@ -119,6 +119,7 @@ def run(
     resume: Annotated[str | None, RESUME] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     budget: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["budget"])] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = None,
     max_time: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["max-time"])] = None,
     workers: Annotated[str, WORKERS] = "auto",
     stop_first: Annotated[bool, typer.Option("-x", help="Stop at the first failure.")] = False,
@@ -139,7 +140,7 @@ def run(
         "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
         "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
         "allow_unsupported": allow_unsupported, "report": report, "resume": resume,
-        "max_time": max_time, "budget": budget, "audit": audit,
+        "max_time": max_time, "budget": budget, "audit": audit, "shard": shard,
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
     flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)
@@ -325,6 +326,21 @@ def compare(
     found = compare(read_run(old), read_run(new), causes)
     typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(in_words(found)))
     return int(bool(found.failed_on))
+
+
+@app.command()
+def merge(
+    shards: Annotated[list[Path], typer.Argument(help="The folders that equivtest run --shard --report has written.")],
+    *,
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the merged report.")],
+) -> int:
+    """Join the reports of all shards of a run into the report of the whole run; the exit code is the whole run's."""
+    from equivtest.report.merge import merge
+
+    code, lines = merge(shards, report, sys.argv)
+    for line in lines:
+        typer.echo(line)
+    return code
 
 
 @app.command()

@@ -78,12 +78,18 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and --lf choose among the items
-def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around -k and --lf, which choose among the items
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Generator[None, object, object]:
     if "equivtest.pytest_plugin.collection" in sys.modules:
         from equivtest.pytest_plugin.collection import arrange
 
         arrange(session, items)
+    result = yield
+    if getattr(session.config.option, "equivtest_shard", None):
+        from equivtest.pytest_plugin.shards import keep_shard
+
+        keep_shard(session, items)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,13 +218,13 @@ class ControllerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Reads a worker's list of properties, so that properties that never began are reported too."""
-        listed = getattr(node, "workeroutput", {}).get("equivtest")
-        if listed:
+        written = getattr(node, "workeroutput", {}).get("equivtest")
+        if written:
             import msgspec
 
-            from equivtest.report.handover import Listed
+            from equivtest.report.handover import Manifest
 
-            self.controller.add_manifest(msgspec.json.decode(listed, type=list[Listed]))
+            self.controller.add_manifest(msgspec.json.decode(written, type=Manifest))
 
     @pytest.hookimpl(tryfirst=True)  # before junitxml writes its file
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -227,8 +233,8 @@ class ControllerHooks:
         if "equivtest.pytest_plugin.collection" in sys.modules:
             from equivtest.pytest_plugin.collection import manifest
 
-            listed = manifest(session) if hasattr(session, "items") else []
-            if listed:
+            listed = manifest(session) if hasattr(session, "items") else None
+            if listed is not None and listed.properties:
                 self.controller.add_manifest(listed)
         if self.found is not None:
             from equivtest.pytest_plugin.session import state_of

@@ -24,8 +24,9 @@ from equivtest.pytest_plugin.items import (
 )
 from equivtest.pytest_plugin.options import settings_of
 from equivtest.pytest_plugin.settings import check_subjects
+from equivtest.pytest_plugin.shards import selection_key
 from equivtest.pytest_plugin.suite import is_shipped
-from equivtest.report.handover import Listed
+from equivtest.report.handover import Manifest
 
 if TYPE_CHECKING:
     from equivtest.property import Property
@@ -138,13 +139,14 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
     items[:] = [*others, *ordered]
 
 
-def manifest(session: pytest.Session) -> list[Listed]:
+def manifest(session: pytest.Session) -> Manifest:
     """Every property of the session."""
     firsts: dict[tuple[str, str], PropertyItem] = {}
     for item in session.items:
         if isinstance(item, PropertyItem):
             firsts.setdefault(item.property_id, item)
-    return [item.listed for item in firsts.values()]
+    properties = tuple(item.listed for item in firsts.values())
+    return Manifest(properties=properties, selection=session.config.stash.get(selection_key, ""))
 
 
 def _world_size(item: pytest.Item) -> int:

@@ -41,6 +41,7 @@ HELP: dict[str, str] = {
     "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
     "budget": "Seconds that a run may take: each search runs first the cases that cover most, and the summary says how "
     "many were left out.",
+    "shard": "Run this part of the properties alone, such as 2/4: equivtest merge joins the reports of all parts.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> help, for pytest and for the command alike."""
@@ -55,6 +56,7 @@ _METAVARS = {
     "audit": "on|off",
     "allow-unsupported": "NAMES",
     "budget": "SECONDS",
+    "shard": "I/N",
     "max-time": "SECONDS",
 }
 _done: WeakSet[pytest.Parser] = WeakSet()

@@ -20,7 +20,7 @@ from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 SAME = (
     "equivtest", "equivtest_commit", "folder_commit", "torch", "hypothesis", "python", "platform", "cpu",
     "accelerators", "poison", "backend", "device", "imports", "releases_of_imports", "arithmetic", "declared",
-    "allow_unsupported", "profile", "seeds", "world_sizes", "dtypes", "subjects", "known_failures", "audit",
+    "allow_unsupported", "profile", "seeds", "world_sizes", "dtypes", "subjects", "known_failures", "audit", "shard",
 )  # fmt: skip
 """Fields of environment.json that both runs must share."""
 BUDGET_OVER = "left out: the budget is over"

@@ -24,7 +24,7 @@ from equivtest.ranks.poison import poison_in_words
 from equivtest.report import audits
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
-from equivtest.report.handover import Handover, Listed
+from equivtest.report.handover import Handover, Manifest
 from equivtest.report.log import LOG, SCHEMA, Entry, RunLog, open_log
 from equivtest.report.results import MISUSE_EXIT, Results
 from equivtest.report.tally import ClaimResult
@@ -45,7 +45,8 @@ class Controller:
         self.state = BEGUN
         self.folder: ReportFolder | None = None
         self.log: RunLog | None = None
-        self.selection = ""  # digest of the tests of which this run is a shard
+        self.selection = ""  # see `Manifest`
+        self.concluded = self.failed = 0  # tests of any plugin
 
     def begin(self) -> None:
         """Takes the folder of --report, if there is one, and replaces an earlier report by a note that this run began.
@@ -110,10 +111,11 @@ class Controller:
             self.log = None
             self.troubles.append(f"cannot write {LOG}: {reason_of(error)}")
 
-    def add_manifest(self, properties: list[Listed]) -> None:
+    def add_manifest(self, manifest: Manifest) -> None:
         """Takes note of every property of the session, those that never began included."""
-        self.results.add_properties(properties)
-        self._log(Entry(properties=tuple(properties)))
+        self.selection = manifest.selection
+        self.results.add_properties(manifest.properties)
+        self._log(Entry(properties=manifest.properties))
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
         """Reports the claims of every property whose searches have all ended, each once."""
@@ -142,6 +144,7 @@ class Controller:
             concluded: Tests of the session that passed, failed or fail as known, others' included.
         """
         self.host_events = host_events(self.config)
+        self.concluded = concluded
         if self.stopped:
             self.troubles += on_faults(self.results.faults.values())
         else:
@@ -154,9 +157,10 @@ class Controller:
         settings = settings_of(self.config)
         if lacking := self.results.lacking(settings.excused):
             report_claim(session, "equivtest", "backend", ClaimResult("supports", "failed", lacking[0]))
+        self.failed = session.testsfailed
         status, audits_alone = int(session.exitstatus), settings.profile.audits_alone
         session.exitstatus, reasons = self.results.conclude(
-            status, session.testsfailed, concluded, settings.excused, audits_alone=audits_alone
+            status, self.failed, concluded, settings.excused, audits_alone=audits_alone
         )
         self.troubles += reasons
 
@@ -215,6 +219,8 @@ class Controller:
             "releases_of_imports": versions_of(settings.imports),
             "folder_commit": commit_of(Path.cwd()),
             "allow_unsupported": sorted(settings.allowed),
+            "excused": sorted(settings.excused),
+            **({"shard": "/".join(map(str, settings.shard)), "selection": self.selection} if settings.shard else {}),
             **({"hosts": hosts_of(self.config), "host_events": self.host_events} if settings.listen else {}),
             "arithmetic": settings.arithmetic or "torch on the CPU, gloo",
             **({"declared": settings.declared} if settings.arithmetic else {}),
@@ -226,6 +232,8 @@ class Controller:
             "known_failures": ", ".join(settings.known_failures) or "none",
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
+            "failed": self.failed,
+            "concluded": self.concluded,
             "complete": self.state == ENDED and self.results.are_complete,
             "state": self.state,
             "process": os.getpid(),

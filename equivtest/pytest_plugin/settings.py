@@ -50,6 +50,7 @@ class Settings:
         budget_s: Seconds after which no further case begins; 0: no limit.
         allowed: What may be lacking, see `equivtest.base.lacking`.
         resumed_dir: Report of an interrupted run whose verdicts this run takes.
+        shard: (number from 1, number of shards) of the part to run; None: everything.
     """
 
     profile_name: str = DEFAULT_PROFILE
@@ -69,6 +70,7 @@ class Settings:
     budget_s: float = 0.0
     allowed: frozenset[str] = frozenset()
     resumed_dir: Path | None = None
+    shard: tuple[int, int] | None = None
 
     @property
     def profile(self) -> Profile:
@@ -178,6 +180,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
         budget_s=_seconds("--budget", given["budget"]) if "budget" in given else 0.0,
+        shard=_shard(given["shard"], PROFILES[profile_name]) if "shard" in given else None,
         allowed=parse_allowed(_split(given.get("allow_unsupported"), "--allow-unsupported")),
     )
 
@@ -231,6 +234,16 @@ def _world_sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
             raise Misuse(f"--world-sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {part!r}")
         sizes.append(int(part))
     return tuple(sorted(set(sizes))) or default
+
+
+def _shard(text: str, profile: Profile) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    number, of = (int(part) for part in match.groups()) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise Misuse(f"--shard: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
+    if profile.repeats:
+        raise Misuse("--shard does not go with --profile soak: each shard would draw with another seed")
+    return number, of
 
 
 def _dtypes(text: str | None) -> tuple[str, ...]:

@@ -97,6 +97,17 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path}::{self.name}"
 
 
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of a session.
+
+    Attributes:
+        selection: Digest of all tests of the run that the session is a shard of; '' without --shard.
+    """
+
+    properties: tuple[Listed, ...]
+    selection: str = ""
+
+
 class AuditRow(msgspec.Struct, kw_only=True):
     """Result of one fault of one collective; an audit counts in it.
 

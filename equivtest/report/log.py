@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,34 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Any] | None = None
     properties: tuple[Listed, ...] | None = None
     handover: Handover | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of an environment that equivtest itself reads; it has others.
+
+    Attributes:
+        profile: Name of the profile.
+        excused: What may be lacking, see `equivtest.base.lacking`.
+        failed, concluded: Tests of any plugin that failed; that passed, failed or fail as known.
+        complete: True if the run ended, and with it every planned search.
+        state: BEGUN, ENDED, or why the run ended early.
+        process, started, seconds: Of the run; `started` is in UTC.
+        shard: Such as '2/4'; absent in a whole run.
+    """
+
+    schema: int
+    backend: str
+    torch: str
+    profile: Literal["smoke", "gate", "soak", "conformance", "audit"]
+    excused: tuple[str, ...]
+    failed: int
+    concluded: int
+    complete: bool
+    state: str
+    process: int
+    started: str
+    seconds: float
+    shard: Annotated[str, msgspec.Meta(pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$")] = "1/1"
 
 
 class RunLog:
@@ -114,6 +142,9 @@ def read_begun(path: Path) -> Run:
     try:
         _check_schema(path, lines)
         entries += [msgspec.json.decode(line, type=Entry) for line in lines]
+        for entry in entries:
+            if entry.environment is not None:
+                msgspec.convert(entry.environment, Environment)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{shorten(str(log))} is broken: {error}; write the report again") from error
     environments = [entry.environment for entry in entries if entry.environment is not None]

@@ -1,0 +1,87 @@
+"""Chooses the properties that --shard names; the first shard has all other tests.
+
+All items of a property stay together, so that a shard judges each of its properties as a whole run does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.pytest_plugin.items import EquivtestItem, MisuseItem, PropertyItem
+from equivtest.pytest_plugin.options import settings_of
+
+SECONDS = {
+    "dtensor_operators": 69, "collectives": 39, "hsdp_mlp": 38, "fsdp2_tp_mlp": 36, "fsdp2_mixed_mlp": 30,
+    "fsdp2_mlp": 24, "decoder": 20, "zero3_mlp_all_gather": 19, "sequence_parallel_mlp": 18,
+    "sequence_parallel_mlp_trains": 18, "token_mean_step": 17, "zero3_mlp_all_reduce": 15, "rowwise_linear": 14,
+    "data_parallel_block": 12, "ddp_mlp": 12, "colwise_linear": 12, "dtensor_cross_entropy": 11,
+    "norm_of_groups_by_root": 11, "sequence_rms_norm": 11, "redistribute": 11, "norm_of_one_mesh_by_largest": 10,
+    "sequence_layer_norm": 9, "parallel_cross_entropy": 9, "gated_block": 8, "attention_block": 8, "scaled_step": 7,
+    "sequence_parallel_block": 7, "colwise_embedding": 7, "differentiable_collectives": 6,
+    "zero3_lifecycle_all_reduce": 6, "zero3_lifecycle_all_gather": 6, "rowwise_embedding": 6, "parallel_dropout": 5,
+}  # fmt: skip
+"""Seconds of the items of a property in a gate on two cores, as measured; only the balance of shards depends on it."""
+SECONDS_OF_OTHERS = 3
+
+selection_key = pytest.StashKey[str]()
+"""Digest of all tests of the session before the choice: equal in all shards of one run."""
+
+
+def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Leaves only the items of the shard that --shard names.
+
+    Raises:
+        UsageError: there are more shards than properties; under xdist an item says so instead.
+    """
+    shard = settings_of(session.config).shard
+    if shard is None or any(isinstance(item, MisuseItem) for item in items):
+        return
+    properties = {_property_of(item) for item in items if isinstance(item, PropertyItem)}
+    try:
+        shards = divide(properties, shard[1])
+    except Misuse as error:
+        if not hasattr(session.config, "workerinput"):
+            raise pytest.UsageError(f"equivtest: {error}") from None
+        items[:] = [MisuseItem.from_parent(session, name="options", message=str(error))]
+        return
+    ids = sorted(item.nodeid for item in items)
+    session.config.stash[selection_key] = hashlib.sha256("\n".join(ids).encode()).hexdigest()
+    shard_of = {name: number for number, names in enumerate(shards, 1) for name in names}
+    left = [item for item in items if shard_of.get(_property_of(item), 1) != shard[0]]
+    session.config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
+def divide(properties: Collection[str], num_shards: int) -> list[frozenset[str]]:
+    """Divides properties into shards of about equal cost: the costliest first, each into the cheapest shard so far.
+
+    Raises:
+        Misuse: a shard would be empty.
+    """
+    if len(properties) < num_shards:
+        raise Misuse(
+            f"--shard: {num_shards} shards of {len(properties)} properties leave one empty: use {len(properties)} "
+            "at most"
+        )
+    shards: list[set[str]] = [set() for _ in range(num_shards)]
+    loads = [0] * num_shards
+    for name in sorted(properties, key=lambda name: (-_cost(name), name)):
+        place = loads.index(min(loads))
+        shards[place].add(name)
+        loads[place] += _cost(name)
+    return [frozenset(shard) for shard in shards]
+
+
+def _cost(property_id: str) -> int:
+    return SECONDS.get(property_id.rpartition("::")[2], SECONDS_OF_OTHERS)
+
+
+def _property_of(item: pytest.Item) -> str:
+    """Returns the id of the item's property; '' for another plugin's test."""
+    if not isinstance(item, EquivtestItem) or item.parent is None:
+        return ""
+    return f"{item.parent.nodeid}::{item.name.partition('[')[0]}"

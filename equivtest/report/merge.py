@@ -1,0 +1,162 @@
+"""Merges the reports of all shards of a run into the report that the whole run would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from equivtest.base.files import write_whole
+from equivtest.base.profiles import PROFILES
+from equivtest.errors import BrokenSetup, Misuse, reason_of, shorten
+from equivtest.report.compare import OF_ONE_RUN
+from equivtest.report.files import write_report
+from equivtest.report.folder import FAILURES, ReportFolder
+from equivtest.report.handover import Failure, Handover
+from equivtest.report.junit import merge_junit
+from equivtest.report.log import Entry, Run, open_log, read_run, results_of
+from equivtest.report.results import FAILED_EXIT, Results
+
+VARYING = OF_ONE_RUN | {"shard", "left_out", "platform", "cpu", "cores", "accelerators"}
+"""Facts of an environment in which the shards of a run may differ."""
+JUNIT = "junit.xml"
+
+
+def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[int, list[str]]:
+    """Writes the merged report, and returns the exit code of the whole run and each reason that it is no success.
+
+    Raises:
+        Misuse: the paths are not all shards of one run, each once; or the report is one of them.
+        BrokenSetup: the report cannot be written.
+    """
+    if report.resolve() in {path.resolve() for path in paths}:
+        raise Misuse(f"--report: {shorten(str(report))} is one of the shards: name another folder")
+    runs = [_with_replays(read_run(path), report) for path in paths]
+    runs = _in_order(runs)
+    results = results_of(runs)
+    environment = _environment(runs, results, command)
+    code, reasons = results.conclude(
+        FAILED_EXIT if environment["failed"] else 0,
+        environment["failed"],
+        environment["concluded"],
+        environment["excused"],
+        audits_alone=PROFILES[environment["profile"]].audits_alone,
+    )
+    folder = ReportFolder(report)
+    try:
+        folder.clear()
+        _write_log(report, environment, runs)
+        _write_junit(report, paths)
+        _copy_replays(report, paths)
+        write_report(report, environment, results, reasons)
+    except OSError as error:
+        raise BrokenSetup(f"--report: cannot write to {shorten(str(report))}: {reason_of(error)}") from error
+    finally:
+        folder.leave()
+    return code, reasons
+
+
+def _in_order(runs: Sequence[Run]) -> list[Run]:
+    """Returns the shards by number.
+
+    Raises:
+        Misuse: they are not all shards of one run, each once.
+    """
+    by_number: dict[int, Run] = {}
+    first = runs[0]
+    for run in runs:
+        if "shard" not in run.environment:
+            raise Misuse(f"{_name(run)} is the report of a whole run: name only reports of equivtest run --shard")
+        _require_alike(first, run)
+        number = int(str(run.environment["shard"]).partition("/")[0])
+        if number in by_number:
+            raise Misuse(
+                f"{_name(by_number[number])} and {_name(run)} are both shard {run.environment['shard']}: "
+                "name each shard once"
+            )
+        by_number[number] = run
+    num_shards = _num_shards(first)
+    if missing := [f"{number}/{num_shards}" for number in range(1, num_shards + 1) if number not in by_number]:
+        raise Misuse(f"merge lacks the shard {', '.join(missing)}: name the reports of all {num_shards}")
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def _require_alike(first: Run, other: Run) -> None:
+    if _num_shards(first) != _num_shards(other):
+        shards = f"{first.environment['shard']} and {other.environment['shard']}"
+        raise Misuse(f"{_name(first)} and {_name(other)} are the shards {shards}: merge shards of one run")
+    for name in dict.fromkeys([*first.environment, *other.environment]):
+        values = first.environment.get(name), other.environment.get(name)
+        if name not in VARYING and values[0] != values[1]:
+            old, new = (shorten(str(value), 80) for value in values)
+            raise Misuse(
+                f"{_name(first)} and {_name(other)} differ in {name}: {old} and {new}: "
+                "merge shards of one commit, run with the same settings"
+            )
+
+
+def _num_shards(run: Run) -> int:
+    return int(str(run.environment["shard"]).partition("/")[2])
+
+
+def _name(run: Run) -> str:
+    return shorten(str(run.path))
+
+
+def _environment(runs: Sequence[Run], results: Results, command: Sequence[str]) -> dict[str, Any]:
+    environments = [run.environment for run in runs]
+    changed = {
+        "left_out": sorted(results.left_out),
+        "start": "; ".join(sorted(results.starts)),
+        "started": min(each["started"] for each in environments),
+        "seconds": round(sum(each["seconds"] for each in environments), 1),
+        "failed": sum(each["failed"] for each in environments),
+        "concluded": sum(each["concluded"] for each in environments),
+        "complete": results.are_complete,
+        "command": list(command),
+    }
+    own = {"shard", "selection"}
+    return {name: value for name, value in environments[0].items() if name not in own} | changed
+
+
+def _write_log(report: Path, environment: Mapping[str, Any], runs: Iterable[Run]) -> None:
+    log = open_log(report)
+    log.add(Entry(environment=dict(environment)))
+    for run in runs:
+        log.add(Entry(properties=run.properties))
+        for handover in run.handovers:
+            log.add(Entry(handover=handover))
+    log.add(Entry(environment=dict(environment)))
+    log.close()
+
+
+def _write_junit(report: Path, paths: Sequence[Path]) -> None:
+    files = [path / JUNIT for path in paths]
+    if all(file.is_file() for file in files):
+        write_whole(report / JUNIT, merge_junit(files))
+
+
+def _with_replays(run: Run, report: Path) -> Run:
+    """Returns the run with the paths of the replay files as the merged report has them."""
+    return Run(run.path, run.environment, run.properties, tuple(_moved(each, report) for each in run.handovers))
+
+
+def _moved(handover: Handover, report: Path) -> Handover:
+    found = handover.searched
+    if found is None or not found.failures:
+        return handover
+    failures = tuple(_failure(each, str(report / FAILURES / Path(each.replay).name)) for each in found.failures)
+    return replace(handover, searched=replace(found, failures=failures))
+
+
+def _failure(failure: Failure, path: str) -> Failure:
+    return replace(failure, replay=path, message=failure.message.replace(failure.replay, path))
+
+
+def _copy_replays(report: Path, paths: Iterable[Path]) -> None:
+    for path in paths:
+        for file in sorted((path / FAILURES).glob("*.json")):
+            (report / FAILURES).mkdir(exist_ok=True)
+            write_whole(report / FAILURES / file.name, file.read_bytes())
