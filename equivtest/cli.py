@@ -329,6 +329,18 @@ def compare(
 
 
 @app.command()
+def export(
+    form: Annotated[str, typer.Argument(metavar="FORM", help="annotations, markdown, ctrf or pytorch.")],
+    report: Annotated[Path, typer.Argument(help="A folder of --report, or its run.jsonl.gz.")],
+) -> None:
+    """Print a report in the form of another tool: for GitHub Actions, as CTRF, or for PyTorch's cross-repository CI."""
+    from equivtest.report.formats import export
+    from equivtest.report.log import read_run
+
+    typer.echo(export(read_run(report), form), nl=False)
+
+
+@app.command()
 def merge(
     shards: Annotated[list[Path], typer.Argument(help="The folders that equivtest run --shard --report has written.")],
     *,

@@ -232,6 +232,7 @@ class Controller:
             "known_failures": ", ".join(settings.known_failures) or "none",
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
+            "rootdir": str(self.config.rootpath),
             "failed": self.failed,
             "concluded": self.concluded,
             "complete": self.state == ENDED and self.results.are_complete,

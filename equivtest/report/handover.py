@@ -55,6 +55,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: The whole message.
         replay: Path of its replay file.
         case: The case as code.
+        fault, history: Of the verdict (`equivtest.verdicts.verdict.Verdict`).
     """
 
     subject: str
@@ -63,6 +64,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     replay: str
     case: str
+    fault: str = ""
+    history: str = ""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,28 +24,53 @@ from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import Verdict
 
 SCHEMA_VERSION = 1
+
+
+class ReplayFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a replay file.
+
+    Attributes:
+        schema: Version of this form.
+        case: Written by `equivtest.cases.case.to_data`.
+        limit_s: Seconds that a visit of the case may take.
+        backend: Its name and device, and how its ranks are started.
+        message: The whole message of the failure.
+        versions: Of torch and Python.
+    """
+
+    schema: int
+    subject: str
+    claim: str
+    kind: str
+    case: dict[str, Any]
+    limit_s: float
+    backend: dict[str, Any]
+    message: str
+    versions: dict[str, str]
+
+
 _KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
 
 
 def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
     """Writes the failure to a file named after it and gives the file's path."""
-    data = {
-        "schema": SCHEMA_VERSION,
-        "subject": verdict.subject,
-        "claim": verdict.claim,
-        "kind": verdict.kind,
-        "case": to_data(verdict.case),
-        "limit_s": verdict.limit_s,
-        "backend": {
+    data = ReplayFile(
+        schema=SCHEMA_VERSION,
+        subject=verdict.subject,
+        claim=verdict.claim,
+        kind=verdict.kind,
+        case=to_data(verdict.case),
+        limit_s=verdict.limit_s,
+        backend={
             "name": backend.name,
             "device": backend.device,
             "imports": list(backend.imports),
             "start": backend.start,
             "arithmetic": backend.arithmetic,
         },
-        "message": write_message(verdict),
-        "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
-    }
+        message=write_message(verdict),
+        versions={"torch": str(torch.__version__), "python": platform.python_version()},
+    )
     digest = hashlib.sha256(repr((verdict.claim, verdict.kind, verdict.case)).encode()).hexdigest()[:8]
     directory.mkdir(parents=True, exist_ok=True)
     name = verdict.subject.replace(":", ".").replace("/", ".")

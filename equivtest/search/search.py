@@ -116,6 +116,8 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
         message=write_message(smallest, replay=str(path)),
         replay=str(path),
         case=repr(smallest.case),
+        fault=smallest.fault,
+        history=smallest.history,
     )
 
 

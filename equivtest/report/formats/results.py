@@ -1,0 +1,56 @@
+"""One result for each claim of each property of a run, as all forms list them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from equivtest.report.handover import Failure, Listed
+from equivtest.report.log import Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one claim.
+
+    Attributes:
+        text: Full messages of its failures, or why nothing was concluded.
+        failures: The smallest ones that the searches found.
+    """
+
+    listed: Listed
+    claim: str
+    outcome: Literal["passed", "failed", "skipped", "xfailed"]
+    text: str
+    failures: tuple[Failure, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.listed.name}::{self.claim}"
+
+    @property
+    def line(self) -> int | None:
+        """Line of the property in its file, from 1."""
+        return None if self.listed.line is None else self.listed.line + 1
+
+
+def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
+    """Returns the results by property and claim; only those with these outcomes, if any are given."""
+    return [
+        Result(
+            tally.listed,
+            claim.claim,
+            claim.outcome,
+            claim.text,
+            tuple(failure for failure in tally.failures if failure.claim == claim.claim),
+        )
+        for tally in run.results.ordered()
+        for claim in tally.claims()
+        if not outcomes or claim.outcome in outcomes
+    ]
+
+
+def cut_bytes(text: str, size_bytes: int) -> str:
+    """Returns the beginning of a text, as much as UTF-8 encodes in so many bytes."""
+    return text.encode()[:size_bytes].decode(errors="ignore")
