@@ -1,4 +1,4 @@
-"""Takes what an interrupted run has judged, if its code, settings and releases are those of this run."""
+"""Takes what an interrupted run has judged, if its code, settings and releases equal this run's."""
 
 from __future__ import annotations
 
