@@ -565,7 +565,7 @@ def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
         HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
     )
 
-    with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|what is before)"):
+    with pytest.raises(Misuse, match=r"deep: in float32, with x of shape .*judge (a smaller part|the parts before)"):
         prop.cases(Space((1,), ("float32",)))
 
 
