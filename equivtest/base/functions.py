@@ -101,14 +101,14 @@ def _home_of(module: ModuleType) -> str:
     path = Path(file).resolve()
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     if not installed and path.suffix == FILE and path.is_relative_to(Path.cwd()):
-        found = path.relative_to(Path.cwd()).as_posix()
+        home = path.relative_to(Path.cwd()).as_posix()
     elif module.__name__ != "__main__" and (not path.is_file() or module.__name__ in _names_of(path)):
-        found = module.__name__
+        home = module.__name__
     else:
-        found = str(path)
-    if set(found) & set(":#("):
-        raise Misuse(f"{found} cannot be named to the ranks: rename what has a ':', '#' or '(' in its name")
-    return found
+        home = str(path)
+    if set(home) & set(":#("):
+        raise Misuse(f"{home} cannot be named to the ranks: rename what has a ':', '#' or '(' in its name")
+    return home
 
 
 def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, object], what: str) -> str:
@@ -150,11 +150,11 @@ def parts_of(name: str) -> tuple[str, str, tuple[object, ...], dict[str, object]
     Raises:
         Misuse: the arguments are no plain values.
     """
-    found = _NAMED.fullmatch(name)
-    if found is None:
+    match = _NAMED.fullmatch(name)
+    if match is None:
         return name, "", (), {}
-    values, named = _arguments(name, found["arguments"] or "()")
-    return found["home"], found["attribute"], values, named
+    values, named = _arguments(name, match["arguments"] or "()")
+    return match["home"], match["attribute"], values, named
 
 
 @functools.lru_cache(maxsize=256)

@@ -44,13 +44,13 @@ def load_named(name: str, what: str) -> object:
         if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
         raise Misuse(f"{said}: {type(error).__name__}: {error}; fix its module") from error
-    found: object = module
+    value: object = module
     for each in attribute.split("."):
         try:
-            found = getattr(found, each)
+            value = getattr(value, each)
         except AttributeError as error:
             raise Misuse(f"{said}: {error}: {_without(module, attribute)}; write package.module:NAME") from error
-    return with_given(found, values, named)
+    return with_given(value, values, named)
 
 
 def _is_within(name: str, module_name: str) -> bool:

@@ -271,8 +271,8 @@ def axes_of(case_type: Any) -> dict[str, Axis]:
             hints[name] = (*getattr(hint, "__metadata__", ()), *hints.get(name, ()))
     own = {each.name: each for each in fields(case_type) if each.init}
     names = [name for name in own if name not in RUN] + [name for name in RUN if name in own]
-    found = {name: _axis_of(case_type, own[name], hints[name]) for name in names}
-    return {name: axis for name, axis in found.items() if axis is not None}
+    axes = {name: _axis_of(case_type, own[name], hints[name]) for name in names}
+    return {name: axis for name, axis in axes.items() if axis is not None}
 
 
 def _axis_of(case_type: type[Case], each: Field[Any], declared: Iterable[Any]) -> Axis | None:

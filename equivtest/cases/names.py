@@ -60,7 +60,8 @@ def _class_of_cases(function: Subject) -> type | None:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # not written in Python
         return None
-    found = parameters[0].annotation if parameters else None
-    if isinstance(found, str):
-        found = getattr(function, "__globals__", {}).get(found)
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None  # like every class of cases
+    annotation = parameters[0].annotation if parameters else None
+    if isinstance(annotation, str):
+        annotation = getattr(function, "__globals__", {}).get(annotation)
+    is_case = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)  # like every class of cases
+    return annotation if is_case else None

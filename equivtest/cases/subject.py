@@ -37,10 +37,10 @@ def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answ
 
 def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
     """The DTensor of the contract's shape and layout of `name`, made without a collective."""
-    given = "cotangent" if name == "output" else name
+    source = "cotangent" if name == "output" else name
     placements = (torch_placement(case, name),)
     return dtensor_of(
-        local, mesh, placements, case.tensors[name].shape, is_contiguous=case.tensors[given].is_contiguous
+        local, mesh, placements, case.tensors[name].shape, is_contiguous=case.tensors[source].is_contiguous
     )
 
 

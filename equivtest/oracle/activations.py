@@ -43,10 +43,10 @@ def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """
     value, error = value_of(x), error_of(x)
     right = value * torch.special.ndtr(value)
-    found = (2 * arithmetic.libm_ulp + 4) * arithmetic.u_a * value.abs() + 1.13 * error
-    found = store(right, found, arithmetic)
+    bound = (2 * arithmetic.libm_ulp + 4) * arithmetic.u_a * value.abs() + 1.13 * error
+    bound = store(right, bound, arithmetic)
     derivation = f"(2 x {arithmetic.libm_ulp:g} ulp + 4) roundings of {arithmetic.accumulate} |x|{_one(arithmetic)}"
-    return bounded(right, found, value.abs(), 1, derivation)
+    return bounded(right, bound, value.abs(), 1, derivation)
 
 
 def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
@@ -60,14 +60,14 @@ def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
     density = torch.exp(-0.5 * value**2) / math.sqrt(2 * math.pi)
     right = g * (torch.special.ndtr(value) + value * density)
     spread = 1 + 2 * value.abs() * (1 + value**2) * density
-    found = (4 * arithmetic.libm_ulp + 8) * arithmetic.u_a * spread * (g.abs() + e_g)
-    found = found + 0.8 * e_x * (g.abs() + e_g) + 1.13 * e_g
-    found = store(right, found, arithmetic)
+    bound = (4 * arithmetic.libm_ulp + 8) * arithmetic.u_a * spread * (g.abs() + e_g)
+    bound = bound + 0.8 * e_x * (g.abs() + e_g) + 1.13 * e_g
+    bound = store(right, bound, arithmetic)
     derivation = (
         f"(4 x {arithmetic.libm_ulp:g} ulp + 8) roundings of {arithmetic.accumulate} |g|(1 + 2|x|(1 + x^2) phi)"
         f"{_one(arithmetic)}"
     )
-    return bounded(right, found, spread * g.abs(), 1, derivation)
+    return bounded(right, bound, spread * g.abs(), 1, derivation)
 
 
 def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
@@ -79,12 +79,12 @@ def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """
     value, error = value_of(x), error_of(x)
     right = value * torch.sigmoid(value)
-    found = (2 * arithmetic.libm_ulp + 4 + value.abs()) * arithmetic.u_a * right.abs() + 1.1 * error
-    found = store(right, found + 2 * value.abs() / arithmetic.largest_a + arithmetic.eta_a, arithmetic)
+    bound = (2 * arithmetic.libm_ulp + 4 + value.abs()) * arithmetic.u_a * right.abs() + 1.1 * error
+    bound = store(right, bound + 2 * value.abs() / arithmetic.largest_a + arithmetic.eta_a, arithmetic)
     derivation = (
         f"(2 x {arithmetic.libm_ulp:g} ulp + 4 + |x|) roundings of {arithmetic.accumulate} |y|{_one(arithmetic)}"
     )
-    return bounded(right, found, (1 + value.abs()) * right.abs(), 1, derivation)
+    return bounded(right, bound, (1 + value.abs()) * right.abs(), 1, derivation)
 
 
 def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
@@ -100,13 +100,13 @@ def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
     f = arithmetic.libm_ulp
     spread = (4 * f + 8 + size) * s * (1 + size * rest) + 2 * (2 * f + 4 + size) * s * size
     magnitude = g.abs() + e_g
-    found = arithmetic.u_a * spread * magnitude + 0.5 * e_x * magnitude + 1.1 * e_g
-    found = found + 2 * magnitude * (1 + size) / arithmetic.largest_a + arithmetic.eta_a * (1 + magnitude)
-    found = store(right, found, arithmetic)
+    bound = arithmetic.u_a * spread * magnitude + 0.5 * e_x * magnitude + 1.1 * e_g
+    bound = bound + 2 * magnitude * (1 + size) / arithmetic.largest_a + arithmetic.eta_a * (1 + magnitude)
+    bound = store(right, bound, arithmetic)
     derivation = (
         f"(4 x {f:g} ulp + 8 + |x|) roundings of {arithmetic.accumulate} |g| s (1 + |x|(1 - s)){_one(arithmetic)}"
     )
-    return bounded(right, found, spread * g.abs(), 1, derivation)
+    return bounded(right, bound, spread * g.abs(), 1, derivation)
 
 
 def _one(arithmetic: Arithmetic) -> str:

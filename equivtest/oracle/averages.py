@@ -95,12 +95,12 @@ class Averages:
         if not bool((in_left.all(0) | in_right.all(1)).all()):
             raise InexactData(f"gradients are no multiples of {odd}, so their average over ranks is rounded")
         dtype = self.operations.dtype
-        found = sum_products("average", *factors, DTYPES[self.reduced or dtype])
+        total = sum_products("average", *factors, DTYPES[self.reduced or dtype])
         if self.reduced not in ("", dtype):
             for block in self._blocks(len(right)):
                 own = find_integers("left", left[:, block]), find_integers("right", right[block])
                 sum_products("gradient of a micro-batch", *own, DTYPES[dtype])
-        return Sum(found.value / self.ranks, found.bits_used)
+        return Sum(total.value / self.ranks, total.bits_used)
 
     def _blocks(self, num_rows: int) -> list[slice]:
         num_stored = self.ranks * self.micro_batches
@@ -136,12 +136,12 @@ class Averages:
         """Bounds the error of the sum of stored products (w, M, C, D); `error` is the sum of their own errors."""
         on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
         across_ranks = (0, self.ranks - 1, arithmetic.u_r)
-        total, magnitude, found = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
+        total, magnitude, errors = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []
         for (dim, num_first, u_first), (_, num_last, u_last) in ((on_a_rank, across_ranks), (across_ranks, on_a_rank)):
             between = blocks.sum(dim).abs().sum(0)
             reached = after_additions(between, magnitude, error, num_first, u_first)
-            found.append(after_additions(total, between, reached, num_last, u_last))
-        return torch.maximum(*found)
+            errors.append(after_additions(total, between, reached, num_last, u_last))
+        return torch.maximum(*errors)
 
 
 def reciprocal_is_near(ranks: int, dtype: str) -> bool:

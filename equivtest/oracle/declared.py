@@ -95,8 +95,8 @@ def load_arithmetics(name: str) -> Arithmetics:
     """
     if not name:
         return TORCH_CPU
-    found = load_named(name, "--arithmetic")
-    records = found if isinstance(found, Mapping) else {}
+    declaration = load_named(name, "--arithmetic")
+    records = declaration if isinstance(declaration, Mapping) else {}
     for dtype, record in records.items():
         if dtype not in limits.DTYPES or not isinstance(record, Arithmetic) or record.dtype != dtype:
             raise Misuse(
@@ -105,8 +105,8 @@ def load_arithmetics(name: str) -> Arithmetics:
             )
     if not records:
         raise Misuse(
-            f"--arithmetic: {name!r} is no mapping of dtypes to their Arithmetic, got {found!r}: give one such as "
-            "{'float32': Arithmetic('float32', accumulate='float32', reduce='float32')}"
+            f"--arithmetic: {name!r} is no mapping of dtypes to their Arithmetic, got {declaration!r}: pass one such "
+            "as {'float32': Arithmetic('float32', accumulate='float32', reduce='float32')}"
         )
     return records
 

@@ -151,8 +151,8 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
         InexactData: magnitudes, counted so many times, add up to more than 2**p.
     """
     factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
-    found = sum_products(name, factors, terms, dtype)
-    return Sum(found.value[0] / times, found.bits_used)
+    total = sum_products(name, factors, terms, dtype)
+    return Sum(total.value[0] / times, total.bits_used)
 
 
 def largest_of(integers: torch.Tensor) -> int:

@@ -102,26 +102,26 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
 
 def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
     """grad.x, (P, C); the cotangent is (P,) for 'none', else 0-dim."""
-    given = cotangent.double().expand(len(targets.classes))
-    e_given = torch.zeros_like(given)
+    cotangents = cotangent.double().expand(len(targets.classes))
+    e_given = torch.zeros_like(cotangents)
     if reduction == "mean":
         total, e_total = sum_of_weights(targets, arithmetic)
-        given = given / total
-        e_given = rounded(given, given.abs() * e_total / (total - e_total), arithmetic)
+        cotangents = cotangents / total
+        e_given = rounded(cotangents, cotangents.abs() * e_total / (total - e_total), arithmetic)
     if targets.has_weight:
-        given, e_given = given * targets.weight, e_given * targets.weight
-        e_given = rounded(given, e_given, arithmetic)
-    given, e_given = (torch.where(targets.kept, tensor, 0.0).unsqueeze(1) for tensor in (given, e_given))
+        cotangents, e_given = cotangents * targets.weight, e_given * targets.weight
+        e_given = rounded(cotangents, e_given, arithmetic)
+    cotangents, e_given = (torch.where(targets.kept, tensor, 0.0).unsqueeze(1) for tensor in (cotangents, e_given))
     p, e_p = _softmax(y, arithmetic)
     hits = torch.zeros_like(p).scatter(1, targets.classes.unsqueeze(1), 1.0)
     vanishes = (hits == 1) & (p < _NOTHING) & (e_p < arithmetic.u_o / 4)  # next to 1, to which p - 1 rounds
     p, e_p = (torch.where(vanishes, 0.0, tensor) for tensor in (p, e_p))
     apart = p - hits
     e_apart = rounded(apart, e_p, arithmetic)
-    value = apart * given
-    error = rounded(value, e_apart * (given.abs() + e_given) + apart.abs() * e_given, arithmetic)
+    value = apart * cotangents
+    error = rounded(value, e_apart * (cotangents.abs() + e_given) + apart.abs() * e_given, arithmetic)
     error = torch.where(targets.kept.unsqueeze(1), error, 0.0)
-    magnitude = (p * (1 + y.value.abs()) + hits) * given.abs()
+    magnitude = (p * (1 + y.value.abs()) + hits) * cotangents.abs()
     return sure(value, error, magnitude, p.shape[1], f"{y.derivation}, its exp and 4 roundings of {arithmetic.dtype}")
 
 

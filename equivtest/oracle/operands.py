@@ -87,10 +87,10 @@ def _add(name: str, operands: torch.Tensor, op: str) -> Reduced:
     odd = num_operands // (num_operands & -num_operands)
     if op == "avg" and bool((flat.integers % odd != 0).any()):
         raise InexactData(f"{name}: operands are no multiples of {odd}, so their average is rounded")
-    found = sum_terms(name, flat, operands.dtype)
-    value = found.value.reshape(shape) / (num_operands if op == "avg" else 1)
+    total = sum_terms(name, flat, operands.dtype)
+    value = total.value.reshape(shape) / (num_operands if op == "avg" else 1)
     derivation = f"equal: the {op} of {num_operands} integers times a power of two, exact in any order"
-    return Reduced(value, value.to(operands.dtype), None, derivation, found.bits_used)
+    return Reduced(value, value.to(operands.dtype), None, derivation, total.bits_used)
 
 
 def _multiply(name: str, operands: torch.Tensor) -> Reduced:
@@ -114,6 +114,6 @@ def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
     error = where_finite(magnitude * divisor + error, arithmetic.largest, error)
     divided = f", and {num_divisions} of {arithmetic.dtype} to divide" if num_divisions else ""
     derivation = f"{num_operands - 1} roundings of {arithmetic.reduce} of the operands' magnitudes{divided}"
-    found = bounded(value, error, magnitude, num_operands, derivation)
+    bound = bounded(value, error, magnitude, num_operands, derivation)
     is_symmetric = arithmetic.rounds_to_nearest and (op == "sum" or num_operands & (num_operands - 1) == 0)
-    return Reduced(found.value, None, found.allowed, found.derivation, is_symmetric=is_symmetric)
+    return Reduced(bound.value, None, bound.allowed, bound.derivation, is_symmetric=is_symmetric)

@@ -126,15 +126,15 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*values_of(args))
         if isinstance(kwargs.get("out"), Ranged):
             return self._put(func, args, kwargs)
-        given = leaves((args, kwargs))
-        is_unknown = name in UNKNOWN or (name in UNKNOWN_IN_FLOAT64 and _has_float64(given))
+        tensors = leaves((args, kwargs))
+        is_unknown = name in UNKNOWN or (name in UNKNOWN_IN_FLOAT64 and _has_float64(tensors))
         if is_unknown or kwargs.get("out") is not None or (name == "view" and func._overloadname == "dtype"):
             raise _unknown(name)
-        if name in MAKES or has_complex(given):
+        if name in MAKES or has_complex(tensors):
             return self._of_pairs(func, name, args, kwargs)
         if name.endswith("_") and not name.endswith("__"):
             return self._write(func, name.rstrip("_"), args, kwargs)
-        if name in MADE or not any(map(is_floating, given)):
+        if name in MADE or not any(map(is_floating, tensors)):
             return self._made(func, name, args, kwargs)
         if name in ("cat", "stack"):
             return joined(func, args, kwargs)
@@ -151,8 +151,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if name in RULES.keys() - {"where"} or name in REDUCTIONS:  # on integers, such as a mask times a number
             plain = Parts.of(result)
-            found = self.roundings.rounded(result, plain.error, plain.magnitude, self.roundings.of_curve)
-            return constant(exact_where(name, args, found))
+            parts = self.roundings.rounded(result, plain.error, plain.magnitude, self.roundings.of_curve)
+            return constant(exact_where(name, args, parts))
         if name not in MADE | MOVES | {"_to_copy", "to", "where", "masked_fill"}:
             raise _unknown(name)
         return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
@@ -169,10 +169,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if apart is None or (name.endswith("_") and not isinstance(args[0], Ranged)):
             raise InexactData(f"no bound is known for {name} of complex numbers")
         with self:
-            found = apart(*args, **kwargs)
+            results = apart(*args, **kwargs)
         if name.endswith("_"):
-            return self._written(args[0], Parts.of(found), is_constant=_is_constant((args, kwargs)))
-        return found
+            return self._written(args[0], Parts.of(results), is_constant=_is_constant((args, kwargs)))
+        return results
 
     def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in COMPARES:
@@ -228,11 +228,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             stored = partial(self._stored_within, dtypes=dtypes)
             kernel = Kernel(func, dtypes[0], partial(stored, is_whole=True), partial(stored, is_whole=False))
-            found = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
+            results = KERNELS[func.overloadpacket.__name__](kernel, *wider, **named)
         likes = func(*values_of(args), **values_of(kwargs))
-        outs, likes = (found, likes) if isinstance(found, tuple) else ((found,), (likes,))
+        outs, likes = (results, likes) if isinstance(results, tuple) else ((results,), (likes,))
         held = tuple(self._stored(out, like, (args, kwargs)) for out, like in zip(outs, likes, strict=True))
-        return held if isinstance(found, tuple) else held[0]
+        return held if isinstance(results, tuple) else held[0]
 
     def _stored_within(
         self, tensor: torch.Tensor, *, dtypes: tuple[torch.dtype, torch.dtype], is_whole: bool
@@ -331,22 +331,22 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise InexactData(f"{name}_ writes into a tensor that was made before the module ran")
             return func(*values_of(args), **values_of(kwargs))  # a counter, such as the number of steps
         if name in SETS:
-            found = Parts.of(others[0] if others else SETS[name])
+            source = Parts.of(others[0] if others else SETS[name])
         else:
             apart = getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
             if apart is None or name in MOVES:
                 raise _unknown(f"{name}_")
             with self:
-                found = Parts.of(apart(*args, **kwargs))
-        return self._written(target, found, is_constant=_is_constant((others, kwargs)))
+                source = Parts.of(apart(*args, **kwargs))
+        return self._written(target, source, is_constant=_is_constant((others, kwargs)))
 
     def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         others = {name: each for name, each in kwargs.items() if name != "out"}
         with self:
-            found = Parts.of(func.overloadpacket(*args, **others))
-        if found.value.shape != kwargs["out"].shape:
+            result = Parts.of(func.overloadpacket(*args, **others))
+        if result.value.shape != kwargs["out"].shape:
             raise _unknown(f"{func.overloadpacket.__name__} into a tensor of another shape")
-        return self._written(kwargs["out"], found, is_constant=_is_constant((args, others)))
+        return self._written(kwargs["out"], result, is_constant=_is_constant((args, others)))
 
     def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:
         target.origin.is_constant &= is_constant

@@ -80,13 +80,13 @@ def _scores(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    found = q @ keys.transpose(-2, -1) * _factor(q, scale)
+    scores = q @ keys.transpose(-2, -1) * _factor(q, scale)
     if mask is not None:
-        found = found + mask
+        scores = scores + mask
     if is_causal:
         later = torch.ones(q.shape[-2], keys.shape[-2], dtype=torch.bool).tril().logical_not()
-        found = found.masked_fill(later, -math.inf)
-    return found
+        scores = scores.masked_fill(later, -math.inf)
+    return scores
 
 
 def _probabilities(scores: torch.Tensor) -> torch.Tensor:

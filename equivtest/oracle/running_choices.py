@@ -70,8 +70,8 @@ def _argbest(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
 def sort(operand: Ranged, *how: Any, **named: Any) -> Chosen:
     """Sorts, for both overloads: (dim, descending), and with `stable`."""
     placed = dict(zip(("dim", "descending"), how, strict=False))
-    given: dict[str, Any] = {"dim": -1, "descending": False, "stable": False, **placed, **named}
-    dim, descending, is_stable = int(given["dim"]), bool(given["descending"]), given["stable"]
+    options: dict[str, Any] = {"dim": -1, "descending": False, "stable": False, **placed, **named}
+    dim, descending, is_stable = int(options["dim"]), bool(options["descending"]), options["stable"]
     parts, place = _along(operand, dim)
     indices = torch.sort(parts.value, dim=place, descending=descending, stable=True).indices
     ordered = Parts(*(part.gather(place, indices) for part in parts))
@@ -120,8 +120,8 @@ def mantissas(operand: Ranged) -> Chosen:
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
     scale = torch.exp2(-powers.double())
-    found = Parts(value, parts.error * scale, parts.reach * scale).wrapped()
-    return (found, powers), all(torch.equal(powers, each) for each in others)
+    fractions = Parts(value, parts.error * scale, parts.reach * scale).wrapped()
+    return (fractions, powers), all(torch.equal(powers, each) for each in others)
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:

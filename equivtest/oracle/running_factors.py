@@ -61,8 +61,8 @@ def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -
         a = Parts.of(matrices)
         if bool(a.error.any()) or not is_exact(a.value.double(), a.value.dtype):
             raise InexactData(f"no bound is known for {name}, except on matrices for which no step of it rounds")
-        found = getattr(torch.ops.aten, name)(a.value, *how, **named)
-        return _as_it_is(found) if isinstance(found, torch.Tensor) else tuple(map(_as_it_is, found))
+        factors = getattr(torch.ops.aten, name)(a.value, *how, **named)
+        return _as_it_is(factors) if isinstance(factors, torch.Tensor) else tuple(map(_as_it_is, factors))
 
     return rule
 

@@ -17,13 +17,13 @@ def leaves(tree: Any) -> list[Any]:
     """Lists the leaves of tuples, lists and dicts, in order, several times as fast as torch's pytree."""
     if not isinstance(tree, NESTED):
         return [tree]
-    found: list[Any] = []
+    tensors: list[Any] = []
     for each in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(each, NESTED):
-            found += leaves(each)
+            tensors += leaves(each)
         else:
-            found.append(each)
-    return found
+            tensors.append(each)
+    return tensors
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:

@@ -166,8 +166,8 @@ def _gelu(kernel: Kernel, x: torch.Tensor, *, approximate: str = "none") -> Out:
     """
     if approximate != "none":
         return Out(kernel.func(x, approximate=approximate), is_whole=True)
-    found = x * (1 + (x * math.sqrt(0.5)).erf()) * 0.5
-    return Out(found, is_whole=True, flushes=kernel.dtype == torch.bfloat16)
+    result = x * (1 + (x * math.sqrt(0.5)).erf()) * 0.5
+    return Out(result, is_whole=True, flushes=kernel.dtype == torch.bfloat16)
 
 
 def _binary_cross_entropy(
@@ -181,10 +181,10 @@ def _binary_cross_entropy(
     """(g (x - t)) / max((1 - x) x, 1e-12), then times the weight, then divided by n; 1e-12 is stored."""
     least = _number(kernel, 1e-12)
     divisor = torch.maximum(kernel.stored(kernel.stored(1 - x) * x), least)
-    found = kernel.stored_shares(g * kernel.stored(x - target)) / divisor
+    gradient = kernel.stored_shares(g * kernel.stored(x - target)) / divisor
     if weight is not None:
-        found = kernel.stored_shares(found) * weight
-    return Out(kernel.stored_shares(found) / x.numel() if reduction == MEAN else found)
+        gradient = kernel.stored_shares(gradient) * weight
+    return Out(kernel.stored_shares(gradient) / x.numel() if reduction == MEAN else gradient)
 
 
 def _soft_margin(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> Out:

@@ -97,17 +97,17 @@ class Roundings:
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
-        found = 2 * gamma_of(count, record.u_a) * parts.magnitude
+        bound = 2 * gamma_of(count, record.u_a) * parts.magnitude
         lost = 2 * count * record.eta_a
         further = stores - int(record.accumulate == record.dtype)  # one store is among the roundings of the computation
-        held = self._held(parts, stores)
+        share = self._held(parts, stores)
         unsharded = parts.size if isinstance(stores, int) and stores == 1 else parts.magnitude
-        found = found + gamma_of(further, record.u_o) * (held + error + unsharded)
+        bound = bound + gamma_of(further, record.u_o) * (share + error + unsharded)
         lost = lost + (self.ranks + 1) * further * record.eta
         if added is not None:
-            found = found + self._added_up(record, parts, added, error + found)
+            bound = bound + self._added_up(record, parts, added, error + bound)
             lost = lost + self.ranks * (record.eta_r + underflow(record.reduce))
-        return torch.where(parts.magnitude == 0, 0.0, found + lost)
+        return torch.where(parts.magnitude == 0, 0.0, bound + lost)
 
     def divided(self, parts: Parts) -> torch.Tensor:
         """Bounds the rounding of dividing a whole into shares, one a rank."""
@@ -135,8 +135,8 @@ class Roundings:
         if is_sum:
             error = error + self._added_up(record, parts, most, error)
         magnitude = torch.maximum(parts.magnitude, value.double().abs()) + error
-        found = where_finite(magnitude, record.largest, error)
-        return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, found), magnitude)
+        allowed = where_finite(magnitude, record.largest, error)
+        return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, allowed), magnitude)
 
     def _added_up(self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
         """Bounds the roundings of a collective's additions: earlier sums are at most `most`, the last is the whole."""
@@ -160,9 +160,9 @@ class Roundings:
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
         additions = self.ranks - 1 if self.ranks > 2 else 0
-        found = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
-        found = found + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
-        return torch.where(parts.magnitude == 0, 0.0, found + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
+        bound = gamma_of(divisions, record.u_o) * (parts.magnitude + reach)
+        bound = bound + gamma_of(additions, record.u_r) * (1 + gamma_of(divisions, record.u_o)) * reach
+        return torch.where(parts.magnitude == 0, 0.0, bound + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
 
     def one_by_one(self, parts: Parts, num: int) -> torch.Tensor:
         """Bounds the roundings of a program that adds the shares of `num` results, stores and adds again, in any order.
@@ -172,8 +172,8 @@ class Roundings:
         """
         record = self.record(parts.value.dtype)
         count = num - 1 + self.ranks - 1
-        found = gamma_of(count, max(record.u_o, record.u_r)) * (parts.magnitude + parts.error)
-        return torch.where(parts.magnitude == 0, 0.0, found + count * self.ranks * (record.eta + record.eta_r))
+        bound = gamma_of(count, max(record.u_o, record.u_r)) * (parts.magnitude + parts.error)
+        return torch.where(parts.magnitude == 0, 0.0, bound + count * self.ranks * (record.eta + record.eta_r))
 
     def rounded(
         self,
@@ -192,8 +192,8 @@ class Roundings:
         masked = value.isinf() & (error == 0)
         error = error + self.own(Parts(value, error, magnitude), num, stores=stores, added=added)
         magnitude = torch.maximum(magnitude, value.double().abs()) + error
-        found = where_finite(magnitude, self.record(value.dtype).largest, error)
-        return Parts(value, torch.where(masked, 0.0, found), magnitude)
+        allowed = where_finite(magnitude, self.record(value.dtype).largest, error)
+        return Parts(value, torch.where(masked, 0.0, allowed), magnitude)
 
     def summed(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: Count) -> Parts:
         """Returns a sum of so many terms, divided among the ranks."""

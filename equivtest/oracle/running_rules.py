@@ -40,13 +40,13 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
     magnitude = a.magnitude + abs(alpha) * b.magnitude
     error = a.error + abs(alpha) * b.error + torch.maximum(r.divided(a), abs(alpha) * r.divided(b))
-    found = r.rounded(
+    total = r.rounded(
         value, error, magnitude, num, added=torch.maximum(a.reach, abs(alpha) * b.reach).expand(value.shape)
     )
     if bool((infinite := value.isinf()).any()):
         masked = infinite & ((a.value.isinf() & (a.error == 0)) | (b.value.isinf() & (b.error == 0)))
-        found = found._replace(error=torch.where(masked, 0.0, found.error))
-    return _beside(_beside(found, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
+        total = total._replace(error=torch.where(masked, 0.0, total.error))
+    return _beside(_beside(total, a, b, abs(alpha)), b._replace(magnitude=b.magnitude * abs(alpha)), a, 1.0)
 
 
 def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
@@ -110,11 +110,11 @@ def rsub(r: Roundings, left: Any, right: Any, *, alpha: float = 1) -> Parts:
 def mul(r: Roundings, left: Any, right: Any) -> Parts:
     a, b = Parts.of(left), Parts.of(right)
     error = _times(a.error, b.reach) + _times(b.error, a.size)
-    found = r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
+    product = r.rounded(torch.mul(_plain(left), _plain(right)), error, a.magnitude * b.magnitude)
     if r.arithmetic.flushes_subnormals:
-        return found
-    rounds_nothing = (_is_unit(left) | _is_unit(right)) & found.value.isfinite()
-    return found._replace(error=torch.where(rounds_nothing, error, found.error))
+        return product
+    rounds_nothing = (_is_unit(left) | _is_unit(right)) & product.value.isfinite()
+    return product._replace(error=torch.where(rounds_nothing, error, product.error))
 
 
 def _is_unit(operand: Any) -> torch.Tensor:
@@ -243,8 +243,8 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
         return chosen(a.value**exponent, torch.zeros_like(a.error))
     if n <= -1 and n.is_integer():
         return _negative_power(r, a, exponent)
-    found = curve(r, operand, lambda x: x**exponent, above=0.0, stores=2 if n == -0.5 else 1)
-    return _with_number_stored(found, a, lambda x, number: x**number, n)
+    result = curve(r, operand, lambda x: x**exponent, above=0.0, stores=2 if n == -0.5 else 1)
+    return _with_number_stored(result, a, lambda x, number: x**number, n)
 
 
 def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
@@ -299,10 +299,10 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
     If x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, since s' = s (1 - s).
     """
     a = Parts.of(operand)
-    found = curve(r, operand, torch.sigmoid)
+    result = curve(r, operand, torch.sigmoid)
     rest = torch.sigmoid(a.error - a.value.double())  # 1 - s at most
     factor = 1 + torch.where(rest == 0, 0.0, a.reach * rest)
-    return r.rounded(found.value, found.error + 2 / r.arithmetic.largest_a, found.magnitude * factor)
+    return r.rounded(result.value, result.error + 2 / r.arithmetic.largest_a, result.magnitude * factor)
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
@@ -313,12 +313,12 @@ def rsqrt(r: Roundings, operand: Any) -> Parts:
 def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
     """Clamps between two limits; a limit that is a number is stored in the operand's dtype."""
     low, high = (*limits, None, None)[:2]
-    found = operand
+    result = operand
     for limit, change in ((named.get("min", low), larger), (named.get("max", high), smaller)):
         if limit is not None:
             plain = limit if isinstance(limit, torch.Tensor) else torch.tensor(limit).to(operand.dtype)
-            found = change(r, found, plain).wrapped()
-    return Parts.of(found)
+            result = change(r, result, plain).wrapped()
+    return Parts.of(result)
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:

@@ -48,11 +48,11 @@ def convolution(
         )
 
     num = (x.shape[-1 - len(stride)] // groups) * math.prod(weight.shape[2:])
-    found = bilinear(r, product, x, weight, num)
+    product_sum = bilinear(r, product, x, weight, num)
     if bias is None:
-        return found
+        return product_sum
     over_channels = Parts(*(part.reshape(-1, *[1] * len(stride)) for part in Parts.of(bias)))
-    return add(r, found.wrapped(), over_channels.wrapped(), num=num)
+    return add(r, product_sum.wrapped(), over_channels.wrapped(), num=num)
 
 
 def convolution_backward(
@@ -75,17 +75,17 @@ def convolution_backward(
     num_seen = math.prod(cotangent.shape[2:]) * cotangent.shape[0]
     if transposed:  # the windows lie in the cotangent, one for each element of x
         num_seen = math.prod(x.shape[2:]) * x.shape[0]
-    found: list[Parts | None] = [None, None, None]
+    gradients: list[Parts | None] = [None, None, None]
     if wanted[0]:
-        found[0] = bilinear(r, lambda g, w: of_x(g, image.to(g.dtype), w), cotangent, weight, num_x)
+        gradients[0] = bilinear(r, lambda g, w: of_x(g, image.to(g.dtype), w), cotangent, weight, num_x)
     if wanted[1]:
-        found[1] = bilinear(r, lambda g, seen: of_weight(g, seen, kernel.to(g.dtype)), cotangent, x, num_seen)
+        gradients[1] = bilinear(r, lambda g, seen: of_weight(g, seen, kernel.to(g.dtype)), cotangent, x, num_seen)
     if wanted[2]:
         g = Parts.of(cotangent)
         dims = [dim for dim in range(g.value.dim()) if dim != 1]
         value, error, magnitude = (part.sum(dims) for part in g)
-        found[2] = r.summed(value, error, magnitude, math.prod(g.value.shape[dim] for dim in dims))
-    return tuple(found)
+        gradients[2] = r.summed(value, error, magnitude, math.prod(g.value.shape[dim] for dim in dims))
+    return tuple(gradients)
 
 
 def constant_pad_nd(r: Roundings, operand: Any, pad: Sizes, value: float = 0) -> Parts:

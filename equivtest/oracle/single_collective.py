@@ -137,12 +137,12 @@ def _of_real_numbers(op: str, stack: torch.Tensor) -> Right:
     is_finite = stack.isfinite().all(0)
     finite = torch.where(is_finite, stack, 0.0)
     try:
-        found = reduce_exactly("operand", finite, op, [len(stack)])
+        reduced = reduce_exactly("operand", finite, op, [len(stack)])
     except InexactData:
         if op == "product":
             raise Unjudged("the right result is unknown for a rounded product") from None
-        found = bound_reduction(finite, op, 1)
+        reduced = bound_reduction(finite, op, 1)
     wide = stack.double()
     total = wide.prod(0) if op == "product" else wide.sum(0)
-    allowed = torch.zeros_like(found.value) if found.allowed is None else found.allowed
-    return Right(torch.where(is_finite, found.value, total), torch.where(is_finite, allowed, 0.0))
+    allowed = torch.zeros_like(reduced.value) if reduced.allowed is None else reduced.allowed
+    return Right(torch.where(is_finite, reduced.value, total), torch.where(is_finite, allowed, 0.0))

@@ -41,11 +41,11 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
     if record is None:
         raise Unjudged(f"no arithmetic of {dtype_name(coarsest)} is declared")
     counted = RunningError(record, 1)
-    given = tree_map(lambda each: counted.exactly(each) if _is_float(each) else each, (args, kwargs))
+    operands = tree_map(lambda each: counted.exactly(each) if _is_float(each) else each, (args, kwargs))
     try:
         with counted:
-            found = func(*given[0], **given[1])
-            results = [as_pairs(each) for each in tree_leaves((found, written(func, *given))) if _is_tensor(each)]
+            found = func(*operands[0], **operands[1])
+            results = [as_pairs(each) for each in tree_leaves((found, written(func, *operands))) if _is_tensor(each)]
     except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # from operators without a rule
         raise Unjudged(str(error)) from error
     if counted.undecided:

@@ -143,14 +143,14 @@ def would_do(case: ModuleCase, **fields: Any) -> bool:
 
 def _first_wide(case: ModuleCase) -> str:
     """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide."""
-    found: list[str] = []
+    boundaries: list[str] = []
 
     def note(name: str, right: Bounded) -> None:
-        if not found and not name.endswith(CHOSEN) and says_nothing(right.value, right.allowed):
-            found.append(name)
+        if not boundaries and not name.endswith(CHOSEN) and says_nothing(right.value, right.allowed):
+            boundaries.append(name)
 
     ran_within_bounds(case, draw(case, 0), [note] * (case.num_parts if case.is_divided else 1))
-    return next(iter(found), "")
+    return next(iter(boundaries), "")
 
 
 def _in_words(boundary: str) -> str:

@@ -149,13 +149,13 @@ def tried(
     mistakes: list[Misuse] = []
     for mesh in meshes_of(world_size, len(search.axes)):
         try:
-            found, why = _tried_on(mesh, search, batch, world_size, dtypes)
+            fields, why = _tried_on(mesh, search, batch, world_size, dtypes)
         except PropertyMisuse:
             raise
         except Misuse as error:
             mistakes.append(error)
         else:
-            fitting |= {mesh: found} if found else {}
+            fitting |= {mesh: fields} if fields else {}
             reasons += why
     if mistakes and not fitting and not reasons:
         raise mistakes[0]

@@ -389,8 +389,8 @@ class ModuleCase(MeshCase):
             return ()
         others = tuple((size, self.program_of(size)) for size in other_sizes(self.num_rows, self.rows))
         batch = self.num_rows, self.program_of(self.num_rows)
-        found = outputs_have_rows(batch, others, is_divided=self.num_parts > 1)
-        return tuple(name for name, has_rows in found.items() if has_rows)
+        by_name = outputs_have_rows(batch, others, is_divided=self.num_parts > 1)
+        return tuple(name for name, has_rows in by_name.items() if has_rows)
 
     def _output_shapes(self) -> dict[str, Shape]:
         if self.is_divided:

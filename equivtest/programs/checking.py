@@ -201,11 +201,11 @@ def _judged(
     parts = plan(PROFILES[profile], sizes, prop.weight, has_tables=builder_of(prop.cases) is not None)
     tally = Tally(_listed(prop, [part.label for part in parts]))
     for part in parts:
-        found = search(prop, chunk_of(part, dtypes, "gate", sizes), pool, known, Path(".equivtest") / FAILURES)
-        if found.misuse:
-            raise Misuse(found.misuse)
-        tally.add(part.label, found.records, found.failures)
-        tally.left_out.update(found.left_out)
+        findings = search(prop, chunk_of(part, dtypes, "gate", sizes), pool, known, Path(".equivtest") / FAILURES)
+        if findings.misuse:
+            raise Misuse(findings.misuse)
+        tally.add(part.label, findings.records, findings.failures)
+        tally.left_out.update(findings.left_out)
     if is_audited and max(sizes) > 1 and not tally.has_failed:
         audited = audit_property(prop, pool, known, sizes, dtypes).as_data("check")
         tally.unshown = audited.problem or ("not audited" if audited.waits else "")

@@ -120,17 +120,15 @@ def kind_of(text: str) -> Kind:
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
     arguments = match[2].split(", ") if match and match[2] else []
     numbers = tuple(int(each) for each in arguments if re.fullmatch(r"-?\d+", each))
-    found = Kind(
-        match[1] if match else "", numbers, tuple(each for each in arguments if not each.lstrip("-").isdigit())
-    )
+    kind = Kind(match[1] if match else "", numbers, tuple(each for each in arguments if not each.lstrip("-").isdigit()))
     known = {REAL: (0,), "ids": (1,), "mask": (0,), "targets": (2,), "positions": (0, 1)}
-    is_known = len(numbers) in known.get(found.word, ()) and {*found.words} <= {"hides", "int64"}
-    if not is_known or (found.words and found.word != "mask") or (numbers and numbers[0] < 1):
+    is_known = len(numbers) in known.get(kind.word, ()) and {*kind.words} <= {"hides", "int64"}
+    if not is_known or (kind.words and kind.word != "mask") or (numbers and numbers[0] < 1):
         raise Misuse(
             f"unknown kind of input {text!r}: write real, ids(NUMBER), mask, mask(hides), mask(int64), "
             "mask(hides, int64), targets(NUMBER, IGNORED), positions or positions(NUMBER), numbers of at least 1"
         )
-    return found
+    return kind
 
 
 def written(inputs: Mapping[str, Input]) -> Written:

@@ -43,8 +43,8 @@ def named_outputs(
     if missing or not leaves:
         names = [name for name, _ in _leaves(OUTPUT, given)]
         way_out = _way_out(missing[0], names) if missing and names else "have it give a tensor"
-        found = ", ".join(names) or "no tensor"
-        raise Misuse(f"{who} gives {found}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
+        listed = ", ".join(names) or "no tensor"
+        raise Misuse(f"{who} gives {listed}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
     return leaves
 
 

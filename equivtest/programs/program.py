@@ -126,5 +126,5 @@ def module_property(
 
     if inputs is None:
         require_shapes(x_shapes, "x_shapes")
-    given = x_shapes if inputs is None else inputs
-    return make_property(ProgramProperty, build, parallelize, given, sizes, positional, batch, options, *groups)
+    shapes = x_shapes if inputs is None else inputs
+    return make_property(ProgramProperty, build, parallelize, shapes, sizes, positional, batch, options, *groups)

@@ -312,29 +312,29 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
 def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCase]:
     from equivtest.programs.strategy import module_cases, option_cases
 
-    found = {}
+    strategies = {}
     for each in variants:
         if len(variants) == 1 or len(_left_out_of(each, space)) < len(space.dtypes):
             candidates = {
                 size: candidates_by_mesh(each.search, each.rows, size, space.dtypes) for size in space.world_sizes
             }
             make = partial(each.search.make, batch=each.rows)
-            found[each.options] = module_cases(space, make, each.search.varied, candidates)
-    return option_cases(found) if len(found) > 1 else next(iter(found.values()))
+            strategies[each.options] = module_cases(space, make, each.search.varied, candidates)
+    return option_cases(strategies) if len(strategies) > 1 else next(iter(strategies.values()))
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
     """Names the aspects of the simplest variant's drawn cases, and each value of each option."""
     search, batch = variants[0].search, variants[0].rows
-    found: dict[str, None] = {}
+    aspects: dict[str, None] = {}
     for size in space.world_sizes:
         for mesh, by_dtype in candidates_by_mesh(search, batch, size, space.dtypes).items():
             for dtype, candidates in by_dtype.items():
                 for mode, choice, largest, by_parts in candidates:
                     fields = {search.varied: choice, "largest": largest, "by_parts": by_parts, "values": ((mode, 0),)}
                     case = search.make(world_size=size, mesh=mesh, dtype=dtype, batch=batch, **fields)
-                    found |= dict.fromkeys(sorted(case.aspects))
-    return [*found, *dict.fromkeys(f"{name}={code}" for each in variants for name, code in each.options)]
+                    aspects |= dict.fromkeys(sorted(case.aspects))
+    return [*aspects, *dict.fromkeys(f"{name}={code}" for each in variants for name, code in each.options)]
 
 
 def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:

@@ -117,7 +117,7 @@ def _run(program: Program, seed: int) -> Facts:
     before = {name: (buffer, buffer.clone(), buffer._version) for name, buffer in module.named_buffers()}
     try:
         with torch.random.fork_rng(devices=[]):
-            given = call(module, program.positional, made_inputs(program, source))
+            outputs_of_module = call(module, program.positional, made_inputs(program, source))
     except NotSupported as error:
         raise ReferenceRefuses(
             f"{program.build}: the unsharded module, in {program.dtype}, with {program.takes},", error
@@ -134,7 +134,7 @@ def _run(program: Program, seed: int) -> Facts:
             f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
             f"{error}{way_out}"
         ) from error
-    named = named_outputs(given, program.outputs, program.build)
+    named = named_outputs(outputs_of_module, program.outputs, program.build)
     _require_real(program, named)
     outputs = {name: _fact(tensor, program.dtype) for name, tensor in named.items()}
     changed = {
@@ -179,15 +179,15 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
     """Lists the parameters as `named_parameters` does: a tied one once."""
     _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
-    found = {
+    facts = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
         for name, parameter in module.named_parameters()
         if parameter.is_floating_point()
     }
-    reserved = sorted({*(name for name, _, _ in program.inputs), OUTPUT, "cotangent"} & found.keys())
+    reserved = sorted({*(name for name, _, _ in program.inputs), OUTPUT, "cotangent"} & facts.keys())
     if reserved:
         raise Misuse(f"{program.build}: a parameter may not be called {reserved[0]}: rename it")
-    return found
+    return facts
 
 
 def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:

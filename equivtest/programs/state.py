@@ -95,11 +95,11 @@ def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...])
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []
     for seed in range(NUM_SEEDS):
-        given = made_inputs(whole, torch.Generator().manual_seed(seed))
-        first = {name: each[: num_rows[name]] if name in num_rows else each for name, each in given.items()}
-        last = {name: each[-num_rows[name] :] if name in num_rows else each for name, each in given.items()}
+        inputs = made_inputs(whole, torch.Generator().manual_seed(seed))
+        first = {name: each[: num_rows[name]] if name in num_rows else each for name, each in inputs.items()}
+        last = {name: each[-num_rows[name] :] if name in num_rows else each for name, each in inputs.items()}
         try:
-            of_parts, of_whole = [_called(part, first), _called(part, last)], _called(whole, given)
+            of_parts, of_whole = [_called(part, first), _called(part, last)], _called(whole, inputs)
         except Exception:  # an arbitrary module may raise anything
             return ()
         names += [

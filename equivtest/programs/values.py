@@ -35,22 +35,22 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     divided by the number of ranks before it is added to a partial tensor.  Data parallelism divides gradients by it.
     """
     (mode, seed), shapes, kinds = case.values[index], case.shapes(), case.kinds()
-    given = {}
+    tensors = {}
     for name in case.given_names():
         source = generator(mode, seed, name)
         if (kind := kinds.get(base_of(name), REAL)) != REAL:
             source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
             rows_per_rank = 0 if case.batch == PARTS_OF_WHOLE else case.rows[0]
             num_ranks = case.num_parts if case.has_own_rows and case.num_parts > 1 else case.world_size
-            given[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source, num_ranks)
+            tensors[name] = make_whole_numbers(kind, shapes[name], rows_per_rank, source, num_ranks)
             continue
         if mode == REAL_MODE:
             value = _draw_real(shapes[name], source, is_parameter=name in case.parameter_names())
         else:
             largest, factor = bounds_of(case, name)
             value = odd_integers(shapes[name], 1, largest, source) * factor
-        given[name] = value.to(DTYPES[case.dtype])
-    return given
+        tensors[name] = value.to(DTYPES[case.dtype])
+    return tensors
 
 
 def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> torch.Tensor:

@@ -59,9 +59,9 @@ def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement 
         kept = _kept(case, expected, name, answers)
         counts = list(_counts(kept, 1 - p))
         judged = [(each, *each.limits(len(counts))) for each in counts]
-        found = [_describe(name, each, low, high) for each, low, high in judged if not low <= each.count <= high]
-        wrong += found
-        if kept and not found:
+        mismatches = [_describe(name, each, low, high) for each, low, high in judged if not low <= each.count <= high]
+        wrong += mismatches
+        if kept and not mismatches:
             agreeing.append(name)
     if not expected.drops:
         return None
@@ -75,10 +75,10 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
     Empty if the tensor breaks its contract, which another claim judges.
     """
     right = expected.tensors[name]
-    held = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
-    if shape_mismatch(name, right, held, case.mesh_shape) is not None:
+    tensors = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
+    if shape_mismatch(name, right, tensors, case.mesh_shape) is not None:
         return {}
-    present = {rank: placed for rank, placed in held.items() if placed is not None}
+    present = {rank: placed for rank, placed in tensors.items() if placed is not None}
     if any(placed.layout != right.layout for placed in present.values()):
         return {}
     firsts = [ranks[0] for ranks in replicas(right.layout, case.mesh_shape)]

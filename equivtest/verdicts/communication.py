@@ -22,11 +22,11 @@ def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judge
         return None
     wrong = []
     for rank, answer in answers.items():
-        documented, found = expected_collectives(case, rank), answer.collectives
-        if found is None:
+        documented, recorded = expected_collectives(case, rank), answer.collectives
+        if recorded is None:
             wrong.append(Mismatch("", rank, describe(documented), "nothing: they were not recorded"))
-        elif Counter(found) not in (Counter(documented), Counter(without_all_to_all(documented))):
-            wrong.append(Mismatch("", rank, describe(documented), describe(found)))
+        elif Counter(recorded) not in (Counter(documented), Counter(without_all_to_all(documented))):
+            wrong.append(Mismatch("", rank, describe(documented), describe(recorded)))
     if wrong:
         others = [str(mismatch.rank) for mismatch in wrong]
         wrong[0] = replace(wrong[0], extent=f"{len(wrong)} of {len(answers)} ranks: {', '.join(others)}")

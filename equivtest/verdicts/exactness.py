@@ -31,10 +31,10 @@ def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse 
     for name, tensor in expected.tensors.items():
         if tensor.bits is None:
             continue
-        held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        tensors = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
         excused = no_excuse if flat_axis(tensor.layout) is not None else excuse
         excused = where_both_are_zero if tensor.is_sum else excused
-        mismatch = bits_mismatch(name, tensor, held, case.mesh_shape, excused)
+        mismatch = bits_mismatch(name, tensor, tensors, case.mesh_shape, excused)
         if mismatch is not None:
             wrong.append(mismatch)
         else:

@@ -152,15 +152,15 @@ def judge_replies(
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
     """Returns the expected values of each of the case's groups, given its ranks' layouts and states."""
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
-    found = []
+    expectations = []
     for group in case.groups:
         answers = {rank: replies[process].answers[draw] for rank, process in enumerate(group)}
         expected = expect_held(case, draw, {rank: answer.tensors for rank, answer in answers.items()})
         if varies:
             again = expect_held(case, draw, {rank: answer.again for rank, answer in answers.items()})
             expected = replace(expected, again=again)
-        found.append(expected)
-    return found
+        expectations.append(expected)
+    return expectations
 
 
 @contextmanager

@@ -26,8 +26,8 @@ def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) ->
     wrong, agreeing = [], []
     for name in names:
         right = expected.tensors[name].layout
-        found = {rank: answer.tensors[name].layout for rank, answer in answers.items() if name in answer.tensors}
-        others = [rank for rank, layout in found.items() if layout != right]
+        layouts = {rank: answer.tensors[name].layout for rank, answer in answers.items() if name in answer.tensors}
+        others = [rank for rank, layout in layouts.items() if layout != right]
         if others:
             extent = f"{len(others)} of {len(answers)} ranks"
             wrong.append(
@@ -35,12 +35,12 @@ def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) ->
                     name,
                     others[0],
                     str(right),
-                    str(found[others[0]]),
+                    str(layouts[others[0]]),
                     extent=extent,
                     global_shape=tuple(expected.tensors[name].value.shape),
                 )
             )
-        elif len(found) == len(answers):
+        elif len(layouts) == len(answers):
             agreeing.append(name)
     return Judgement("layout" if wrong else "holds", tuple(wrong), tuple(agreeing))
 
@@ -59,23 +59,23 @@ def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgemen
     wrong: list[_Found] = []
     agreeing = []
     for name in expected.tensors:
-        held = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
-        if any(placed.indices is not None for placed in held.values()):
-            found = _listed_mismatch(name, held, tuple(expected.tensors[name].value.shape), case.mesh_shape)
+        tensors = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}
+        if any(placed.indices is not None for placed in tensors.values()):
+            found = _listed_mismatch(name, tensors, tuple(expected.tensors[name].value.shape), case.mesh_shape)
             wrong += [found] if found else []
             agreeing += [] if found else [name]
             continue
-        layouts = {placed.layout for placed in held.values()}
-        if len(held) < len(answers) or len(layouts) != 1:
+        layouts = {placed.layout for placed in tensors.values()}
+        if len(tensors) < len(answers) or len(layouts) != 1:
             continue  # other claims judge missing tensors and layouts
         layout = layouts.pop()
         if len(layout.placements) != len(case.mesh_shape):
             continue  # and layouts of another mesh
         pairs = [(group[0], rank) for group in replicas(layout, case.mesh_shape) for rank in group[1:]]
-        differing = [pair for pair in pairs if not same_bits(held[pair[0]].local, held[pair[1]].local)]
+        differing = [pair for pair in pairs if not same_bits(tensors[pair[0]].local, tensors[pair[1]].local)]
         if differing:
             extent = f"ranks {', '.join(f'{a} and {b}' for a, b in differing)}"
-            compared = [_replica_mismatch(name, pair, *(held[rank].local for rank in pair)) for pair in differing]
+            compared = [_replica_mismatch(name, pair, *(tensors[rank].local for rank in pair)) for pair in differing]
             is_other_value, mismatch = min(compared, key=_bits_alone_last)
             wrong.append((is_other_value, replace(mismatch, extent=extent)))
         else:

@@ -70,12 +70,14 @@ def _micro_batch(run: CapturedRun, reference: str) -> MicroBatch:
     case = _case_of(run, reference, inputs)
     _require_same_roots(run, case)
     observed = {rank: _answers(case, each) for rank, each in run.ranks.items()}
-    given = {name: torch.cat(shares) if name in case.divided_names() else shares[0] for name, shares in inputs.items()}
+    tensors = {
+        name: torch.cat(shares) if name in case.divided_names() else shares[0] for name, shares in inputs.items()
+    }
     for name in case.parameter_names():
         shape = case.facts.parameters[name].shape
-        given[name] = unsharded(run, observed, f"param.{name}", shape, f"parameter {name}")
-    given |= {cotangent_of(name): _cotangent(run, case, name) for name in case.started}
-    return MicroBatch(case, given, observed, _buffers(run, case))
+        tensors[name] = unsharded(run, observed, f"param.{name}", shape, f"parameter {name}")
+    tensors |= {cotangent_of(name): _cotangent(run, case, name) for name in case.started}
+    return MicroBatch(case, tensors, observed, _buffers(run, case))
 
 
 def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.Tensor]]) -> CapturedCase:

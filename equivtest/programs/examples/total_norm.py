@@ -109,11 +109,11 @@ class ByGroups(Clipped):
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
         """Groups the gradients that are DTensors, or their parameters, by mesh."""
-        found: dict[DeviceMesh, list[torch.Tensor]] = {}
+        by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
-                found.setdefault(each.device_mesh, []).append(each if parameters else cast("torch.Tensor", each.grad))
-        return found
+                by_mesh.setdefault(each.device_mesh, []).append(each if parameters else cast("torch.Tensor", each.grad))
+        return by_mesh
 
     def plain(self) -> list[torch.Tensor]:
         """Returns the parameters that are plain tensors."""
@@ -121,13 +121,13 @@ class ByGroups(Clipped):
 
     def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
         """Groups the gradients of plain tensors that differ on each rank of a group; a rank may have none."""
-        found: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
+        by_group: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
         graded = self.graded()
         for name, group in self.module.groups.items():
-            own = found.setdefault(group, [])
+            own = by_group.setdefault(group, [])
             if name in graded:
                 own.append(cast("torch.Tensor", graded[name].grad))
-        return found
+        return by_group
 
     def on_all_ranks(self) -> list[torch.Tensor]:
         """Returns the gradients of plain tensors that all ranks share."""

@@ -65,12 +65,12 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
     if case.judge.by_parts:
         by_one = [_held_by_one(case, part) for part in split(case, drawn)]
         return answered(case, drawn, *_within_bounds(case, drawn, by_one))
-    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     if case.values[index][0] == REAL_MODE:
-        expected = _expected(case, given, _within_bounds(case, drawn)[0], {})
+        expected = _expected(case, inputs, _within_bounds(case, drawn)[0], {})
         return replace(expected, tensors=measured(expected.tensors))
     bits_used = prove_exact(case)
-    return _expected(case, given, exactly(case, given), {"all": bits_used})
+    return _expected(case, inputs, exactly(case, inputs), {"all": bits_used})
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
@@ -90,16 +90,16 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
 
     def ran(takes_factors: bool) -> tuple[Expected, Sequence[Forced]]:  # noqa: FBT001
-        found, runs = _within_bounds(case, drawn, held_of_parts(case, held), takes_factors=takes_factors)
-        return answered(case, drawn, found, runs), runs
+        results, runs = _within_bounds(case, drawn, held_of_parts(case, held), takes_factors=takes_factors)
+        return answered(case, drawn, results, runs), runs
 
     return without_factors(ran, lambda name, shape: put_together(held, name, shape, case.mesh_shape))
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
     """Returns every answer of a case that is judged by parts."""
-    given = {name: _in_float64(tensor) for name, tensor in drawn.items()}
-    expected = _expected(case, given, found, {})
+    inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
+    expected = _expected(case, inputs, found, {})
     answers = {
         name: replace(each, resolution=resolution_of(each.value, each.scale))
         for name, each in measured(expected.tensors).items()
@@ -159,13 +159,13 @@ def _within_bounds(
     """
     ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
-        found = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
+        results = ran.rows | {name: reduced(case, stack) for name, stack in ran.stacks.items()}
     if case.training.step:
-        found = {name: scaled(ran.counted, tensor) for name, tensor in found.items()}
+        results = {name: scaled(ran.counted, tensor) for name, tensor in results.items()}
     else:
-        gradients = [name for name in found if name.startswith(GRADIENT)]
-        found |= {name: taken_out(ran.counted, found[name], ran.runs) for name in gradients}
-    return {name: within_bounds(ran.counted, tensor) for name, tensor in found.items()}, ran.runs
+        gradients = [name for name in results if name.startswith(GRADIENT)]
+        results |= {name: taken_out(ran.counted, results[name], ran.runs) for name in gradients}
+    return {name: within_bounds(ran.counted, tensor) for name, tensor in results.items()}, ran.runs
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:

@@ -66,10 +66,10 @@ def _accumulated(micro_batches: Sequence[MicroBatch], takes_factors: bool) -> Ra
     runs = [run for each in ran for run in each.runs]
     sums = {name: taken_out(counted, total, runs) for name, total in sums.items()}
     totals = {name: within_bounds(counted, added_up(counted, total, len(ran))) for name, total in sums.items()}
-    found: dict[str, ExpectedTensor] = {}
+    tensors: dict[str, ExpectedTensor] = {}
     for number, (each, own) in enumerate(zip(micro_batches, ran, strict=True), 1):
         rows = {name: within_bounds(own.counted, tensor) for name, tensor in own.rows.items()}
         right = answered(each.case, each.given, rows | totals, own.runs).tensors
         names = [name for name in right if number == 1 or not each.case.is_of_all(name)]
-        found |= {at_micro_batch(number, name): right[name] for name in names}
-    return Expected(found, {}), runs
+        tensors |= {at_micro_batch(number, name): right[name] for name in names}
+    return Expected(tensors, {}), runs

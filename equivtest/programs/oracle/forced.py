@@ -110,11 +110,11 @@ class Forced(Boundaries):
 
         Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
         """
-        held = None
+        choices = None
         if isinstance(operand, Ranged) and not bool(operand.error.any()):
             with _disable_current_modes():
-                held = self._chosen(name, operand.value, dim, choice(operand.value))
-        return choice(operand) if held is None else torch.return_types.topk((operand.gather(dim, held), held))
+                choices = self._chosen(name, operand.value, dim, choice(operand.value))
+        return choice(operand) if choices is None else torch.return_types.topk((operand.gather(dim, choices), choices))
 
     def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
         """Returns the ranks' indices if each occurs once and they select values as large as the reference's own."""
@@ -206,7 +206,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
     If only some parts recorded a boundary, the others are not judged there.  If the parts recorded different shapes, as
     with the tokens of an expert, the boundary is left out when all are right.
     """
-    facts, found = case.boundaries(), {}
+    facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):
         held = [run for run in runs if name in run.found]
         if len({run.found[name].value.shape for run in held}) > 1:
@@ -218,7 +218,7 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
         anything = Bounded(torch.zeros_like(right.value), torch.full_like(right.value, torch.inf))
         stack = [run.found[name] if run in held else anything for run in runs]
         value, allowed = torch.stack([each.value for each in stack]), torch.stack([each.allowed for each in stack])
-        found[name] = ExpectedTensor(
+        expected[name] = ExpectedTensor(
             value=value if case.is_divided else value[0],
             allowed=allowed if case.is_divided else allowed[0],
             layout=layout,
@@ -230,4 +230,4 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
             factor=next((run.factors[name] for run in held if name in run.factors), 1.0),
             resolution=resolution_of(value if case.is_divided else value[0]),
         )
-    return found
+    return expected

@@ -92,15 +92,15 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
 
     If ranks have different numbers of rows, a wrong value in one rank's rows may belong to a row of another rank.
     """
-    held = {each: own for each, own in placed.items() if own is not None}
-    own, is_even = held.get(rank), len({each.local.shape for each in held.values()}) == 1
+    answers = {each: own for each, own in placed.items() if own is not None}
+    own, is_even = answers.get(rank), len({each.local.shape for each in answers.values()}) == 1
     if own is not None and own.local.shape == right.value.shape:
         whole = Whole(own.local, None, None, rows)
         if is_agreed(whole, right):
             return whole if is_even else whole._replace(layout=None, is_told=False)
         if is_even:
-            return _exchanged(held, rank, right) or whole
-    return _exchanged(held, rank, right)
+            return _exchanged(answers, rank, right) or whole
+    return _exchanged(answers, rank, right)
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
@@ -120,24 +120,25 @@ def held_by_one(values: Mapping[str, torch.Tensor]) -> HeldAt:
 
 def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounded) -> Whole | None:
     """Assembles the ranks' tensors under the layout that they declare or that the oracle infers."""
-    held = {rank: each for rank, each in placed.items() if each is not None}
-    layouts = {each.layout for each in held.values()}
-    if len(held) < len(placed) or len(layouts) != 1:
+    answers = {rank: each for rank, each in placed.items() if each is not None}
+    layouts = {each.layout for each in answers.values()}
+    if len(answers) < len(placed) or len(layouts) != 1:
         return None
     if (layout := layouts.pop()) != UNTOLD:
-        return _under(layout, held, mesh_shape, right)
-    found = [
-        _under(layout, held, mesh_shape, right) for layout in _candidates(held, mesh_shape, tuple(right.value.shape))
+        return _under(layout, answers, mesh_shape, right)
+    candidates = [
+        _under(layout, answers, mesh_shape, right)
+        for layout in _candidates(answers, mesh_shape, tuple(right.value.shape))
     ]
-    wholes = [whole._replace(is_told=1 in (len(found), len(held))) for whole in found if whole is not None]
+    wholes = [whole._replace(is_told=1 in (len(candidates), len(answers))) for whole in candidates if whole is not None]
     agreeing = [whole for whole in wholes if is_agreed(whole, right)]
     certain = next((whole for whole in agreeing if whole.spread is None and whole.magnitude is None), None)
     if certain is not None:
         return certain
-    sliced = _slice_by_slice(held, mesh_shape, right)
+    sliced = _slice_by_slice(answers, mesh_shape, right)
     agreeing += [] if sliced is None else [sliced]
     nearest = min(agreeing or wholes, key=lambda whole: ratio_of(whole, right), default=None)
-    return nearest if agreeing else _in_any_order(held, right) or nearest
+    return nearest if agreeing else _in_any_order(answers, right) or nearest
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
@@ -194,9 +195,9 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
     """Assembles a tensor whose slices along one dim are on the ranks once each, in any order: merged projections."""
     for dim, size in enumerate(right.value.shape):
         slices = _slices(held, dim, tuple(right.value.shape))
-        found = None if slices is None or len(slices) != size else _matched(slices, dim, right)
-        if found is not None:
-            return found
+        whole = None if slices is None or len(slices) != size else _matched(slices, dim, right)
+        if whole is not None:
+            return whole
     return None
 
 
@@ -207,10 +208,10 @@ def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole |
         slices = _slices(held, dim, shape)
         if slices is None or not size or len(slices) < size or math.prod(shape) < size * SMALLEST_ROW:
             continue
-        found = _matched(slices, dim, right)
+        whole = _matched(slices, dim, right)
         own = _slices({rank: held[rank]}, dim, shape) if rank in held else None
-        if found is not None and (own is None or len(own) != size or _matched(own, dim, right) is None):
-            return found
+        if whole is not None and (own is None or len(own) != size or _matched(own, dim, right) is None):
+            return whole
     return None
 
 

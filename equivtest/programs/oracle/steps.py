@@ -53,24 +53,24 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
     alone = case.but(optimizer="", steps=1, max_norm=0.0)
     parameters = {name: drawn[name] for name in case.parameter_names()}
     optimizer = Optimizer(case, parameters) if case.training.optimizer else None
-    found: dict[str, ExpectedTensor] = {}
+    tensors: dict[str, ExpectedTensor] = {}
     for step in range(1, case.training.steps + 1):
         inputs = {name: drawn[at_step(step, name)] for name in alone.given_names() if name not in parameters}
         right = {**once(alone, index, {**inputs, **parameters}, _of_step(held, step)).tensors}
         if case.training.max_norm:
             right |= _clipped(case, right)
         copies = () if step == 1 else tuple(f"param.{name}" for name in parameters)
-        found |= {at_step(step, name): each for name, each in right.items() if name not in copies}
+        tensors |= {at_step(step, name): each for name, each in right.items() if name not in copies}
         if optimizer is not None:
             gradients = {
                 name: _gradient(case, held, at_step(step, f"grad.{name}"), right[f"grad.{name}"]) for name in parameters
             }
             left = {updated(step, name): each for name, each in optimizer.update(parameters, gradients).items()}
-            found |= left
+            tensors |= left
             parameters = {
                 name: _held_or_right(case, held, updated(step, name), left[updated(step, name)]) for name in parameters
             }
-    return Expected(found, {})
+    return Expected(tensors, {})
 
 
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
@@ -198,13 +198,15 @@ def follow(
     Raises:
         Misuse: the optimizer uses an operation that cannot be followed.
     """
-    given = {name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()}
+    counted_gradients = {
+        name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()
+    }
     for group in optimizer.param_groups:
         group |= {way: False for way in ("foreach", "fused", "capturable") if way in group}
     try:
         with counted:
             for each, parameter in parameters.items():
-                parameter.grad = given[each]
+                parameter.grad = counted_gradients[each]
             optimizer.step()
     except InexactData as error:
         raise Misuse(f"optimizer {name}: {error}: take one that is made of other operations") from error

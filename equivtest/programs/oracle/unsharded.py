@@ -39,17 +39,17 @@ def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Te
     with torch.no_grad():
         for name, like in likes.items():
             is_sum = name.startswith("grad.") and name.removeprefix("grad.") in case.parameter_names()
-            given = [part.get(name.removeprefix("grad."), like) for part in parts]
-            found = [
+            cotangents = [part.get(name.removeprefix("grad."), like) for part in parts]
+            results = [
                 answer[name] if name in answer else torch.zeros(each.shape, dtype=like.dtype)
-                for answer, each in zip(answers, given, strict=True)
+                for answer, each in zip(answers, cotangents, strict=True)
             ]
             if is_sum:
-                stacks[name] = torch.stack(found)
+                stacks[name] = torch.stack(results)
             elif name in stacked:
-                rows[name] = torch.stack(found)
+                rows[name] = torch.stack(results)
             else:
-                rows[name] = _below(found) if case.is_divided else found[0]
+                rows[name] = _below(results) if case.is_divided else results[0]
     return rows, stacks
 
 
@@ -88,5 +88,5 @@ def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
         torch.autograd.backward(list(roots.values()), cotangents)
     grads = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.is_floating_point()}
     grads |= {name: inputs[name].grad for name in case.real_names()}
-    found = {f"grad.{name}": grad for name, grad in grads.items() if grad is not None}
-    return {**outputs, **found, **{f"buffer.{name}": module.get_buffer(name) for name in facts.buffers}}
+    gradients = {f"grad.{name}": grad for name, grad in grads.items() if grad is not None}
+    return {**outputs, **gradients, **{f"buffer.{name}": module.get_buffer(name) for name in facts.buffers}}

@@ -76,14 +76,14 @@ def expect_update(
         counted, optimizer, made, {name: parameters[name] for name in updated},
         {name: held[name].gradient for name in updated},
     )  # fmt: skip
-    found = {}
+    tensors = {}
     for name, each in held.items():
         like = _like(case, each.value)
         gradient = each.gradient if name in updated else None
         right = like if gradient is None else left_of(counted, parameters[name], gradient, like)
         state: Tensors = each.state if gradient is None else made.state.get(parameters[name], {})
-        found[name] = right, {key: _state_of(case, counted, value) for key, value in state.items()}
-    return found
+        tensors[name] = right, {key: _state_of(case, counted, value) for key, value in state.items()}
+    return tensors
 
 
 def _require_options(kind: Any, options: Mapping[str, Any]) -> None:

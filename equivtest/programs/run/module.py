@@ -123,13 +123,13 @@ def _run_once(
             "batch each, so the module is not parallel. The plan may name parts that the module does not have. If each "
             "rank has different rows, pass batch='mean of parts'"
         )
-    found: dict[str, torch.Tensor | None] = {**outputs}
-    found |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
-    found |= _buffers(case, parallel)
+    results: dict[str, torch.Tensor | None] = {**outputs}
+    results |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
+    results |= _buffers(case, parallel)
     for name in case.stacked_names():
-        own = found[name]
-        found[name] = None if own is None else own.unsqueeze(0)
-    return under_contract(case, _on_mesh(case, found)) | parameters | (_boundaries(case, capture) if capture else {})
+        own = results[name]
+        results[name] = None if own is None else own.unsqueeze(0)
+    return under_contract(case, _on_mesh(case, results)) | parameters | (_boundaries(case, capture) if capture else {})
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
@@ -197,17 +197,17 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
     Raises:
         Misuse: the parallel module lacks one of them, or has only a part of it.
     """
-    held = by_own_name(parallel, parallel.named_buffers())
-    found: dict[str, torch.Tensor | None] = {}
+    buffers = by_own_name(parallel, parallel.named_buffers())
+    results: dict[str, torch.Tensor | None] = {}
     for name, fact in case.facts.buffers.items():
-        if name not in held:
+        if name not in buffers:
             raise Misuse(
                 f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
-                f"changes, only {', '.join(held) or 'none'}: keep the names of the unsharded module"
+                f"changes, only {', '.join(buffers) or 'none'}: keep the names of the unsharded module"
             )
-        require_whole(case, f"buffer {name}", held[name], fact.shape)
-        found[f"buffer.{name}"] = held[name]
-    return found
+        require_whole(case, f"buffer {name}", buffers[name], fact.shape)
+        results[f"buffer.{name}"] = buffers[name]
+    return results
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:

@@ -69,12 +69,12 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
     """
     if any(isinstance(part, FullyShardedDataParallel) for part in parallel.modules()):
         return False
-    found = by_own_name(parallel, parallel.named_parameters())
+    parameters = by_own_name(parallel, parallel.named_parameters())
     return all(
-        name in found
+        name in parameters
         and (
-            (found[name] is handed[name] and tuple(found[name].shape) == fact.shape)
-            or _is_placed(case, mesh, name, found[name])
+            (parameters[name] is handed[name] and tuple(parameters[name].shape) == fact.shape)
+            or _is_placed(case, mesh, name, parameters[name])
         )
         for name, fact in case.facts.parameters.items()
     )
@@ -222,14 +222,14 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
     """
     function = cast("Callable[[nn.Module, str], Any]", load_named(case.judge.placed, "placed"))
     require_arguments(function, f"placed {case.judge.placed!r}", ("module", "name"))
-    told = function(parallel, name)
-    if told is None:
+    report = function(parallel, name)
+    if report is None:
         return None
-    is_pair = isinstance(told, tuple) and len(told) == 2 and all(isinstance(each, torch.Tensor) for each in told)
+    is_pair = isinstance(report, tuple) and len(report) == 2 and all(isinstance(each, torch.Tensor) for each in report)
     what = f"{case.judge.placed}, for parameter {name}, must return None or a tensor and its indices"
     if not is_pair:
-        raise Misuse(f"{what}, got {type(told).__name__}")
-    tensor, indices = told
+        raise Misuse(f"{what}, got {type(report).__name__}")
+    tensor, indices = report
     if indices.dtype != torch.int64 or indices.shape != _local(tensor).shape:
         raise Misuse(
             f"{what}, int64 of its shape {tuple(_local(tensor).shape)}, -1 for an element outside {name}, got "

@@ -219,14 +219,14 @@ def named_inputs(
     ]
     named = {(by_place[place] if place < len(by_place) else str(place)): value for place, value in enumerate(args)}
     positional = tuple(named)
-    found = {}
+    tensors = {}
     for name, value in {**named, **kwargs}.items():
         default = signature.parameters[name].default if name in signature.parameters else None
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors[name] = value
         elif value is not None and not (isinstance(value, bool | int | float | str) and value == default):
             raise Misuse(
                 f"the module was called with {name}={str(value)[:40]!r}, which is no tensor and not the default: pass "
                 "tensors by name, and set all other values within the module"
             )
-    return found, tuple(name for name in positional if name in found)
+    return tensors, tuple(name for name in positional if name in tensors)

@@ -34,20 +34,20 @@ def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, h
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
     before = _parameters(case, held())
-    found: Answers = {}
+    answers: Answers = {}
     for step in range(1, case.training.steps + 1):
         if not case.training.step:
             parallel.zero_grad(set_to_none=True)
         left = once({**given, **inputs_of(case, given, step)}, optimizer)
-        found |= {at_step(step, name): _copied(answer) for name, answer in left.items() if name not in before}
+        answers |= {at_step(step, name): _copied(answer) for name, answer in left.items() if name not in before}
         if optimizer is not None:
             if not case.training.step:
                 optimizer.step()
             left = _parameters(case, held())
-            found |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
+            answers |= {updated(step, name): left[f"param.{name}"] for name in case.parameter_names()}
     if optimizer is None:
         before = _parameters(case, held())  # no optimizer may change a copy
-    return before | found
+    return before | answers
 
 
 def _parameters(case: ModuleCase, held: Answers) -> Answers:

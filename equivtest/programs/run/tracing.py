@@ -65,8 +65,10 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
     for numbers in words:
         parts = numbers.split(sizes)
         with seeded():  # random numbers are the same in all runs
-            held = make({name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)})
-        runs.append({name: tensor.detach().double().cpu() for name, tensor in held.items()})
+            marked = make(
+                {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+            )
+        runs.append({name: tensor.detach().double().cpu() for name, tensor in marked.items()})
     forms = [{name: tensor.shape for name, tensor in run.items()} for run in runs]
     if any(form != forms[0] for form in forms):
         raise Misuse(f"{who} does not make the same tensors, of the same shapes, each time: {WAY_OUT}")
