@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -12,13 +12,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from equivtest import layout
 from equivtest.cases.case import Case
 from equivtest.cases.names import Subject, require_fit, resolve
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
-from equivtest.layout import Layout
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.layouts import layout_of
 from equivtest.ranks.meshes import mesh_for, rank_in
 from equivtest.ranks.observe import faults
 from equivtest.ranks.observe.recording import Recorder, is_recordable
@@ -135,57 +134,6 @@ def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
 def waited(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor on the CPU once it is complete; an asynchronous gradient may still be in flight."""
     return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
-
-
-def layout_of(tensor: DTensor, name: str) -> Layout:
-    """Converts a DTensor's layout to ours.
-
-    Raises:
-        Misuse: no order of the axes that divide a dim explains its strided shards; the message has `name`.
-    """
-    placements: list[layout.Placement] = []
-    for placement in tensor.placements:
-        if placement.is_partial():
-            placements.append(layout.Partial(str(getattr(placement, "reduce_op", "sum"))))
-        elif placement.is_replicate():
-            placements.append(layout.Replicate())
-        else:
-            placements.append(layout.Shard(placement.dim % tensor.dim()))  # type: ignore[attr-defined]
-    return Layout(tuple(placements), shard_order(tensor, placements, name))
-
-
-def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
-    """Returns the sharded axes, those of one dim in the order in which they divide it; () from left to right.
-
-    A strided shard of factor f means that later axes, with sizes of product f, divide the dim before this axis.
-
-    Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
-    (2.13.0).
-    """
-    by_dim: dict[layout.Placement, list[int]] = {}
-    for axis in reversed(range(len(placements))):
-        if isinstance(placements[axis], layout.Shard):
-            axes = by_dim.setdefault(placements[axis], [])
-            axes.insert(_place_of(axis, tensor, axes, name), axis)
-    if all(axes == sorted(axes) for axes in by_dim.values()):
-        return ()
-    return tuple(axis for axes in by_dim.values() for axis in axes)
-
-
-def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
-    """Returns how many of the later axes of its dim divide it before this axis."""
-    placement, mesh = tensor.placements[axis], tensor.device_mesh
-    if type(placement).__name__ != "_StridedShard":
-        return 0
-    factor = placement.split_factor  # type: ignore[attr-defined]
-    places = [num for num in range(len(later) + 1) if math.prod(map(mesh.size, later[:num])) == factor]
-    if not places:
-        raise Misuse(
-            f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor "
-            "must be 1 or the product of sizes of later axes that divide the same dim, in some order of the axes, got "
-            f"{factor}: redistribute it to Shard"
-        )
-    return places[-1]
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:

@@ -21,7 +21,8 @@ from equivtest.cases.subject import copied
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.layout import Layout
-from equivtest.ranks.visit import hand_out, layout_of, strided, take_answers, touched, visit_draw
+from equivtest.ranks.layouts import layout_of
+from equivtest.ranks.visit import hand_out, strided, take_answers, touched, visit_draw
 from equivtest.tensors import Placed, slice_local
 from tests.replies import FETCH, LINEAR
 

@@ -24,8 +24,9 @@ from equivtest.programs.boundaries import is_in_backward
 from equivtest.programs.micro_batches import at_micro_batch, split_micro_batch
 from equivtest.programs.names import by_own_name, own_names
 from equivtest.programs.run.recording import PartsMet, WholeMet, named_inputs, unwrapped
+from equivtest.ranks.layouts import layout_of
 from equivtest.ranks.meshes import rank_in
-from equivtest.ranks.visit import layout_of, waited
+from equivtest.ranks.visit import waited
 from equivtest.tensors import dtype_name, same_bits, slice_local
 
 
