@@ -1,9 +1,9 @@
-"""Finds where a failure comes from: a collective, a kernel, or the parallelization.
+"""Finds the cause of a failure: a collective, a kernel, an operator on DTensors, or the parallelization.
 
-The failing case runs once more in a world whose ranks note every collective and every local operation with its
-operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual operands, even if
-these are wrong.  If every call is right, the failure comes from which calls the ranks make and with which operands:
-the parallelization.
+The failing case runs once more in a world whose ranks note every collective, every local operation and every operator
+on DTensors with its operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual
+operands, even if these are wrong.  If every call is right, the failure comes from which calls the ranks make and with
+which operands: the parallelization.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from equivtest.base import limits
 from equivtest.diagnose.calls import Judged, judge_collectives, judge_operations
+from equivtest.diagnose.operators import judge_operators
 from equivtest.diagnose.watched import read_events
 from equivtest.errors import EquivtestError, Misuse
 from equivtest.oracle.declared import declared, load_arithmetics
@@ -33,7 +34,7 @@ DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Returns the cause of a failure, beginning with 'collective', 'kernel', 'parallelization' or 'unknown'.
+    """Returns the cause of a failure: 'collective', 'kernel', 'operator', 'parallelization' or 'unknown', and more.
 
     Args:
         is_shown_by: Tests if the replies to another run of its case show the failure.
@@ -52,17 +53,18 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
         with one_thread(), declared(load_arithmetics(pool.backend.arithmetic)):
             events = [read_events(Path(folder), reply.rank) for reply in replies]
             collectives, operations = judge_collectives(events, replies), judge_operations(events)
+            operators = judge_operators(events)
     if not any(events) and (faults := pool.faults_of(failure.case)):
         return f"collective: {faults[0]}"  # a probe left no world alive: the case was not run
     cause = first_cause(replies)
     if cause is not None and cause.error_type == "CollectiveRaised":  # from `collectives`, which calls them one by one
         return f"collective: rank {cause.rank}: {cause.error_text}"
-    blames = sorted((*collectives.blames, *operations.blames), key=lambda found: found.order)
+    blames = sorted((*collectives.blames, *operations.blames, *operators.blames), key=lambda found: found.order)
     if blames:
         others = f" (and {len(blames) - 1} more are wrong)" if len(blames) > 1 else ""
         return f"{blames[0].layer}: {blames[0].text}{others}"
     if is_shown_by(replies):
-        return f"parallelization: {_in_words(collectives, operations)}"
+        return f"parallelization: {_in_words(collectives, operations, operators)}"
     return DECLINED if any(reply.outcome == "declined" for reply in replies) else HELD
 
 
@@ -87,9 +89,10 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
     return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
 
 
-def _in_words(collectives: Judged, operations: Judged) -> str:
+def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str:
     """Says how many calls were right."""
-    counts = f"{collectives.num_right} collectives and {operations.num_right} local operations"
-    unjudged = sum(collectives.unjudged.values()) + sum(operations.unjudged.values())
+    counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
+    also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
+    unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))
     left = f"; {unjudged} more could not be judged" if unjudged else ""
-    return f"every call is right from its operands: {counts} of all ranks{left}"
+    return f"every call is right from its operands: {counts}{also}{left}"

@@ -18,7 +18,7 @@ from equivtest.oracle.single_collective import Inconsistent, Items, Right, Unjud
 from equivtest.oracle.single_operation import as_pairs, raised_on_cpu, right_of_operation
 from equivtest.ranks.first_cause import LOST_ITS_PEER
 from equivtest.ranks.observe.moves import BARRIERS, REDUCING, flat_tensors
-from equivtest.ranks.observe.notes import COLLECTIVE
+from equivtest.ranks.observe.notes import COLLECTIVE, OPERATION
 from equivtest.ranks.reply import Reply
 from equivtest.tensors import as_bits, dtype_name, same_bits
 
@@ -28,7 +28,7 @@ class Blame:
     """A wrong call, or one that differs between the ranks.
 
     Attributes:
-        layer: 'collective', 'kernel' or 'parallelization'.
+        layer: 'collective', 'kernel', 'operator' or 'parallelization'.
         order: Number of the call on its rank: earlier calls have smaller numbers.
     """
 
@@ -244,7 +244,7 @@ def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
     unjudged: Counter[str] = Counter()
     num_right = 0
     for event in itertools.chain(*events):
-        if event.begun.kind == COLLECTIVE or event.end is None:
+        if event.begun.kind != OPERATION or event.end is None:
             continue
         try:
             text = _wrong_operation(event)
@@ -286,6 +286,17 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
     if found.shape != value.shape or (right.allowed is None and found.dtype != value.dtype):
         shapes = [f"{dtype_name(each.dtype)} of {tuple(each.shape)}" for each in (found, value)]
         return f"{shapes[0]} for {shapes[1]}"
+    places = wrong_places(found, right)
+    if not len(places):
+        return ""
+    place = tuple(places[0].tolist())
+    values = f"{found[place].item()} for {value[place].item()}"
+    return f"{values}{allowed_at(right, place)} at {place}, {len(places)} of {found.numel()} wrong"
+
+
+def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
+    """Returns the indices of all wrong elements, one row each."""
+    value = right.value
     if right.is_moved:
         is_wrong = as_bits(found) != as_bits(value)
     elif right.allowed is None or not found.is_floating_point():
@@ -294,10 +305,9 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
         wide = found.double()
         is_alike = (wide == value) | (wide.isnan() & value.isnan()) | right.allowed.isinf()
         is_wrong = ~(is_alike | ((wide - value).abs() <= right.allowed))
-    places = is_wrong.nonzero()
-    if not len(places):
-        return ""
-    place = tuple(places[0].tolist())
-    allowed = "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"
-    values = f"{found[place].item()} for {value[place].item()}"
-    return f"{values}{allowed} at {place}, {len(places)} of {found.numel()} wrong"
+    return is_wrong.nonzero()
+
+
+def allowed_at(right: Right, place: tuple[int, ...]) -> str:
+    """Names the largest error that is allowed at a place; '' if there must be none."""
+    return "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from equivtest.oracle.single_collective import Inconsistent
 from equivtest.ranks.observe.moves import BARRIERS, CALLS, REDUCING, flat_tensors
-from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, file_of, read_notes, unpacked
+from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, Part, file_of, read_notes, unpacked
 from equivtest.tensors import dtype_name
 
 MOST_OPERANDS = 3
@@ -100,12 +100,19 @@ def read_events(folder: Path, rank: int) -> list[Event]:
 
 def describe(event: Event) -> str:
     """Describes a call: its name, its operands, its number and its ranks."""
-    tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor)]
-    of = ", ".join(f"{dtype_name(each.dtype)} {tuple(each.shape)}" for each in tensors[:MOST_OPERANDS])
+    tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor | Part)]
+    of = ", ".join(map(in_words, tensors[:MOST_OPERANDS]))
     what = f"{event.in_short} of {of}" if of else event.in_short
     on = f" on ranks {', '.join(map(str, event.begun.group))}" if event.begun.group else ""
     more = ", ..." if len(tensors) > MOST_OPERANDS else ""
     return f"{what}{more}, call {event.ordinal} of it in the {event.begun.options['phase']}{on}"
+
+
+def in_words(tensor: torch.Tensor | Part) -> str:
+    """Describes a tensor, or a DTensor by its global shape and its placements."""
+    if isinstance(tensor, Part):
+        return f"{dtype_name(tensor.local.dtype)} {tensor.shape} [{tensor.layout}]"
+    return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
 def items_of(event: Event) -> list[list[torch.Tensor]]:

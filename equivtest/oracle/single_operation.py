@@ -7,6 +7,7 @@ for any correct kernel, in the dtype in which the backend declares that its kern
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +15,29 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from equivtest.oracle.declared import declared_of
 from equivtest.oracle.exact import InexactData
-from equivtest.oracle.ranged import Ranged
+from equivtest.oracle.operands import reduce_exactly
+from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.oracle.single_collective import Right, Unjudged
 from equivtest.tensors import dtype_name
 
 
-def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Right]:
+@dataclass(frozen=True)
+class Shares:
+    """An operand that is the reduction of tensors of several ranks, stacked along a first dim."""
+
+    stack: torch.Tensor
+    op: str
+
+
+def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks: int = 1) -> list[Right]:
     """Returns right values for the operator's results, then for the operands that it writes to, tensor by tensor.
 
     For a complex tensor the right value has pairs of real numbers: see `as_pairs`.
 
     Args:
         name: Name in torch's form: 'aten.mm.default'.
+        args, kwargs: Its arguments; an operand may be `Shares`.
+        ranks: Number of ranks that compute it together.
 
     Raises:
         Unjudged: no bound is known for the operator.
@@ -35,15 +47,17 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any]) -> li
     func = operator_of(name)
     coarsest = _coarsest(tree_leaves((args, kwargs)))
     if coarsest is None:
+        args, kwargs = tree_map(lambda each: _added(each) if isinstance(each, Shares) else each, (args, kwargs))
         found = func(*args, **kwargs)
         return [Right(as_pairs(each)) for each in tree_leaves((found, written(func, args, kwargs))) if _is_tensor(each)]
     record = declared_of(dtype_name(coarsest))
     if record is None:
         raise Unjudged(f"no arithmetic of {dtype_name(coarsest)} is declared")
-    counted = RunningError(record, 1)
-    operands = tree_map(lambda each: counted.exactly(each) if _is_float(each) else each, (args, kwargs))
+    counted = RunningError(record, ranks)
+    operands = tree_map(_ranged, (args, kwargs))
     try:
         with counted:
+            operands = tree_map(lambda each: _added(each) if isinstance(each, Shares) else each, operands)
             found = func(*operands[0], **operands[1])
             results = [as_pairs(each) for each in tree_leaves((found, written(func, *operands))) if _is_tensor(each)]
     except (InexactData, RuntimeError, TypeError, NotImplementedError) as error:  # from operators without a rule
@@ -88,14 +102,51 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    tensor = value.stack if isinstance(value, Shares) else value
+    return isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _ranged(value: Any) -> Any:
+    """Returns a floating operand that is equal in every program; shares whose sum may be rounded stay shares."""
+    from equivtest.oracle.running import RunningError
+
+    if not _is_float(value):
+        return value
+    if not isinstance(value, Shares):
+        return RunningError.exactly(value)
+    stack = value.stack
+    try:
+        whole = reduce_exactly("operand", stack, value.op, [len(stack)]).value.to(stack.dtype)
+    except InexactData:
+        return Shares(RunningError.exactly(stack), value.op)
+    return Parts(whole, torch.zeros_like(whole, dtype=torch.float64), stack.double().abs().sum(0)).wrapped()
+
+
+def _added(shares: Shares) -> torch.Tensor:
+    """Reduces shares; if they are `Ranged`, in any order.
+
+    Raises:
+        Unjudged: the reduction of whole numbers is rounded, or unknown.
+    """
+    stack, op = shares.stack, shares.op
+    if op in ("max", "min"):
+        return stack.amax(0) if op == "max" else -(-stack).amax(0)
+    if op not in ("sum", "avg") or (op == "avg" and not _is_float(stack)):
+        raise Unjudged(f"the right result is unknown for the reduction {op} of {dtype_name(stack.dtype)}")
+    total = stack.sum(0)
+    return total.to(stack.dtype) if op == "sum" else total / len(stack)
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
     """Returns the floating dtype with the fewest bits among tensors and arguments, complex ones too, or None."""
-    found = {value.dtype.to_real() for value in values if _is_float(value)}
+    found = {_dtype_of(value).to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def _dtype_of(value: Any) -> torch.dtype:
+    found: torch.dtype = (value.stack if isinstance(value, Shares) else value).dtype
+    return found
 
 
 def _right(counted: Any, tensor: torch.Tensor) -> Right:

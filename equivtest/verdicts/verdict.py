@@ -83,7 +83,7 @@ class Verdict:
         known: The reason of the known failure that covers the case.
         history: If the claim holds when the case runs alone in new ranks: the cases that had run before it failed.
         shrunk_from: The first failing case and its first wrong tensor, if that is another tensor than this verdict's.
-        fault: Where the failure comes from: 'collective: ...', 'kernel: ...' or 'parallelization: ...'; '' if not
+        fault: The cause: 'collective: ...', 'kernel: ...', 'operator: ...' or 'parallelization: ...'; '' if not
             diagnosed.
         limit_s: Seconds that a visit of the case may take.
     """

@@ -7,21 +7,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor.parallel import loss_parallel
 
 from equivtest.cases.case import Case
 from equivtest.diagnose.blame import DECLINED, HELD, blame
 from equivtest.diagnose.calls import first_wrong
+from equivtest.diagnose.wholes import whole_arguments
 from equivtest.families.collectives.case import CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.layout import Layout, parse_placement
 from equivtest.oracle.single_collective import Inconsistent, Right, Unjudged, premultiplied, right_results
 from equivtest.oracle.single_operation import right_of_operation
 from equivtest.programs.case import ModuleCase
 from equivtest.ranks.backend import Backend
+from equivtest.ranks.observe.notes import Part
+from equivtest.ranks.observe.watching import _has_another_meaning
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import Judgement, Verdict
+from tests.programs import sharded_layers as layers
 from tests.programs.planted import FAULT
 
 LINEAR = LinearCase(world_size=2, style="rowwise", in_features=4, out_features=3, dtype="float16")
@@ -36,6 +42,11 @@ def told(subject: str, case: Case, pool: Pool, kind: str = "value") -> str:
         return any(verdict.failed for verdict in judge_replies(subject, case, replies))
 
     return blame(Verdict(claim="", subject=subject, case=case, judgement=Judgement(kind)), pool, is_shown_by)
+
+
+def part(values: list[Any], placement: str) -> Part:
+    """One rank's part of a tensor of one element, on two ranks."""
+    return Part(torch.tensor(values), Layout((parse_placement(placement),)), (1,), (2,), (0, 1))
 
 
 # Of ranks.
@@ -109,6 +120,50 @@ def test_case_declined_when_watched_has_no_fault_line(pool: Pool) -> None:
     case = ModuleCase(world_size=2, build="tests.programs.module:mlp", parallelize=f"{here}never", x_shape=(2, 3))
 
     assert told("module", case, pool) == DECLINED
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("mse_loss", "aten.mse_loss_backward.default of float32 () [replicate], float32 (4, 4) [shard(1)], float32 "),
+        ("relu_of_shares", "aten.relu.default of float32 (4, 4) [partial(sum)], call 1 of it in the forward on ranks"),
+        ("own_parts_softmax", "aten._softmax.default of float32 (4, 4) [shard(1)], call 1 of it in the forward on "),
+        ("written_without_its_sum", "aten.add_.Tensor of float32 (4, 4) [replicate], float32 (4, 4) [partial(sum)]"),
+    ],
+)
+def test_first_wrong_operator_on_dtensors_is_named(pool: Pool, name: str, fault: str) -> None:
+    """Each rank's local operations are right, and later operators are right from wrong operands."""
+    found = told(layers.subject_of(name), layers.case_of(name), pool)
+
+    assert found.startswith(f"operator: {fault}") and " unsharded" in found and "more are wrong" not in found
+
+
+@pytest.mark.ranks
+def test_right_operator_is_not_blamed_for_a_wrong_program(pool: Pool) -> None:
+    fault = told("module", layers.case_of("product", "unreduced"), pool)
+
+    assert fault.startswith("parallelization: every call is right") and "operators on DTensors" in fault
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([part([True], "partial(sum)"), part([True], "partial(sum)")], "no layout says"),
+        ([part([1.0], "replicate"), part([2.0], "replicate")], "the replicas of an operand differ"),
+        ([part([1.0], "shard(0)"), part([2.0], "shard(0)")], "rank 1 must hold a shard of shape"),
+    ],
+)
+def test_operand_whose_parts_make_up_no_whole_is_not_judged(parts: list[Part], reason: str) -> None:
+    with pytest.raises(Unjudged, match=reason):
+        whole_arguments(parts)
+
+
+def test_operator_has_another_meaning_in_loss_parallel() -> None:
+    with loss_parallel():
+        assert _has_another_meaning(torch.ops.aten._log_softmax.default)
+    assert not _has_another_meaning(torch.ops.aten._log_softmax.default)
+    assert not _has_another_meaning(torch.ops.aten.convolution.default)
 
 
 DEVIATING = Backend("planted", imports=("tests.programs.deviating",))

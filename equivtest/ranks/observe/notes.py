@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 import torch
 
+from equivtest.layout import Layout, parse_placement
 from equivtest.tensors import at_rest, dtype_name
 
 BEGUN, ENDED, RAISED = "begun", "ended", "raised"
-COLLECTIVE, OPERATION = "collective", "operation"
+COLLECTIVE, OPERATION, OPERATOR = "collective", "operation", "operator"
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -22,13 +24,14 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: Number of the call, from 0 on each rank.
         moment: BEGUN, ENDED or RAISED.
-        kind: COLLECTIVE or OPERATION.
+        kind: COLLECTIVE, OPERATION on plain tensors, or OPERATOR on DTensors.
         name: Method of a process group, or operator such as 'aten::mm.default'.
         given: The arguments of the call, as `packed`.
-        got: The results of a collective; the returned value of an operation, then the tensors that it wrote to.
-        group: World ranks of the collective's group, in its order.
-        options: Of a collective: 'op', 'factor' of a 'premul', 'root', 'phase', 'group_name', the number of elements
-            of each result as 'room', and others.
+        got: The results of a collective; the returned value of an operation or operator, then the tensors that it
+            wrote to.
+        group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
+        options: 'phase'; of an operator's end, its place among all calls as 'order'; of a collective: 'op', 'factor' of
+            a 'premul', 'root', 'group_name', the number of elements of each result as 'room', and others.
         was_changed: True if something else wrote to the operands in the meantime.
         error: Text of the exception.
         at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
@@ -45,6 +48,21 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     was_changed: bool = False
     error: str = ""
     at_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a DTensor.
+
+    Attributes:
+        ranks: World ranks of its mesh, in row-major order.
+    """
+
+    local: torch.Tensor
+    layout: Layout
+    shape: tuple[int, ...]
+    mesh_shape: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -81,6 +99,8 @@ def packed(value: Any) -> Any:
     """Converts arguments to plain data: tensors with their bytes, dtypes and the like by name; drops devices."""
     if isinstance(value, torch.Tensor):
         return {"tensor": _packed_tensor(value)}
+    if isinstance(value, Part):
+        return {"part": _packed_part(value)}
     if isinstance(value, torch.dtype):
         return {"torch": dtype_name(value)}
     if isinstance(value, torch.memory_format | torch.layout):
@@ -97,6 +117,11 @@ def _packed_tensor(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
     return dtype_name(still.dtype), tuple(still.shape), bytes(still.reshape(-1).view(torch.uint8).numpy().data)
 
 
+def _packed_part(part: Part) -> tuple[Any, ...]:
+    placements = [str(placement) for placement in part.layout.placements]
+    return _packed_tensor(part.local), placements, part.layout.shard_order, part.shape, part.mesh_shape, part.ranks
+
+
 def unpacked(value: Any) -> Any:
     """Reverses `packed`, on the CPU.
 
@@ -110,6 +135,10 @@ def unpacked(value: Any) -> Any:
     [(kind, held)] = value.items()
     if kind == "tensor":
         return _unpacked_tensor(*held)
+    if kind == "part":
+        local, placements, order, *others = held
+        layout = Layout(tuple(map(parse_placement, placements)), tuple(order))
+        return Part(_unpacked_tensor(*local), layout, *map(tuple, others))
     if kind == "torch":
         return getattr(torch, held)
     if kind == "device":

@@ -1,10 +1,10 @@
 """Watches what a rank computes and exchanges in one visit, and notes it with all operands.
 
 `equivtest.diagnose.blame` watches a visit to find the call that a failure comes from.  A collective is noted
-when it is called and again when it is complete, a local operation when it begins and when it ends.  The notes
-therefore also show a call that never ends.
+when it is called and again when it is complete, an operator on DTensors and a local operation when they begin and when
+they end.  The notes therefore also show a call that never ends.
 
-Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for local operations, including those of a backward;
+Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for operators and local operations, also in a backward;
 `equivtest.ranks.observe.faults` sees collectives, because DistributedDataParallel calls them from C++.
 """
 
@@ -21,16 +21,42 @@ from typing import IO, Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from equivtest.base import limits
+from equivtest.errors import Misuse
+from equivtest.ranks.layouts import layout_of
 from equivtest.ranks.observe.moves import Call, factor_of, flat_tensors
-from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, OPERATION, RAISED, Note, packed, write_note
+from equivtest.ranks.observe.notes import (
+    BEGUN,
+    COLLECTIVE,
+    ENDED,
+    OPERATION,
+    OPERATOR,
+    RAISED,
+    Note,
+    Part,
+    packed,
+    write_note,
+)
 from equivtest.tensors import same_bits
 
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
 """Parts of the names of operators whose results are no values, or depend on the operands' memory layout."""
+
+HANDLERS = ("torch.distributed.tensor._dispatch", "torch.distributed.tensor._tp_conv")
+"""Modules of the handlers by which DTensor computes some operators without a rule.
+
+Handlers of other modules, such as loss_parallel, give an operator another meaning while a context lasts.
+Source: OpDispatcher.__init__ in torch/distributed/tensor/_dispatch.py, and torch/distributed/tensor/parallel/loss.py
+(2.13.0).
+"""
+
+PLACEMENTS = ("Shard", "_StridedShard", "Replicate", "Partial")
+"""Classes of placements that say how the parts make up the whole, unlike _MaskPartial and _NormPartial (2.13.0)."""
 
 REDUCTIONS = {
     getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -250,20 +276,51 @@ def _in_short(error: Exception) -> str:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each of torch's own operators on plain tensors, below DTensor's operators."""
+    """Notes each of torch's own operators on DTensors, and those on plain tensors below them."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+        self._entering = threading.local()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return self._of_dtensors(func, args, kwargs or {})
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         if not _is_seen(func) or not _is_computed(types, (args, kwargs)) or self._watch.is_full:
             return func(*args, **(kwargs or {}))
         return self._watched(func, args, kwargs or {})
+
+    def _of_dtensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Notes an operator on DTensors; DTensor then computes it with this mode still on, which notes its parts."""
+        is_noted, self._entering.is_noted = getattr(self._entering, "is_noted", False), False
+        mesh = _mesh_of((args, kwargs))
+        if is_noted or mesh is None or not _is_seen(func) or _has_another_meaning(func) or self._watch.is_full:
+            return NotImplemented
+        watch, number = self._watch, next(self._watch.numbers)
+        written, _ = _by_use(func, args, kwargs)
+        watch.note(
+            number=number,
+            moment=BEGUN,
+            kind=OPERATOR,
+            name=str(func),
+            given=packed(_in_parts([args, list(kwargs.items())])),
+            group=tuple(mesh.mesh.flatten().tolist()),
+            options=_phase(),
+        )
+        self._entering.is_noted = True
+        try:
+            with self:
+                found = func(*args, **kwargs)
+        except Exception as error:
+            watch.note(number=number, moment=RAISED, error=_in_short(error))
+            raise
+        order = {"order": next(watch.numbers)}
+        watch.note(number=number, moment=ENDED, got=packed(_in_parts([found, written])), options=order)
+        return found
 
     def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch, number = self._watch, next(self._watch.numbers)
@@ -304,3 +361,33 @@ def _is_seen(func: Any) -> bool:
     name = func.overloadpacket.__name__
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     return func.namespace == "aten" and not is_random and not any(part in name for part in UNSEEN)
+
+
+def _mesh_of(given: Any) -> Any:
+    """Returns the mesh of the first DTensor; None if this rank is outside of it, or its tensors have no values."""
+    first = next(each for each in tree_leaves(given) if isinstance(each, DTensor))
+    local = first._local_tensor
+    has_values = isinstance(local, AsyncCollectiveTensor) or _is_computed([type(local)], [local])
+    return first.device_mesh if has_values and first.device_mesh.get_coordinate() is not None else None
+
+
+def _has_another_meaning(func: Any) -> bool:
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(func)
+    return handler is not None and handler.__module__ not in HANDLERS
+
+
+def _in_parts(value: Any) -> Any:
+    """Replaces each DTensor by this rank's part, or by its spec if that does not say how parts make up a whole."""
+    if isinstance(value, list | tuple):
+        return [_in_parts(each) for each in value]
+    if not isinstance(value, DTensor):
+        return value
+    mesh, local = value.device_mesh, value._local_tensor
+    try:
+        layout = layout_of(value, "a DTensor")
+    except Misuse:
+        return value._spec
+    if any(type(placement).__name__ not in PLACEMENTS for placement in value.placements):
+        return value._spec
+    local = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+    return Part(local, layout, tuple(value.shape), tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
