@@ -6,6 +6,7 @@ It relies on these undocumented features of pytest 8 and 9:
   the terminal counts and prints them, JUnit XML writes them, and `Session` notes that a test failed.
 - The terminal and JUnit XML each wait for the three reports, of setup, call and teardown, before a test is complete.
 - A skipped report has (path, line, reason) in `longrepr`; `wasxfail` makes it an expected failure.
+- JUnit XML writes the `user_properties` of the teardown's report as properties of the test.
 - `Session.testscollected` is the number that the terminal's progress counts up to, and may be raised.
 """
 
@@ -43,6 +44,7 @@ def report_claim(session: pytest.Session, path: str, name: str, result: ClaimRes
             when,
             start=now_s,
             stop=now_s,
+            user_properties=[("torch", result.torchs)] if result.torchs else [],
             **(extra if called else {}),
         )
         session.config.hook.pytest_runtest_logreport(report=report)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _pool_key = pytest.StashKey["Pool"]()
 _server_key: pytest.StashKey[Server | None] = pytest.StashKey()
 """A server that was started before the pool."""
+_reference_key = pytest.StashKey["Pool"]()
 _hub_key = pytest.StashKey["RunHub"]()
 _slots_key = pytest.StashKey[dict[str, int]]()
 _workers_key = pytest.StashKey[list[Any]]()
@@ -65,6 +66,23 @@ def _end_orderly(config: pytest.Config) -> None:
         end_with_starter()
     else:
         end_orderly_on_sigterm(config)
+
+
+def reference_of(config: pytest.Config) -> Callable[[], Pool] | None:
+    """Returns a function that makes, once, this process's pool of gloo on the CPU; None if the run is on it."""
+    if settings_of(config).is_reference:
+        return None
+
+    def reference() -> Pool:
+        from equivtest.ranks.pool import Pool
+
+        if _reference_key not in config.stash:
+            config.stash[_reference_key] = Pool()
+        pool = config.stash[_reference_key]
+        pool.serve(_running_file(config))
+        return pool
+
+    return reference
 
 
 def _running_file(config: pytest.Config) -> str:
@@ -163,15 +181,16 @@ def is_known_fault(fault: Finding, settings: Settings) -> bool:
 
 
 def close_pool(config: pytest.Config) -> None:
-    """Ends every rank of this process's pool, if there is one, or the server that waits for a pool."""
+    """Ends every rank of this process's pools, or the server that waits for a pool."""
     server = config.stash.get(_server_key, None)
     if server is not None:
         config.stash[_server_key] = None
         server.close()
-    pool = config.stash.get(_pool_key, None)
-    if pool is not None:
-        del config.stash[_pool_key]
-        pool.close()
+    for key in (_pool_key, _reference_key):
+        pool = config.stash.get(key, None)
+        if pool is not None:
+            del config.stash[key]
+            pool.close()
 
 
 def end_orderly_on_sigterm(config: pytest.Config) -> None:

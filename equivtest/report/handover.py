@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+TORCHS = "fails on gloo and the CPU too"
+"""Begins the reason of a failure on another backend that is torch's own: see `equivtest.search.differential`."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One judged draw of a case: a line of verdicts.jsonl.
@@ -19,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declined: Why the program does not support the case; None if it does.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
-        known: Claim -> reason of the known failure.
+        known: Claim -> reason of the known failure, or TORCHS.
         parts: Tensor within a module -> margin like `tensor_margins`, or None if nothing is concluded.
         begins: The first wrong tensor of `parts`, or ''.
         factors: See `equivtest.verdicts.verdict.Judgement`.

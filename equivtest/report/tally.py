@@ -6,13 +6,13 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from equivtest.base.lacking import is_allowed
 from equivtest.base.profiles import ANY, AUDIT_LABEL, wanted_kinds
 from equivtest.report.coverage import Covered
-from equivtest.report.handover import Failure, Listed, Record
+from equivtest.report.handover import TORCHS, Failure, Listed, Record
 from equivtest.report.margins import Key, Margins
 from equivtest.report.parts import PartTree
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
@@ -30,11 +30,13 @@ class ClaimResult:
     Attributes:
         outcome: 'xfailed' if every failure was a known one and nothing else was judged.
         text: Full messages of the failures, or why nothing was concluded.
+        torchs: Its failures that are torch's own, one line for each kind.
     """
 
     claim: str
     outcome: Literal["passed", "failed", "skipped", "xfailed"]
     text: str = ""
+    torchs: str = ""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Tally:
         parts: Conclusions on each part of modules that are judged part by part.
         factors: Tensor -> factor that the program's backward applies there and removes again.
         reasons: Claim -> reasons of known failures.
+        torchs: (claim, reason) -> cases that fail on gloo and the CPU too, as code, each with a number of draws.
         lacking: (cell, reason, 'dtype:function' of each refused collective) -> verdicts that stay open because of it.
         declined: Reason why the program does not support a case -> cases.
         failures: Shrunk failures, in order of arrival.
@@ -80,6 +83,7 @@ class Tally:
     parts: PartTree = field(default_factory=PartTree)
     factors: dict[str, float] = field(default_factory=dict)
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    torchs: defaultdict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     lacking: Counter[tuple[Cell, str, tuple[str, ...]]] = field(default_factory=Counter)
     declined: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -151,6 +155,8 @@ class Tally:
         self.factors |= record.factors
         for claim, reason in record.known.items():
             self.reasons[claim][reason] += 1
+            if reason.startswith(TORCHS):
+                self.torchs[claim, reason][case_code(record.case)] += 1
         self.refused += record.verdicts.get("refuses") == "holds"
 
     def total(self, *kinds: str) -> int:
@@ -178,6 +184,14 @@ class Tally:
         others = len(self.declined) - 1
         return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
+    def torchs_in_words(self, only: str = "") -> list[str]:
+        """Returns a line for each claim, or for one, and kind that fails on gloo and the CPU too, with a case."""
+        return [
+            f"{self.listed.name}: {claim} {reason}: {cases.total():,} verdicts, such as in {min(cases, key=len)}"
+            for (claim, reason), cases in sorted(self.torchs.items())
+            if only in ("", claim)
+        ]
+
     @property
     def judged(self) -> int:
         """Number of verdicts that held, failed or came out inconclusive."""
@@ -191,7 +205,7 @@ class Tally:
     def claims(self) -> list[ClaimResult]:
         """Returns one result per claim of the property, in the property's order."""
         names = dict.fromkeys([*self.listed.claims, *self.kinds])
-        return [self._claim(name) for name in names]
+        return [replace(self._claim(name), torchs="\n".join(self.torchs_in_words(name))) for name in names]
 
     def _claim(self, name: str) -> ClaimResult:
         counts = self.kinds.get(name, Counter())

@@ -75,7 +75,8 @@ def summarize(
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
         notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out]
-    notes += refused + declined + _lacking(tallies)
+    notes += refused + declined + [f"torch   {line}" for tally in tallies for line in tally.torchs_in_words()]
+    notes += _lacking(tallies)
     return [
         *headlines,
         *_counts_table(tallies),
@@ -153,6 +154,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     cut = sum(tally.cut for tally in tallies)
+    torchs = sum(cases.total() for tally in tallies for cases in tally.torchs.values())
     covered = Covered.all_of(tally.covered for tally in tallies)
     words = {"passed": "hold", "failed": "failed", "xfailed": "known to fail", "skipped": "open"}
     verdicts = {
@@ -166,6 +168,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
         ", ".join(f"{sum(t.total(*kinds) for t in tallies):,} {word}" for word, kinds in verdicts.items())
         + f"; of {outcomes.total()} claims "
         + ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome]),
+        *[f"{torchs:,} of the known verdicts are torch's: they fail on gloo and the CPU too"] * bool(torchs),
         *[covered] * bool(covered),
         *[f"the budget left out {cut:,} cases: each search ran first what covers most"] * bool(cut),
     ]

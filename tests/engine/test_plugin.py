@@ -10,20 +10,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
+from _pytest.junitxml import LogXML
 
 import equivtest.pytest_plugin.collection
 import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
 from equivtest import plugin
 from equivtest.pytest_plugin import suite
+from equivtest.pytest_plugin.claim_reports import report_claim
 from equivtest.pytest_plugin.pytest_run import worker_args
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.report.files import write_report
 from equivtest.report.log import read_run
+from equivtest.report.tally import ClaimResult
 from equivtest.search import known
 from tests.engine.fake_suite import PROPERTIES, log_of, make_suite, plugin_args, run_suite
 
@@ -283,6 +288,18 @@ def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
     cases = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
     claims = [(case.get("name"), len(case)) for case in cases if case.get("classname") == "test_fake.a_wrong"]
     assert claims == [("equals_unsharded", 1), ("agrees_on_all_ranks", 0)]
+
+
+def test_junit_lists_failures_of_torch_as_a_property(tmp_path: Path) -> None:
+    log = LogXML(str(tmp_path / "j.xml"), None)
+    hook = SimpleNamespace(pytest_runtest_logreport=log.pytest_runtest_logreport)
+    session: Any = SimpleNamespace(testscollected=0, config=SimpleNamespace(hook=hook))
+    log.pytest_sessionstart()
+    report_claim(session, "test_a.py", "a", ClaimResult("equals_unsharded", "passed", torchs="one line"))
+    log.pytest_sessionfinish()
+
+    found = ElementTree.parse(tmp_path / "j.xml").iter("property")
+    assert [(each.get("name"), each.get("value")) for each in found] == [("torch", "one line")]
 
 
 def test_junit_names_file_and_line_of_the_property(pytester: pytest.Pytester) -> None:

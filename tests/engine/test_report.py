@@ -15,7 +15,7 @@ from equivtest.base.profiles import PROFILES, plan
 from equivtest.errors import BrokenSetup
 from equivtest.pytest_plugin.machine import commit_of, cpu_name, versions_of
 from equivtest.report.files import as_html, write_report
-from equivtest.report.handover import Failure, KnownState, Listed, Record
+from equivtest.report.handover import TORCHS, Failure, KnownState, Listed, Record
 from equivtest.report.results import Results
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_declined, summarize, totals
@@ -96,6 +96,21 @@ def test_dtype_that_the_module_refuses_is_named_with_the_reason_whole() -> None:
 
     assert f"dtypes  {counted.listed.name}: left out float16: a reason of many words" in lines
     assert any(line.startswith(f"dtypes  {counted.listed.name}: left out bfloat16") for line in lines)
+
+
+def test_failures_of_torch_on_another_backend_are_listed() -> None:
+    known = {"equals_unsharded": f"{TORCHS} (value)"}
+    counted = tally(record(), of_kind("known", known=known), of_kind("known", known=known, draw=1))
+    line = (
+        f"{counted.listed.name}: equals_unsharded {TORCHS} (value): 2 verdicts, such as in "
+        "LinearCase(world_size=3, leading=(2, 1))"
+    )
+    lines = summarize([counted], seconds=1.0, width=60)
+
+    assert f"torch   {line}" in lines
+    assert "2 of the known verdicts are torch's: they fail on gloo and the CPU too" in lines
+    assert line in as_html(ENVIRONMENT, [counted], []) and TORCHS not in as_html(ENVIRONMENT, [tally(record())], [])
+    assert [result.torchs for result in counted.claims()] == [line, ""]
 
 
 def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:

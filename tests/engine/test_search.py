@@ -25,14 +25,15 @@ from equivtest.programs.case import ModuleCase
 from equivtest.property import Property, Space
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.report.handover import Record
+from equivtest.report.handover import TORCHS, Record
 from equivtest.search.chunks import Chunk
+from equivtest.search.differential import fails_alike
 from equivtest.search.known import Condition, KnownFailure, KnownFailures
 from equivtest.search.replay import read_replay, replay
 from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
 from equivtest.verdicts.judging import judge_replies
-from equivtest.verdicts.verdict import Verdict
+from equivtest.verdicts.verdict import Judgement, Verdict
 from tests.replies import (
     StubPool,
     change_answer,
@@ -93,6 +94,13 @@ def stub(*changes: Change, from_world: int = 1) -> StubPool:
     return StubPool(answer)
 
 
+def against_reference(pool: StubPool, reference: StubPool, tmp_path: Path) -> Findings:
+    """Searches on a backend whose failures run again on the reference, on one rank."""
+    chunk = replace(CHUNK, world_size=1)
+    own, other = cast(Pool, pool), cast(Pool, reference)
+    return search(one_draw(claimed()), chunk, own, NOTHING, tmp_path, reference=lambda: other)
+
+
 def one_draw(prop: Property) -> Property:
     """The property over cases of one draw in the whole world: changes are made to the first, on process 0."""
 
@@ -142,6 +150,51 @@ def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
     assert {"equals_unsharded", "does_not_touch_its_inputs"} <= {claim for claim, _ in targets(findings)}
     assert shrunk(findings, "equals_unsharded").parameters == ((1,), (1,))
     assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
+
+
+def test_failure_of_gloo_and_the_cpu_too_is_known(tmp_path: Path) -> None:
+    """Cases without a failure do not run there."""
+    reference = stub(wrong_second_value)
+    findings = against_reference(stub(wrong_second_value), reference, tmp_path)
+    known = {reason for record in findings.records for reason in record.known.values()}
+
+    assert findings.failures == [] and known == {f"{TORCHS} (value)"}
+    assert 0 < len(reference.seen) < len(findings.records)
+
+
+def test_fault_of_the_backend_fails_beside_a_failure_of_torch(tmp_path: Path) -> None:
+    findings = against_reference(stub(wrong_second_value, touches_three), stub(wrong_second_value), tmp_path)
+
+    assert targets(findings) == {("does_not_touch_its_inputs", "touched")}
+
+
+def test_failure_in_another_place_is_the_backends(tmp_path: Path) -> None:
+    """On gloo the first parameter is wrong, on the backend the second."""
+
+    def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
+        shape = case.parameters[0]
+        return set_element(replies, 0, "param.0", (0,) * len(shape), math.nan) if math.prod(shape) else replies
+
+    findings = against_reference(stub(wrong_second_value), stub(wrong_first_value), tmp_path)
+
+    assert targets(findings) == {("equals_unsharded", "value")}
+
+
+@pytest.mark.parametrize(
+    ("text", "alike"),
+    [("ValueError: on cpu:0", True), ("ValueError: on two", False), ("RuntimeError: on cpu:0", False)],
+)
+def test_exceptions_are_alike_except_for_devices(text: str, alike: bool) -> None:  # noqa: FBT001
+    def ended(detail: str) -> Verdict:
+        return Verdict(
+            claim="",
+            subject="mine:fetch",
+            case=SMALLEST,
+            judgement=Judgement("raised"),
+            detail=f"rank 0 raised {detail}",
+        )
+
+    assert fails_alike(ended("ValueError: on npu:1\n..."), ended(text)) == alike
 
 
 def test_failure_before_a_subjects_misuse_is_reported_with_it(tmp_path: Path) -> None:

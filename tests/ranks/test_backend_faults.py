@@ -22,6 +22,7 @@ from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
 from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
+from equivtest.property import Property
 from equivtest.pytest_plugin import pools
 from equivtest.pytest_plugin.settings import parse
 from equivtest.pytest_plugin.suite import shipped
@@ -30,14 +31,16 @@ from equivtest.ranks.pool import Pool
 from equivtest.ranks.probe import PROBES
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, conclude
-from equivtest.report.handover import BackendFault
+from equivtest.report.handover import TORCHS, BackendFault
 from equivtest.report.text import on_faults
 from equivtest.search.chunks import Chunk
 from equivtest.search.known import KnownFailures
 from equivtest.search.search import search
+from equivtest.verdicts.claims import equals_unsharded, gradients_equal_unsharded
 from equivtest.verdicts.judging import check, judge
 from equivtest.verdicts.verdict import RankRaised
 from tests.commands import Command, Ended
+from tests.programs import sharded_layers as layers
 from tests.programs.faults import FaultCase
 from tests.programs.planted import FAULT
 from tests.ranks.fault_cells import VISIT
@@ -67,6 +70,25 @@ def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return command(tmp_path, *args, *more)
 
     return run
+
+
+@pytest.mark.ranks
+def test_failures_of_torch_do_not_fail_a_wrong_backend_and_its_own_do(
+    pool: Pool, planted: Callable[[str], Pool], tmp_path: Path
+) -> None:
+    """A layer that ends in mse_loss has a wrong gradient on gloo too (torch 2.13.0)."""
+    claims = (equals_unsharded, gradients_equal_unsharded)
+
+    def failed(subject: str, case: Case, wrong: Pool) -> tuple[set[str], set[str]]:
+        prop = Property(subject, "It is right.", "nowhere", lambda space: st.just(case), claims)
+        chunk = Chunk(2, case.dtypes, 0, 1)
+        found = search(prop, chunk, wrong, KnownFailures(), tmp_path, reference=lambda: pool)
+        known = {reason for record in found.records for reason in record.known.values()}
+        return {failure.claim for failure in found.failures}, known
+
+    with planted("drops_rank") as wrong:
+        assert failed("module", layers.case_of("mse_loss"), wrong) == (set(), {f"{TORCHS} (value)"})
+        assert failed("rowwise_linear", replace(LINEAR, dtype="float16"), wrong) == ({"equals_unsharded"}, set())
 
 
 @pytest.mark.ranks

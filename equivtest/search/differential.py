@@ -1,0 +1,58 @@
+"""Tells torch's failures from the backend's: a case that fails on a backend runs once more on gloo and the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from equivtest.errors import BrokenSetup, Misuse
+from equivtest.property import Property
+from equivtest.ranks.pool import Pool
+from equivtest.report.handover import TORCHS
+from equivtest.verdicts.judging import judge
+from equivtest.verdicts.verdict import Verdict
+
+
+def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, reference: Pool) -> list[Verdict]:
+    """Marks each failure as known that the case shows alike on gloo and the CPU."""
+    failed = [verdict for verdict in verdicts if verdict.failed]
+    if not failed:
+        return list(verdicts)
+    names = {verdict.claim for verdict in failed}
+    claims = [claim for claim in prop.claims if claim.name in names]
+    try:
+        found = judge(prop.subject, failed[0].case, reference, claims, limit_s=prop.limit_s)
+    except (Misuse, BrokenSetup):  # the subject cannot run there
+        return list(verdicts)
+    return [
+        _as_torchs(verdict) if verdict.failed and any(fails_alike(verdict, other) for other in found) else verdict
+        for verdict in verdicts
+    ]
+
+
+def fails_alike(verdict: Verdict, other: Verdict) -> bool:
+    """True if two verdicts on one case fail the same claim, by the same kind, in the same place.
+
+    The place is the first wrong tensor, with the element that is furthest off or the number of wrong elements on each
+    rank; which element that is may depend on roundings.  It is the exception if a rank raised.
+    """
+    same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
+    if not same or not other.failed or verdict.first_tensor != other.first_tensor:
+        return False
+    if not verdict.first_tensor:
+        return _exception_in(verdict) == _exception_in(other)
+    first, second = verdict.judgement.mismatches[0], other.judgement.mismatches[0]
+    same_element = (first.rank, first.local_index) == (second.rank, second.local_index)
+    return same_element or (bool(first.extent) and first.extent == second.extent)
+
+
+def _exception_in(verdict: Verdict) -> str:
+    """Returns the class and the first line of the exception that ended the run, without devices; '' if none did."""
+    found = re.search(r" raised (\w+: .*)", verdict.detail.partition("\n")[0])
+    return re.sub(r"\b[a-z]+:\d+\b", "DEVICE", found[1]) if found else ""
+
+
+def _as_torchs(verdict: Verdict) -> Verdict:
+    judgement = replace(verdict.judgement, kind="known", mismatches=())
+    return replace(verdict, judgement=judgement, known=f"{TORCHS} ({verdict.kind})")
