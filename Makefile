@@ -1,8 +1,10 @@
 # GNU make 4.3 or newer.  Every target makes its own environment in .venv first, where it is missing or out of date.
 
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+# Another interpreter has an environment beside .venv: make test PYTHON=python3.12
+VENV := $(if $(filter-out python3,$(PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 
 DEEPSPEED_VERSION := $(or $(VERSION),0.19.8)
 DEEPSPEED := .deepspeed/$(DEEPSPEED_VERSION)
@@ -76,16 +78,16 @@ smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's package
 	$(PYTHON) -m venv "$$folder/venv"; \
 	"$$folder/venv/bin/python" -m pip install --quiet --no-deps -c constraints.txt "$$folder"/dist/*.whl; \
 	site() { "$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
-	site .venv > "$$(site "$$folder/venv")/packages_of_main_environment.pth"; \
+	site $(VENV) > "$$(site "$$folder/venv")/packages_of_main_environment.pth"; \
 	mkdir "$$folder/empty"; cd "$$folder/empty"; \
 	../venv/bin/equivtest run --profile smoke --subjects colwise_linear,rowwise_linear,zero3_fetch_all_gather,attention_block
 
 clean:  ## Remove everything that make, the tests and the build leave, .venv included
-	rm -rf .venv .docs .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	rm -rf .venv .venv-* .docs .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -94,7 +96,7 @@ $(DOCS)/.installed: $(INSTALLED) constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -r constraints-docs.txt
 	site() { "$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
-	echo "import site; site.addsitedir('$$(site .venv)')" > "$$(site $(DOCS))/packages_of_main_environment.pth"
+	echo "import site; site.addsitedir('$$(site $(VENV))')" > "$$(site $(DOCS))/packages_of_main_environment.pth"
 	touch $@
 
 # Beside .venv and not in it, so that releases lie side by side; its own operators are never built.

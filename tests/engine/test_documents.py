@@ -227,6 +227,14 @@ def test_every_command_is_understood(command: str) -> None:
         assert command.startswith(OTHER_COMMANDS)
 
 
+def test_make_runs_another_python_in_its_environment() -> None:
+    planned = subprocess.run(
+        ["make", "--dry-run", "test", "PYTHON=python3.12"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert ".venv-python3.12/bin/pytest" in planned.stdout
+
+
 @pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")):
