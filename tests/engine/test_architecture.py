@@ -200,7 +200,7 @@ def test_heavy_module_is_imported_at_home_only(module: str) -> None:
             assert not any(is_within(imported, name) for imported in imports_of(module)), f"{module} imports {name}"
 
 
-def test_a_part_imports_only_what_its_table_allows() -> None:
+def test_part_imports_only_modules_that_its_table_allows() -> None:
     for module in PATHS:
         for imported in own_imports_of(module):
             if part_of(module) and part_of(imported):

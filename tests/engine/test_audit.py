@@ -265,7 +265,7 @@ def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
 # Text of the summary.
 
 
-def test_only_sums_are_doubled_and_only_what_every_rank_gives_is_exchanged() -> None:
+def test_only_sums_are_doubled_and_only_operands_of_all_ranks_are_exchanged() -> None:
     assert [is_possible(kind, "broadcast") for kind in FAULTS] == [False, False, True, True, False]
     assert [is_possible(kind, "all_reduce") for kind in FAULTS] == [True] * 5
 

@@ -223,7 +223,7 @@ def test_message_of_misuse_shows_the_ends_of_a_long_value(value: str) -> None:
     assert len(message) < errors.VALUE_CHARS + 120
 
 
-def test_message_of_misuse_keeps_what_is_short() -> None:
+def test_message_of_misuse_keeps_short_values() -> None:
     message = f"expected one of {', '.join('name' * 10 for _ in range(10))}, got 'x'"
 
     assert str(Misuse(message)) == message

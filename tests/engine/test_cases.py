@@ -177,7 +177,7 @@ def test_a_gradient_has_the_layout_of_its_parameter(style: str, weight: Shard, b
     assert layouts["grad.x"] == layouts["x"]
 
 
-def test_a_linear_case_answers_what_needs_a_gradient() -> None:
+def test_linear_case_answers_each_required_gradient() -> None:
     assert LINEAR.given_names() == ("x", "weight", "bias", "cotangent")
     assert LINEAR.answer_names() == ("output", "param.weight", "param.bias", "grad.x", "grad.bias")
     assert LINEAR.given_flags() == {"x": True, "weight": False, "bias": True, "cotangent": False}

@@ -67,7 +67,7 @@ def test_a_new_kind_is_one_class() -> None:
     assert str(failure).splitlines()[0] == "OddElements: mine: output has odd elements"
 
 
-def test_kinds_of_a_run_that_broke_off_and_of_what_did_not_fail() -> None:
+def test_kinds_of_broken_and_passing_runs_are_distinct() -> None:
     assert WHOLE_RUN == ("raised", "lost", "timed_out") and set(KINDS) - {*FAILING} == {"not_supported"}
 
 
@@ -89,7 +89,7 @@ def test_check_raises_the_first_failure() -> None:
         check("mine", LINEAR, stub(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5)))
 
 
-def test_check_raises_what_a_later_draw_shows() -> None:
+def test_check_raises_the_failure_of_a_later_draw() -> None:
     """Every draw is judged."""
     case = replace(LINEAR, values=(("dense", 0), ("wide-w", 1)))
     replies = right_replies(case)

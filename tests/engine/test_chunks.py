@@ -223,7 +223,7 @@ def test_first_chunk_adds_no_case_when_examples_have_every_aspect() -> None:
     assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3
 
 
-def test_property_whose_shards_are_all_even_draws_no_further_case() -> None:
+def test_property_with_even_shards_alone_draws_no_further_case() -> None:
     one = FetchCase(world_size=2, parameters=((4,),))
 
     assert chunk_cases(claimed(cases=lambda space: st.just(one)), replace(CHUNK, num_cases=1)) == [one]

@@ -83,7 +83,7 @@ def test_another_tensor_that_is_wrong_fails_the_claim() -> None:
     assert (judgement.kind, [m.tensor for m in judgement.mismatches]) == ("value", ["param.weight"])
 
 
-def test_another_layout_fails_where_values_are_open() -> None:
+def test_another_layout_fails_if_values_are_open() -> None:
     whole = Layout((Replicate(),))
     replies = right_replies(CASE)
     for rank in range(3):

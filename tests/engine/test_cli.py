@@ -137,7 +137,7 @@ def test_version_names_torch_too(monkeypatch: pytest.MonkeyPatch, capsys: Stream
     assert capsys.readouterr().out.endswith(f"(torch {suite.version_of('torch')})\n")
 
 
-def test_version_of_what_is_not_installed_is_unknown() -> None:
+def test_version_of_a_missing_package_is_unknown() -> None:
     assert suite.version_of("no-such-distribution") == "unknown"
 
 

@@ -196,7 +196,7 @@ def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> Non
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
-def test_a_rank_that_is_gone_where_its_peers_refuse_counts_most(outcome: Outcome) -> None:
+def test_lost_rank_counts_more_than_refusals_of_its_peers(outcome: Outcome) -> None:
     """No rank may hang: the lost one comes first and in full, then the errors of the others."""
     verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
 

@@ -67,6 +67,6 @@ def test_command_prints_pairs_without_running() -> None:
         ("gate", ["scales"], "called scales"),
     ],
 )
-def test_command_refuses_what_has_no_arrays(profile: str, names: list[str], message: str) -> None:
+def test_command_refuses_a_property_without_arrays(profile: str, names: list[str], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         coverage_lines(profile, names)

@@ -65,7 +65,7 @@ def test_array_has_every_pair_that_some_case_can_have() -> None:
     assert len(array.rows) < 14
 
 
-def test_rows_have_what_the_array_says_it_covers() -> None:
+def test_rows_have_the_combinations_that_the_array_counts() -> None:
     array = array_of_letters(2)
     cases = [row.case for row in array.rows]
 

@@ -297,7 +297,7 @@ def test_every_family_of_bugs_has_its_defect() -> None:
 
 
 @each_defect
-def test_a_defect_is_a_subject_that_says_what_is_wrong(defect: Defect) -> None:
+def test_each_defect_is_a_subject_with_a_docstring(defect: Defect) -> None:
     """Its name resolves to a function with a docstring, which takes the case derived by hand and no other."""
     subject = resolve(defect.subject)
 

@@ -263,7 +263,7 @@ def test_every_python_file_is_imported(folder: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_cases_print_what_the_documents_show(folder: Path, command: Command) -> None:
+def test_cases_print_the_documented_output(folder: Path, command: Command) -> None:
     fetch = quoted_case(SUBJECT, "equivtest check")
     step = quoted_case(TRAINING, "equivtest check")
     checks = [

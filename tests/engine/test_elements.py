@@ -224,7 +224,7 @@ def test_signed_zeros_are_equal_by_value() -> None:
         (1, [0], "1 of 15 local elements; on the only rank"),
     ],
 )
-def test_the_extent_says_how_much_is_wrong_and_where(world_size: int, ranks: list[int], words: str) -> None:
+def test_extent_counts_and_locates_wrong_elements(world_size: int, ranks: list[int], words: str) -> None:
     """Local elements of the rank that is shown, then all ranks that are wrong somewhere."""
     answers = placed(ROWS, world_size)
     for rank in ranks:

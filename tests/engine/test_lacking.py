@@ -65,9 +65,7 @@ def test_refusal_by_an_old_releases_backend_counts_as_lacking(
         ("all_reduce_avg", "wrong", False),
     ],
 )
-def test_a_probe_that_finds_what_is_known_of_the_collective_is_no_fault(
-    tmp_path: Path, collective: str, kind: str, *, expected: bool
-) -> None:
+def test_known_failure_in_a_probe_is_no_fault(tmp_path: Path, collective: str, kind: str, *, expected: bool) -> None:
     path = tmp_path / "known.toml"
     path.write_text(ENTRY)
     fault = Finding(collective, "float32", 2, kind, "rank 0: expected 1, got 2")  # type: ignore[arg-type]

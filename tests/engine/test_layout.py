@@ -83,7 +83,7 @@ def test_a_size_above_the_number_of_shards_can_leave_the_last_shard_empty() -> N
 
 
 @pytest.mark.parametrize(("length", "num_shards", "index"), [(-1, 2, 0), (4, 0, 0), (4, 2, 2), (4, 2, -1)])
-def test_shard_bounds_refuses_what_is_out_of_range(length: int, num_shards: int, index: int) -> None:
+def test_shard_bounds_refuses_arguments_out_of_range(length: int, num_shards: int, index: int) -> None:
     with pytest.raises(ValueError, match=r"must be .*, got"):
         shard_bounds(length, num_shards, index)
 

@@ -88,7 +88,7 @@ def test_error_far_beyond_its_bound_is_shown_by_magnitude() -> None:
     assert rows(verdict)["error"] == "1, allowed 1e-40 (1.0e+40 times): 4 roundings"
 
 
-def test_the_extent_says_what_agrees_too() -> None:
+def test_extent_names_agreeing_tensors_too() -> None:
     """It narrows the search more than what is broken."""
     extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"
 

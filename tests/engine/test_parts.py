@@ -34,7 +34,7 @@ def test_every_subject_of_a_shipped_property_is_one_of_a_family() -> None:
     assert used == SUBJECTS.keys()
 
 
-def test_every_family_with_a_case_says_what_is_right_somewhere() -> None:
+def test_every_family_with_a_case_has_an_oracle() -> None:
     """A variant may have it from the family that it belongs to."""
     families = {family_of(module.__name__) for module in modules_of("case")}
 

@@ -442,7 +442,7 @@ def test_options_may_be_added_twice(pytester: pytest.Pytester) -> None:
     assert run_suite(pytester, "-p", "equivtest.options", "--profile=smoke").ret == 0
 
 
-def test_header_says_what_the_run_is_about(pytester: pytest.Pytester) -> None:
+def test_header_names_backend_device_and_profile(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--known-failures=none", *W3)

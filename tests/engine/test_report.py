@@ -325,7 +325,7 @@ def test_the_machine_and_the_commits_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_page_escapes_what_it_shows() -> None:
+def test_page_escapes_its_texts() -> None:
     evil = "<script>alert(1)</script>"
     counted = tally(of_kind("value"), failures=(failure(message=evil, replay=evil),))
 
@@ -347,13 +347,13 @@ def test_page_says_how_to_see_a_failure_again() -> None:
     assert "<code>equivtest replay f.json</code>" in page
 
 
-def test_page_lists_what_is_not_supported_and_why() -> None:
+def test_page_lists_unsupported_collectives_with_reasons() -> None:
     lacking = tally(of_kind("not_supported", lacking="rank 1: all_gather of float32 raised RuntimeError: no"))
     page = as_html(ENVIRONMENT, [lacking], [])
     assert "<td>float32</td><td>uneven</td>" in page and "<td>rank 1: all_gather of float32 raised" in page
 
 
-def test_summary_tells_what_the_backend_cannot_do_once_and_whole() -> None:
+def test_summary_lists_unsupported_collectives_once() -> None:
     """However many verdicts are open for it, and however narrow the terminal is."""
     lacking = [of_kind("not_supported", draw=draw, lacking=f"rank 1: {'all_gather ' * 20}raised") for draw in (0, 1)]
     lines = summarize([tally(*lacking)], seconds=1, width=80)
@@ -368,7 +368,7 @@ def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
     return record(case=case, verdicts=verdicts, declined=reason, world_size=world_size)
 
 
-def test_summary_tells_what_the_program_does_not_support_beside_what_the_backend_does_not() -> None:
+def test_summary_lists_declined_cases_beside_unsupported_collectives() -> None:
     """The number of cases, and the most frequent reason."""
     cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
     lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)

@@ -72,7 +72,7 @@ def hanging(pytester: pytest.Pytester, workers: int) -> Iterator[subprocess.Pope
             process.kill()
 
 
-def test_a_run_removes_what_an_earlier_one_left_and_nothing_else(pytester: pytest.Pytester, out: Path) -> None:
+def test_run_removes_only_files_of_an_earlier_run(pytester: pytest.Pytester, out: Path) -> None:
     """Its replay files, and what this run writes elsewhere."""
     run_suite(pytester, *ARGS, "--junitxml=mine.xml")
 

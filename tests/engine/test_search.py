@@ -269,7 +269,7 @@ def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_a_search_that_knows_what_is_enough_ends_there(tmp_path: Path) -> None:
+def test_search_ends_at_a_case_that_is_enough(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -550,7 +550,7 @@ def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
 # Budget.
 
 
-def test_search_whose_time_is_over_runs_nothing_and_counts_its_cases(tmp_path: Path) -> None:
+def test_search_without_time_runs_nothing_and_counts_its_cases(tmp_path: Path) -> None:
     pool = StubPool(right_replies)
     findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
 

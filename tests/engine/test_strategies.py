@@ -306,7 +306,7 @@ def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> tuple[str
     return integers, cases
 
 
-def test_draws_do_not_depend_on_what_else_is_imported(tmp_path: Path) -> None:
+def test_draws_do_not_depend_on_other_imports(tmp_path: Path) -> None:
     """Hypothesis' own integers do: they draw the constants of that module too."""
     constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
     (tmp_path / "full_of_constants.py").write_text("\n".join(constants))

@@ -97,7 +97,7 @@ def test_no_partial_reduction_is_rounded(world_size: int, dtype: str) -> None:
 
 
 @each_dtype
-def test_all_bits_of_what_is_copied_or_compared_count(dtype: str) -> None:
+def test_all_bits_of_copied_or_compared_values_count(dtype: str) -> None:
     """Odd integers of as many bits as the dtype has."""
     given = draw(case_of(dtype=dtype, numels=(1000,)), 0)
     largest = 2 ** round(1 - math.log2(torch.finfo(DTYPES[dtype]).eps))
@@ -165,7 +165,7 @@ def _reduced(op: str, values: list[float]) -> float:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_the_oracle_is_what_is_written_out(name: str, world_size: int) -> None:
+def test_oracle_equals_the_written_results(name: str, world_size: int) -> None:
     case = case_of(world_size=world_size, collectives=(name,), numels=(4, 0, 1))
     expected = expect(case, 0).tensors[name]
     is_whole = CALLS[name].result in ("reduced", "gathered")
@@ -585,7 +585,7 @@ def test_other_error_is_no_refusal_of_strides(
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
-def test_a_result_is_what_it_was_when_it_was_waited_for(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_copied_at_its_wait(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later writes, and later calls, do not change it."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)

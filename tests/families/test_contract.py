@@ -142,7 +142,7 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_every_tensor_is_given_or_answered_and_only_what_is_kept_is_both(name: str) -> None:
+def test_every_tensor_is_input_or_answer_and_only_kept_ones_are_both(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()

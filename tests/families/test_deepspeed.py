@@ -30,7 +30,7 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def test_a_property_says_what_it_misses_and_how_to_get_it() -> None:
+def test_property_without_deepspeed_says_how_to_get_it() -> None:
     """The reason names the package and the command."""
     absent = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
 
@@ -206,7 +206,7 @@ SAVED = EngineCase(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("fields", [{}, {"optimizer": "adamw", "momentum": 0.0, "saved_after": 1}])
-def test_training_goes_on_from_what_a_fresh_engine_loads(fields: dict[str, object], stage: int, pool: Pool) -> None:
+def test_training_continues_from_a_loaded_checkpoint(fields: dict[str, object], stage: int, pool: Pool) -> None:
     case = dataclasses.replace(SAVED, stage=stage, **fields)  # type: ignore[arg-type]
 
     assert kinds_in_training(case, pool) == {"holds"}

@@ -99,7 +99,7 @@ def test_values_have_no_zero_that_looks_like_a_dropped_one(dtype: str) -> None:
 
 @each_dtype
 @pytest.mark.parametrize("p", [0.5, 0.875, 0.1, 0.3, 0.9, 1.0])
-def test_torch_s_own_dropout_is_what_is_expected_of_its_mask(dtype: str, p: float) -> None:
+def test_torchs_dropout_equals_the_expected_values_of_its_mask(dtype: str, p: float) -> None:
     """Equal where 1 - p is a power of two; else within the bound, and not always equal."""
     for seed in range(4):
         case = case_of(world_size=1, layout="replicate", dtype=dtype, p=p, values=(("real", seed),))

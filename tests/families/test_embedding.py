@@ -80,7 +80,7 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 
 @each_style
-def test_ids_lie_on_both_sides_of_every_boundary_where_tokens_are_enough(style: str) -> None:
+def test_ids_lie_on_both_sides_of_every_boundary_if_tokens_are_enough(style: str) -> None:
     """More than half of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):

@@ -38,7 +38,7 @@ SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "re
         ("saved_after", 1, "must be in 0..0, a step that another follows, got 1"),
     ],
 )
-def test_an_engine_case_refuses_what_an_engine_cannot_do(field: str, value: object, said: str) -> None:
+def test_engine_case_refuses_impossible_fields(field: str, value: object, said: str) -> None:
     with pytest.raises(Misuse, match=said):
         EngineCase(**{"world_size": 2, field: value})  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ def test_both_stages_without_divided_parameters_are_drawn() -> None:
     assert {case.stage for case in cases} == {1, 2}
 
 
-def test_a_third_of_what_is_trained_is_clipped_and_nothing_else() -> None:
+def test_third_of_trained_cases_clips_and_no_other() -> None:
     trained = [case for case in run_of("deepspeed_mlp_all_gather") if case.trains]
     shares = [sum(case.gradient_clipping == limit for case in trained) / len(trained) for limit in (0.0, 2.0**12)]
 

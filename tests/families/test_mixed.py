@@ -26,7 +26,7 @@ def mixed_case(**fields: Any) -> MixedCase:
                         "out_features": 2, "biases": BOTH, "requires_grad": ALL, **fields})  # fmt: skip
 
 
-def test_each_tensor_has_the_dtype_of_whoever_holds_it() -> None:
+def test_each_tensor_has_the_dtype_of_its_holder() -> None:
     case = mixed_case(optimizer="sgd", steps=2, output_dtype="float32")
 
     names = ("x", "capture.in_proj.input", "capture.in_proj.output", "step2.grad.out_proj.input", "output",
@@ -69,7 +69,7 @@ def test_sums_in_float32_take_more_bits_than_a_micro_batch_may() -> None:
         assert sum(not torch.equal(found, found.bfloat16().double()) for found in gradients) > len(gradients) / 3
 
 
-def test_a_micro_batch_whose_own_sum_does_not_fit_is_no_exact_data() -> None:
+def test_micro_batch_with_too_large_a_sum_is_no_exact_data() -> None:
     averages = Averages(Operations("bfloat16", 1, must_be_exact=True), 1, 2, "float32")
     ones = torch.ones(2, 1, dtype=torch.float64)
 

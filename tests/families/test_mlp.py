@@ -46,7 +46,7 @@ def test_every_answer_has_a_shape_and_a_layout() -> None:
     assert case.shapes()["step2.momentum.out_proj.weight"] == (2, 5)
 
 
-def test_the_sequence_and_the_hidden_features_are_what_is_sharded() -> None:
+def test_sequence_and_hidden_features_are_sharded() -> None:
     layouts = {name: layout.placements[0] for name, layout in mlp_case().layouts().items()}
 
     assert layouts["x"] == layouts["output"] == layouts["grad.x"] == layouts["cotangent"] == Shard(1)

@@ -65,7 +65,7 @@ def test_invalid_chain_is_refused_by_name(fields: dict[str, Any], message: str) 
         case_of(**fields)
 
 
-def test_each_step_is_expected_from_what_the_one_before_gave() -> None:
+def test_each_step_is_expected_from_the_result_before_it() -> None:
     case = case_of()
     x, tensors = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors
 
@@ -120,7 +120,7 @@ def test_effect_of_a_context_is_expected() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_wrong_context_or_step_is_rejected_where_torchs_own_holds(name: str, pool: Pool) -> None:
+def test_wrong_context_or_step_is_rejected_and_torchs_holds(name: str, pool: Pool) -> None:
     case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.contexts:{name}", case, pool, claims))

@@ -125,7 +125,7 @@ def test_sums_too_long_for_a_dtype_conclude_nothing() -> None:
     assert is_too_wide(expect(case, 0).tensors["output.0"])
 
 
-def test_no_result_of_torch_unsharded_is_beyond_what_the_oracle_allows() -> None:
+def test_unsharded_results_of_torch_are_within_the_oracles_bounds() -> None:
     """In the case's own dtype, on one thread, operands reduced as gloo may reduce them: one after the other."""
     num_judged = 0
     with one_thread():
@@ -178,7 +178,7 @@ def test_refusal_by_one_rank_alone_leaves_all_judged() -> None:
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
 
 
-def test_a_third_of_what_several_ranks_are_given_is_uneven_or_empty() -> None:
+def test_third_of_shards_on_several_ranks_is_uneven_or_empty() -> None:
     kinds = [case.shard_kind for case in drawn_cases() if case.world_size > 1]
 
     assert {"even", "uneven", "empty"} == set(kinds)

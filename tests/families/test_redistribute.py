@@ -227,7 +227,7 @@ def test_operands_that_are_added_use_nearly_all_bits_and_have_both_signs(mode: s
     assert operands.abs().max() <= limit and (mode == "index" or operands.abs().max() > 0.9 * limit)
 
 
-def test_special_values_are_for_what_is_copied() -> None:
+def test_special_values_are_drawn_for_copies_alone() -> None:
     """The value of number 2 is an infinity."""
     case = case_of(source=("partial(sum)",), values=(("special", 2),), requires_grad=("x",))
     given = draw(case, 0)

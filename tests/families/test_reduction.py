@@ -130,7 +130,7 @@ def test_a_softmax_of_parts_and_a_gradient_without_the_sum_are_beyond_the_bound(
 
 
 @each_dtype
-def test_the_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dtype: str) -> None:
+def test_bound_of_a_log_softmax_ignores_the_common_part_of_logits(dtype: str) -> None:
     x = rows(dtype, 8, 6)
     near, far = (log_softmax(each, TORCH_CPU[dtype]) for each in (x, x + 256))
 
@@ -157,7 +157,7 @@ def test_terms_of_sums_and_means_rather_add_up_than_cancel(op: str) -> None:
         assert sum(wide) <= 3
 
 
-def test_the_gradient_of_a_norm_may_lose_what_a_term_over_the_norm_underflows() -> None:
+def test_gradient_of_a_norm_may_lose_an_underflow() -> None:
     x = torch.full((1, 700), 1.4, dtype=torch.float16)
     x[0, ::7] = torch.arange(1, 101) * 2.0**-20
     cotangent = torch.full((1, 1), 960.0, dtype=torch.float16)
@@ -169,7 +169,7 @@ def test_the_gradient_of_a_norm_may_lose_what_a_term_over_the_norm_underflows() 
     assert bool(((x.grad.double() - bound.value).abs() <= bound.allowed).all())
 
 
-def test_the_gradient_of_a_softmax_may_lose_what_underflows() -> None:
+def test_gradient_of_a_softmax_may_lose_an_underflow() -> None:
     x = torch.linspace(-76.5, -75.5, 33).repeat(2, 1)
     x[:, 0] = 0.0
     cotangent = torch.zeros_like(x)

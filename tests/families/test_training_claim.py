@@ -66,7 +66,7 @@ def test_a_wrong_element_of_a_later_step_fails_alone(name: str) -> None:
     assert judge(equals_unsharded, replies).kind == judge(gradients_equal_unsharded, replies).kind == "holds"
 
 
-def test_a_wrong_state_fails_once_and_what_follows_from_it_is_right() -> None:
+def test_wrong_state_fails_once_and_later_steps_hold() -> None:
     """A parameter that is off after the first update: the second step, computed from it, is judged from it."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
@@ -93,7 +93,7 @@ def test_a_wrong_first_step_is_the_business_of_other_claims() -> None:
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output"]
 
 
-def test_a_wrong_capture_tells_what_came_before_the_output() -> None:
+def test_wrong_capture_is_named_before_the_output() -> None:
     replies = set_element(replies_of(CASE), 0, "capture.in_proj.output", (0, 0, 0), 77.0)
     replies = set_element(replies, 0, "grad.out_proj.input", (0, 0, 0), 77.0)
 

@@ -145,7 +145,7 @@ def test_rows_reduce_the_output_and_the_gradient_of_x_and_columns_gather_and_sca
     }
 
 
-def test_the_first_rank_of_a_row_scatters_what_is_divided_padding_included() -> None:
+def test_first_rank_of_a_row_scatters_divided_tensors_with_padding() -> None:
     """Six hidden features instead of five, of 3 features in and 2 out."""
     calls = documented(2, style="fsdp2_tp")
 
@@ -160,7 +160,7 @@ def test_axis_of_one_rank_has_no_collectives_along_it() -> None:
     assert not any("all_gather" in call or "reduce_scatter" in call for call in column)
 
 
-def test_no_collectives_are_documented_where_gradients_are_clipped() -> None:
+def test_clipping_has_no_documented_collectives() -> None:
     for style in TWO_AXIS_STYLES:
         clips: dict[str, Any] = {"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "requires_grad": ALL[1:]}
         with pytest.raises(Misuse, match="of two axes without clipping, are documented: set records=False"):

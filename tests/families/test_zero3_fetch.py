@@ -105,7 +105,7 @@ def test_partition_has_separate_memory(alone: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("padding", "is_right"), [("nan", torch.isnan), ("large", torch.isfinite)])
-def test_padding_is_what_would_be_seen(
+def test_padding_would_be_seen_in_a_result(
     padding: str, is_right: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
     """NaN, or a number far from any value, that the dtype holds."""

@@ -113,7 +113,7 @@ def test_an_average_of_subnormals_may_lose_half_the_smallest_on_every_rank() -> 
     assert 2.0**-24 <= float(bound.allowed) < 2.0**-23
 
 
-def test_an_input_that_is_off_widens_the_bound_of_what_is_made_from_it() -> None:
+def test_inexact_input_widens_the_bound_of_its_results() -> None:
     x, weight = matrices("float32", (2, 3), (2, 3))
     off = Bounded(x.double(), torch.full((2, 3), 0.5, dtype=torch.float64))
     moved = (x.double() + 0.5) @ weight.double().T
@@ -147,7 +147,7 @@ def test_adamw_is_open_if_its_denominator_may_be_zero() -> None:
     assert bounds["exp_avg"].allowed.isfinite().all()
 
 
-def test_adamw_may_move_nothing_where_its_second_moment_overflows() -> None:
+def test_adamw_may_move_nothing_if_its_second_moment_overflows() -> None:
     """float16 holds no 817**2 / 10, and torch divides by what it stored."""
     param, options = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16)), optimizers.AdamOptions(0.1, 0.9, 0.9)
     zero, param.grad = torch.zeros_like(param), torch.full_like(param, 817.0)

@@ -57,7 +57,7 @@ def texts(case: Case, rank: int = 0, *, phase: str = "") -> list[str]:
         ("rowwise", "shard(0)", ["forward all_to_all of 48 bytes"]),  # 2 of 4 rows of 6
     ],
 )
-def test_x_is_brought_to_what_the_style_computes_with(style: str, input_layout: str, expected: list[str]) -> None:
+def test_x_is_redistributed_to_the_layout_of_the_style(style: str, input_layout: str, expected: list[str]) -> None:
     """The output stays as the style makes it, or is reduced, which is left out here."""
     output = "shard(1)" if style == "colwise" else "replicate"
     found = texts(linear(style, input_layout=input_layout, output_layout=output))

@@ -71,7 +71,7 @@ def test_a_declaration_lasts_as_long_as_its_block() -> None:
     assert arithmetic_of("float32") is TORCH_CPU["float32"]
 
 
-def test_a_pool_is_judged_by_what_its_backend_declares(mine: str) -> None:
+def test_pool_is_judged_by_its_backends_declaration(mine: str) -> None:
     pool = StubPool(lambda case: THROUGH_FLOAT16)
     pool.backend = Backend(arithmetic=f"{mine}:MINE")
 

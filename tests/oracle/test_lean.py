@@ -214,7 +214,7 @@ def test_an_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
 
 
-def test_an_output_whose_bias_loses_a_subnormal_bit_when_it_is_halved_is_left_out() -> None:
+def test_output_with_a_bias_that_loses_a_bit_when_halved_is_left_out() -> None:
     """217 and -175 times float16's smallest number are odd: their halves are rounded, once for every token."""
     case = LinearCase(
         world_size=2, dtype="float16", style="rowwise", leading=(31, 2), in_features=8, out_features=3, bias=True,

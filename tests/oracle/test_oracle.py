@@ -139,7 +139,7 @@ def test_swapped_tokens_show():
     assert differing(swapped, case, "output") == swapped.numel()
 
 
-def test_data_whose_sums_need_more_bits_is_refused():
+def test_data_with_sums_of_more_bits_is_refused():
     case = linear_case(dtype="bfloat16", in_features=2, out_features=1, leading=(1,), bias=False)
     given = {"x": torch.tensor([[255.0, 3.0]]), "weight": torch.tensor([[1.0, 1.0]]), "cotangent": torch.ones(1, 1)}
 

@@ -60,7 +60,7 @@ def test_storing_a_float64_number_is_within_its_bound(dtype: str) -> None:
     assert ((values.to(DTYPES[dtype]).double() - values).abs() <= allowed).all()
 
 
-def test_storing_what_may_overflow_is_open() -> None:
+def test_stored_value_that_may_overflow_is_open() -> None:
     values = torch.tensor([65504.0, 65000.0], dtype=torch.float64)
 
     assert store(values, torch.zeros(2), TORCH_CPU["float16"]).tolist()[0] == math.inf

@@ -69,7 +69,7 @@ def test_a_small_error_is_beyond_the_bound(module: str) -> None:
         ), name
 
 
-def test_a_sigmoid_may_be_zero_where_its_exponential_overflows() -> None:
+def test_sigmoid_may_be_zero_if_its_exponential_overflows() -> None:
     """exp(89) is no float32 number; the quotient itself, 1e-39, is."""
     given = {"x": torch.full((1, FEATURES), -89.5)}
     exact = {
@@ -286,7 +286,7 @@ def test_hardsigmoid_is_refused_for_its_kernel() -> None:
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
-def test_a_softmax_is_off_by_what_its_terms_may_make_it(size: float) -> None:
+def test_error_of_a_softmax_follows_from_its_terms(size: float) -> None:
     """Each in turn up, all others down, and the other way round; a term alone, all others masked, is 1."""
     x = torch.tensor([[1.0, -0.5, 0.25], [2.0, -torch.inf, -torch.inf]], dtype=torch.float64)
     off = torch.where(x.isinf(), 0.0, size)
@@ -302,7 +302,7 @@ def test_a_softmax_is_off_by_what_its_terms_may_make_it(size: float) -> None:
     assert float(bound[1].max()) < 1e-13
 
 
-def test_a_softmax_may_be_anything_where_its_terms_may() -> None:
+def test_softmax_is_open_if_its_terms_are_open() -> None:
     """Also where what it is underflows."""
     x = torch.tensor([[0.0, -1000.0]], dtype=torch.float64)
     given, counted = Ranged(x, torch.full_like(x, 2000.0), x.abs() + 2000.0), RunningError(TORCH_CPU["float64"], 1)

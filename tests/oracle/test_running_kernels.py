@@ -70,7 +70,7 @@ def test_value_stored_once_is_allowed_two_roundings(function: Callable[..., torc
 
 
 @each_narrow
-def test_a_long_sum_of_16_bits_is_charged_what_it_accumulates_in(dtype: str) -> None:
+def test_long_sum_of_16_bits_has_the_bound_of_its_accumulator(dtype: str) -> None:
     """A rounding of float32 for each term, one of 16 bits for each share: 512 terms are concluded on."""
     assert width(bound(torch.mm, {"x": normal(4, 512), "w": normal(512, 4)}, dtype)) < 0.1
 
@@ -96,7 +96,7 @@ def test_a_kernel_that_is_not_known_may_store_all_that_it_computes(dtype: str) -
     )
 
 
-def test_under_autocast_a_module_of_float32_rounds_to_16_bits_where_torch_does() -> None:
+def test_float32_module_under_autocast_rounds_to_16_bits_like_torch() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -129,7 +129,7 @@ def test_magnitudes_behind_every_sum_fit_the_significand(case):
 
 @pytest.mark.parametrize("mode", LINEAR_MODES)
 @pytest.mark.parametrize("sizes", [(300, 4, 300), (1000, 3, 5), (5, 1000, 3), (1, 400, 1), (1, 1, 4096), (3, 257, 257)])
-def test_magnitudes_fit_bfloat16_where_its_integers_are_fewer_than_the_terms(sizes, mode):
+def test_magnitudes_fit_bfloat16_with_fewer_integers_than_terms(sizes, mode):
     tokens, features, outputs = sizes
     case = linear_case(
         leading=(tokens,), in_features=features, out_features=outputs, dtype="bfloat16", values=((mode, 0), (mode, 1))

@@ -112,7 +112,7 @@ def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
     assert "use --dtypes float32,float64" in prop.leaves_out(Space((1,), ("bfloat16",)))["bfloat16"]
 
 
-def test_reason_of_an_inconclusive_case_names_what_would_do() -> None:
+def test_reason_of_an_inconclusive_case_names_a_remedy() -> None:
     case = ModuleCase(
         build=f"{STEPS}perceptron", parallelize=HERE + "whole", world_size=1, x_shape=(2, 3), values=(("real", 0),),
         optimizer=f"{STEPS}small_sgd",

@@ -172,7 +172,7 @@ def test_part_passes_the_same_tensor_on(pool: Pool) -> None:
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
-def test_a_copy_of_what_a_part_hands_on_needs_the_gradient_that_it_needed() -> None:
+def test_copy_of_a_parts_output_requires_the_same_gradient() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         copy = copied_of((x, 1), {id(x)})

@@ -419,7 +419,7 @@ def test_a_folder_that_is_no_whole_run_is_refused_in_words(copy: Path, what: str
     assert not Path("ran").exists()
 
 
-def test_the_contract_of_the_batch_decides_what_is_right(copy: Path) -> None:
+def test_contract_of_the_batch_decides_the_right_result(copy: Path) -> None:
     """Both ranks recorded equal values and the whole gradients of the parameters, which are no means of two parts."""
     second_rank(copy)
     assert not judged(copy).failed

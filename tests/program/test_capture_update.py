@@ -159,7 +159,7 @@ def test_another_block_than_one_update_is_refused(tmp_path: Path, times: int) ->
         ({"groups": [{"parameters": ["other"], "options": {}}]}, "must name each of its parameters once"),
     ],
 )
-def test_a_manifest_that_says_what_no_update_says_is_refused(
+def test_manifest_with_impossible_fields_of_an_update_is_refused(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     updated(tmp_path / "run")

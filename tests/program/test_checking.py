@@ -55,7 +55,7 @@ def test_right_program_is_ok() -> None:
 
 
 @pytest.mark.ranks
-def test_program_whose_audit_sees_nothing_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_with_a_blind_audit_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     blind = SimpleNamespace(problem="no claim sees all_reduce", waits="")
     monkeypatch.setattr(checking, "audit_property", lambda *args: SimpleNamespace(as_data=lambda name: blind))
 

@@ -65,7 +65,7 @@ def test_failure_beside_complex_operations_has_a_fault_line(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_the_gradient_of_what_is_on_its_way_is_not_conjugated(pool: Pool) -> None:
+def test_gradient_of_an_asynchronous_result_is_not_conjugated(pool: Pool) -> None:
     """Finding 111, in torch: the bit that stands for the conjugate is lost."""
     verdict, *_ = failed(case_of("by_layer", "on_its_way"), pool)
 

@@ -187,7 +187,7 @@ def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, b
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
-def test_steps_of_training_update_what_each_rank_holds(pool: Pool, parallelize: str) -> None:
+def test_steps_of_training_update_each_ranks_elements(pool: Pool, parallelize: str) -> None:
     """Parameters and optimizer states are compared for the elements that the rank holds."""
     steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
     verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}

@@ -133,7 +133,7 @@ def test_frozen_parameter_has_no_gradient(batch: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["batch_norm", "batch_norm_in_eval"])
-def test_a_batch_norm_is_judged_with_what_it_remembers(pool: Pool, build: str) -> None:
+def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str) -> None:
     """In training, each rank's running statistics follow its rows."""
     fields: dict[str, Any] = {"x_shape": (5, 3), "inputs": (), "sizes": (), "dtype": "float64", "values": REAL}
     case = case_of(build, "ddp", batch="mean of parts", **fields)
@@ -172,7 +172,7 @@ def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
         ),
     ],
 )
-def test_a_refusal_says_which_operation_where_and_what_to_do(build: str, message: str) -> None:
+def test_refusal_names_operation_place_and_way_out(build: str, message: str) -> None:
     prop = module_property(HERE + build, HERE + "whole", ((2, 3),), batch="whole")
     with pytest.raises(Misuse, match=message):
         prop.cases(Space((1,), ("float64",)))

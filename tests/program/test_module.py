@@ -177,7 +177,7 @@ def test_the_reference_is_the_unsharded_module() -> None:
     assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
 
 
-def test_a_dtype_gets_the_shapes_whose_sums_it_holds() -> None:
+def test_dtype_gets_the_shapes_with_sums_that_it_can_hold() -> None:
     """bfloat16 holds 256, which sums over sixty rows exceed."""
     prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)

@@ -147,7 +147,7 @@ def test_two_experts_are_not_one_taken_twice() -> None:
     assert counted.undecided.startswith("undecided: topk")
 
 
-def test_without_what_was_taken_equal_scores_are_undecided_in_words() -> None:
+def test_equal_scores_without_a_recorded_choice_are_undecided() -> None:
     held = {name: each for name, each in held_of(routed, ROW).items() if "chosen" not in name}
 
     assert forced(routed, ROW, held)[1].undecided.startswith("undecided: topk")

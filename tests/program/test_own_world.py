@@ -83,7 +83,7 @@ def test_wrong_set_up_is_rejected(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_program_does_not_decline_what_it_has_answered(pool: Pool) -> None:
+def test_program_cannot_decline_after_its_answer(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "declines_late"}
 
     with pytest.raises(Misuse, match="raised NotSupported when the case had been run: what was run already: have"):

@@ -205,7 +205,7 @@ def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alon
 
 
 @pytest.mark.ranks
-def test_torch_still_waits_for_a_group_where_processes_are_in_different_numbers_of_them(pool: Pool) -> None:
+def test_torch_still_waits_for_a_group_if_processes_have_different_numbers_of_groups(pool: Pool) -> None:
     """A known failure, finding 81: once it is mended, left-over processes need no group."""
     with Pool(beside=pool) as new:
         replies = new.run(PROGRAMS + "makes_one_without_process_2_before", FetchCase(world_size=3, parameters=((1,),)))
