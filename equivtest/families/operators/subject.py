@@ -36,6 +36,8 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (RuntimeError, "got mixed torch.Tensor and DTensor"),
     (RuntimeError, "not supported with DTensor"),
     (RuntimeError, "for tensor parallel convolution"),
+    (RuntimeError, "does not support complex tensors"),
+    (ValueError, "conversion is not supported"),
     (AssertionError, "Redistribution from one partial type"),
 )
 """(class, words) of the errors by which DTensor refuses an operator or placements.
