@@ -186,6 +186,10 @@ class Case:
         starts = range(0, len(others) - self.world_size + 1, self.world_size)
         return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
 
+    def on_raise(self) -> list[str]:
+        """Returns lines on what to do if the subject raises on every rank."""
+        return []
+
     def name_rank(self, process: int) -> str:
         """Returns 'rank 1 of 2', or 'rank 1 of 2 (process 3)' if processes have other numbers than ranks."""
         if not self.members:

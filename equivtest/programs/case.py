@@ -195,6 +195,9 @@ class ModuleCase(MeshCase):
         """Always 'even': how the batch is divided is not a layout of the module."""
         return "even"
 
+    def on_raise(self) -> list[str]:
+        return [f"{'way out':9} if parallelize does not support such a case, raise equivtest.NotSupported in it"]
+
     @property
     def aspects(self) -> frozenset[str]:
         """Names the mesh, the options, and if the sizes that ranks may divide are multiples of the number of ranks."""

@@ -20,6 +20,7 @@ from equivtest.programs.fields import require_axes
 from equivtest.programs.groups import Judge, Training, World, flat, refuse_text
 from equivtest.programs.inputs import Input, sizes_in, written
 from equivtest.programs.mesh import mesh_along
+from equivtest.programs.mistakes import way_out_of
 from equivtest.programs.state import STATES
 from equivtest.property import Property, Space
 from equivtest.ranks.first_cause import first_cause
@@ -287,14 +288,23 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
     return WHOLE
 
 
+def _place_in(detail: str) -> list[str]:
+    """Returns the last frame of a traceback outside of packages, or the whole text."""
+    lines = detail.strip().splitlines()
+    frames = [place for place, line in enumerate(lines) if line.startswith("  File ") and "site-packages" not in line]
+    return [line[2:] for line in lines[frames[-1] : frames[-1] + 2]] if frames else lines
+
+
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
     """Returns why the ranks did not answer, the remedy, and the rank's traceback, stacks or output."""
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
-    detail = "".join(f"\n  {line}" for line in cause.detail.strip().splitlines())
+    lines = _place_in(cause.detail) if cause.outcome == "raised" else cause.detail.strip().splitlines()
+    detail = "".join(f"\n  {line}" for line in lines)
+    way_out = f": {way_out_of(cause.error_type, said) or 'fix that'}"
     return (
         f"{case.parallelize}: it is unknown whether its module reduces gradients: tried in {case.dtype}, rank "
-        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}. Fix that. {HOW_ROWS}{detail}"
+        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}{way_out}. {HOW_ROWS}{detail}"
     )
 
 

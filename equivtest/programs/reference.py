@@ -15,6 +15,7 @@ from equivtest.base.importing import load_named, require_arguments
 from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse, NotSupported, ReferenceRefuses
 from equivtest.programs.inputs import REAL, make_whole_numbers
+from equivtest.programs.mistakes import place_of, way_out_of
 from equivtest.programs.names import remember_names
 from equivtest.programs.outputs import OUTPUT, named_outputs
 from equivtest.tensors import DTYPES, dtype_name
@@ -125,7 +126,7 @@ def _run(program: Program, seed: int) -> Facts:
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
-        way_out = ""
+        way_out = "; inputs= must hold what its forward takes"
         if by_name and isinstance(error, TypeError):
             way_out = (
                 f"; {by_name[0]} is passed by name: use the name of the forward's argument, or list it in positional"
@@ -254,7 +255,8 @@ def _built(name: str, part: str = "") -> nn.Module:
     except NotSupported as error:
         raise ReferenceRefuses(f"build {name!r}", error) from error
     except Exception as error:
-        raise Misuse(f"build {name!r} raised {type(error).__name__}: {error}") from error
+        way_out = way_out_of(type(error).__name__, str(error)) or "fix that; build runs in one process, without ranks"
+        raise Misuse(f"build {name!r} raised {type(error).__name__}{place_of(error)}: {error}: {way_out}") from error
     if not isinstance(module, nn.Module):
         raise Misuse(f"build {name!r} must give an nn.Module, got {type(module).__name__}")
     try:

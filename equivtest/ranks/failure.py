@@ -9,8 +9,10 @@ from pathlib import Path
 
 from equivtest.base import limits
 
-HARNESS = Path(__file__).parent
+HARNESS = (Path(__file__).parent, Path(__file__).parents[1] / "programs")
 """Frames in these files belong to the harness, so tracebacks leave them out."""
+WRAPPERS = ("_wrapped_call_impl", "_call_impl")
+"""Methods of nn.Module that only pass a call on to `forward`; source: torch/nn/modules/module.py (2.13.0)."""
 
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 """Files with the functions that call collectives, see `equivtest.ranks.places`."""
@@ -40,7 +42,7 @@ def _trace_of(error: BaseException) -> str:
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
     """Keeps frames outside the harness; of consecutive torch frames the first, the last and calls of collectives."""
     stack = list(stack)
-    frames = [frame for frame in stack if HARNESS not in Path(frame.filename).parents] or stack
+    frames = [frame for frame in stack if not _is_passed_on(frame)] or stack
     kept = []
     for inside, run in itertools.groupby(frames, lambda frame: "/torch/" in frame.filename):
         group = list(run)
@@ -51,6 +53,10 @@ def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummar
             more = f"  (left out: {len(group) - len(shown)} more of torch)" if first else ""
             kept.append(traceback.FrameSummary(frame.filename, frame.lineno, frame.name + more))
     return traceback.StackSummary.from_list(kept)
+
+
+def _is_passed_on(frame: traceback.FrameSummary) -> bool:
+    return any(folder in Path(frame.filename).parents for folder in HARNESS) or frame.name in WRAPPERS
 
 
 def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:

@@ -16,6 +16,8 @@ from equivtest.verdicts.verdict import FAILING, Judgement, Mismatch, Verdict
 UNABLE = ("not_supported", "declined")
 """Outcomes after which a case is neither right nor wrong: the backend or the program does not support it."""
 
+TRACEBACK = "Traceback (most recent call last):"
+
 
 def compare(
     subject: str,
@@ -99,7 +101,10 @@ def _cause(replies: Sequence[Reply]) -> Reply | None:
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
     """Describes the first cause in full, then each other rank in one line, with the stacks of hanging ranks."""
-    lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", cause.detail.rstrip()]
+    lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", _without_repetition(cause)]
+    alike = [reply for reply in replies if (reply.outcome, reply.error_text) == ("raised", cause.error_text)]
+    if len(alike) == len(replies) > 1:
+        return "\n".join([*lines, "every other rank raised the same", *case.on_raise()])
     for reply in replies:
         if reply.rank != cause.rank:
             name = case.name_rank(reply.rank) if case.members else f"rank {reply.rank}"
@@ -109,12 +114,22 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def _without_repetition(cause: Reply) -> str:
+    """Returns the detail; of a traceback only the frames, since the line above has the error."""
+    lines = cause.detail.rstrip().splitlines()
+    if cause.outcome == "raised" and lines and lines[0] == TRACEBACK and lines[-1].endswith(_first_line(cause)):
+        lines = lines[1:-1]
+    return "\n".join(lines)
+
+
+def _first_line(reply: Reply) -> str:
+    return next(iter(reply.error_text.strip().splitlines()), "")
+
+
 def _in_words(reply: Reply) -> str:
     words = {"answered": "answered", "lost": "was lost", "timed_out": "did not answer", "not_in_mesh": "took no part"}
     if reply.outcome == "raised":
-        return (
-            f"raised {reply.error_type}: {reply.error_text.strip().splitlines()[0] if reply.error_text.strip() else ''}"
-        )
+        return f"raised {reply.error_type}: {_first_line(reply)}"
     if reply.outcome == "not_supported":
         return f"cannot: {reply.error_text}"
     if reply.outcome == "declined":

@@ -257,7 +257,7 @@ def test_failed_probe_of_the_batch_raises_misuse(pool: Pool) -> None:
     [
         (
             "raises_on_the_last_rank",
-            r"rank 1 of 2 raised RuntimeError: no room for the shards\. Mend that",
+            r"rank 1 of 2 raised RuntimeError: no room for the shards: fix that\.",
             r'tests/programs/batch.py", line \d+, in raises_on_the_last_rank',
         ),
         ("hangs", "rank 0 of 2 did not answer", r'tests/programs/batch.py", line \d+ in hangs'),

@@ -1,0 +1,32 @@
+"""Says how to mend what a user's function raised."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs", "no NVIDIA driver", "no NVIDIA GPU", "device type at start")
+"""Parts of messages of torch (2.13.0) on a device that is not there."""
+
+
+def way_out_of(error_type: str, text: str) -> str:
+    """Returns the way out of an import or a device that is missing here; '' for another error."""
+    if error_type in ("ModuleNotFoundError", "ImportError"):
+        return "install that package in this environment, or leave the import out"
+    if any(part in text for part in NO_DEVICE):
+        return "take mesh.device_type in place of a fixed device; build leaves the module on the CPU"
+    return ""
+
+
+def place_of(error: BaseException) -> str:
+    """Returns ' at FILE:LINE' of the last frame outside of packages, or ''."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        each for each in frames if "site-packages" not in each.filename and PACKAGE not in Path(each.filename).parents
+    ]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _is_package(file: Path) -> bool:
+    return "site-packages" in file.parts or PACKAGE in file.parents
