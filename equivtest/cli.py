@@ -133,6 +133,11 @@ def run(
     durations: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=0, help="Print the slowest searches; 0: all.")
     ] = None,
+    last_failed: Annotated[bool, typer.Option("--lf", help="Run only what failed in your files last time.")] = False,
+    failed_first: Annotated[bool, typer.Option("--ff", help="Run what failed last time first.")] = False,
+    junit_xml: Annotated[
+        Path | None, typer.Option("--junit-xml", metavar="FILE", help="Write the results as JUnit XML.")
+    ] = None,
 ) -> int:
     """Judge the properties that come with equivtest, or those under PATHS."""
     raw = {
@@ -144,6 +149,8 @@ def run(
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
     flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)
+    flags += ["--lf"] * last_failed + ["--ff"] * failed_first
+    flags += [f"--junit-xml={junit_xml.absolute()}"] if junit_xml else []
     return run_properties(raw, paths or [], workers, keyword, flags)
 
 

@@ -45,8 +45,9 @@ class EquivtestItem(pytest.Item):
     line: int | None = None
     """Line of the property in its file, counted from 0 like pytest's."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, name: str, parent: pytest.Collector, nodeid: str = "", **kwargs: Any) -> None:
+        # As text, which pytest 9.2 divides into name and parameters; --lf compares that with the id of the report.
+        super().__init__(name=name, parent=parent, nodeid=nodeid or f"{parent.nodeid}::{name}", **kwargs)
         self.handover = Handover()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
@@ -111,6 +112,7 @@ class PropertyItem(EquivtestItem):
     def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.prop, self.property_name = prop, property_name
+        self.extra_keyword_matches.update(claim.name for claim in prop.claims)
 
     @property
     def property_id(self) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from equivtest.errors import Misuse, shorten
 
 MAKERS = ("program", "module_property", "Property")
 """Names of functions that make a property."""
+CACHE = Path(".equivtest") / "cache"
+"""Where pytest notes what failed in your files, for --lf and --ff."""
 SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
@@ -40,7 +42,10 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
     for path in paths:
         if not os.path.exists(path):  # Path.exists raises if the path is too long
             raise Misuse(f"no such file or folder: {shorten(str(path))}")
+    if not paths and {"--lf", "--ff"}.intersection(flags):
+        raise Misuse("--lf and --ff go with files of yours: name them, since no run of the shipped properties is kept")
     args = _pytest_args(raw, _check(raw, paths), worker_args(workers, paths))
+    args += ["-o", f"cache_dir={CACHE.absolute()}"] if paths else ["-p", "no:cacheprovider"]
     return _run_pytest(args + flags + (["-k", keyword] if keyword else []))
 
 
@@ -98,10 +103,10 @@ def _is_property(statement: ast.stmt) -> bool:
 
 
 def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
-    """pytest's arguments: nothing of the caller's folder counts, and nothing is left in it."""
+    """pytest's arguments: nothing of the caller's folder counts."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
-    args += ["-p", "no:cacheprovider", "-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
+    args += ["-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
     args += ["-p", "equivtest.pytest_plugin.progress", "-o", "console_output_style=classic"]
     args += ["--assert=plain", *workers, "-rfEX"]
     if not _has_entry_point():

@@ -1,0 +1,44 @@
+"""pytest's own choices, which `equivtest run` passes on: --lf, --ff, -x, -k and --junit-xml."""
+
+from __future__ import annotations
+
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from equivtest.errors import Misuse
+from equivtest.pytest_plugin.pytest_run import run_properties
+from tests.engine.fake_suite import log_of, make_suite
+
+
+def run_command(pytester: pytest.Pytester, *args: str) -> list[str]:
+    """Runs `equivtest run` on the fake suite; returns its searches, in order."""
+    (pytester.path / "log").unlink(missing_ok=True)
+    fixed = ("-n0", "--audit=off", "--known-failures=none", "--world-sizes=2,3")
+    pytester.run(sys.executable, "-m", "equivtest.cli", "run", ".", *fixed, *args)
+    return [line.removesuffix(" gate") for line in log_of(pytester) if line.startswith("search")]
+
+
+def test_command_runs_again_what_failed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "a_wrong")
+    everything = run_command(pytester)
+
+    last_failed = run_command(pytester, "--lf")
+    first_failed = run_command(pytester, "--ff", "--junit-xml=j.xml", "-x")
+
+    assert everything == ["search a w2", "search a_wrong w2", "search a w3", "search a_wrong w3"]
+    assert last_failed == first_failed == ["search a_wrong w3"]
+    assert "a_wrong[w3-0]" in {case.get("name") for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase")}
+
+
+def test_last_failed_needs_files_of_yours() -> None:
+    with pytest.raises(Misuse, match=r"--lf and --ff go with files of yours: name them"):
+        run_properties({}, [], "0", None, ["--lf"])
+
+
+def test_dash_k_selects_properties_that_make_a_claim(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a", "b")
+
+    assert run_command(pytester, "-k", "b and agrees_on_all_ranks") == ["search b w2", "search b w3"]
+    assert run_command(pytester, "-k", "repeats_itself") == []
