@@ -88,11 +88,12 @@ def test_failure_of_an_interrupted_run_is_judged_again(pytester: pytest.Pytester
     ("options", "change", "line"),
     [
         (["--dtypes=float32"], "", "was judged with dtypes *, this run has *float32*: run without --resume"),
+        (["--shard=1/2"], "", "was judged with shard nothing, this run has 1/2: run without --resume"),
         ([], "# changed", "was judged before *test_fake.py changed: run without --resume"),
         (["--budget=3"], "", "--resume goes with smoke, gate and conformance without --budget, not with gate"),
         (["--resume=no"], "", "no has no log: name a folder that equivtest run --report has written, *"),
     ],
-    ids=["settings", "code", "budget", "no report"],
+    ids=["settings", "shard", "code", "budget", "no report"],
 )
 def test_resume_of_another_run_is_refused_in_one_line(
     pytester: pytest.Pytester, options: list[str], change: str, line: str
