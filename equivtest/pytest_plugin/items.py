@@ -14,7 +14,7 @@ import pytest
 from equivtest.base.profiles import AUDIT_LABEL, Part
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.pytest_plugin.options import settings_of, soak_seed
-from equivtest.pytest_plugin.pools import pool_of, reference_of, take_faults
+from equivtest.pytest_plugin.pools import gloo_of, pool_of, take_faults
 from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.report.folder import FAILURES
@@ -203,7 +203,7 @@ class SearchItem(PropertyItem):
                 settings.known,
                 failures_dir(self.config),
                 until_s=time.monotonic() + self._budget_s(),
-                reference=reference_of(self.config),
+                gloo=gloo_of(self.config),
             )
             if not settings.profile.repeats or time.monotonic() > until_s:
                 return

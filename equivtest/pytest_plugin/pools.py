@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _pool_key = pytest.StashKey["Pool"]()
 _server_key: pytest.StashKey[Server | None] = pytest.StashKey()
 """A server that was started before the pool."""
-_reference_key = pytest.StashKey["Pool"]()
+_gloo_key = pytest.StashKey["Pool"]()
 _hub_key = pytest.StashKey["RunHub"]()
 _slots_key = pytest.StashKey[dict[str, int]]()
 _workers_key = pytest.StashKey[list[Any]]()
@@ -68,21 +68,21 @@ def _end_orderly(config: pytest.Config) -> None:
         end_orderly_on_sigterm(config)
 
 
-def reference_of(config: pytest.Config) -> Callable[[], Pool] | None:
+def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
     """Returns a function that makes, once, this process's pool of gloo on the CPU; None if the run is on it."""
-    if settings_of(config).is_reference:
+    if settings_of(config).is_gloo_on_cpu:
         return None
 
-    def reference() -> Pool:
+    def gloo() -> Pool:
         from equivtest.ranks.pool import Pool
 
-        if _reference_key not in config.stash:
-            config.stash[_reference_key] = Pool()
-        pool = config.stash[_reference_key]
+        if _gloo_key not in config.stash:
+            config.stash[_gloo_key] = Pool()
+        pool = config.stash[_gloo_key]
         pool.serve(_running_file(config))
         return pool
 
-    return reference
+    return gloo
 
 
 def _running_file(config: pytest.Config) -> str:
@@ -186,7 +186,7 @@ def close_pool(config: pytest.Config) -> None:
     if server is not None:
         config.stash[_server_key] = None
         server.close()
-    for key in (_pool_key, _reference_key):
+    for key in (_pool_key, _gloo_key):
         pool = config.stash.get(key, None)
         if pool is not None:
             del config.stash[key]

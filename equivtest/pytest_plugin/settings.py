@@ -105,13 +105,13 @@ class Settings:
         return self.allowed
 
     @property
-    def is_reference(self) -> bool:
+    def is_gloo_on_cpu(self) -> bool:
         """True for gloo on the CPU, on which failures of every other backend run again."""
         return (self.backend, self.device) == ("gloo", "cpu")
 
     def expects(self, known: KnownFailure) -> bool:
         """True if a known failure must still fail: the shipped ones were found with gloo on the CPU."""
-        return not known.is_shipped or self.is_reference
+        return not known.is_shipped or self.is_gloo_on_cpu
 
     def make_backend(self) -> Backend:
         """Returns the backend of this run; raises Misuse or BrokenSetup if it cannot work."""

@@ -14,7 +14,7 @@ from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import Verdict
 
 
-def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, reference: Pool) -> list[Verdict]:
+def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) -> list[Verdict]:
     """Marks each failure as known that the case shows alike on gloo and the CPU."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
@@ -22,7 +22,7 @@ def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, reference: Poo
     names = {verdict.claim for verdict in failed}
     claims = [claim for claim in prop.claims if claim.name in names]
     try:
-        found = judge(prop.subject, failed[0].case, reference, claims, limit_s=prop.limit_s)
+        found = judge(prop.subject, failed[0].case, gloo, claims, limit_s=prop.limit_s)
     except (Misuse, BrokenSetup):  # the subject cannot run there
         return list(verdicts)
     return [

@@ -83,7 +83,7 @@ def search(
     only: Target | None = None,
     is_enough: Callable[[Case], bool] = never,
     until_s: float = math.inf,
-    reference: Callable[[], Pool] | None = None,
+    gloo: Callable[[], Pool] | None = None,
 ) -> Findings:
     """Judges every case of a chunk and shrinks what fails.
 
@@ -95,10 +95,10 @@ def search(
             message has no line on what ran before or failed first, and none on whose fault it is.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
         until_s: When no further case begins, by time.monotonic(); then those that cover most run first, examples last.
-        reference: Returns a pool of gloo on the CPU, on which failures of another backend run again; None on that one.
+        gloo: Returns a pool of gloo on the CPU, on which failures of another backend run again; None on that one.
     """
     started_s = time.monotonic()
-    running = _Search(prop, chunk, pool, known, only, is_enough, until_s, reference)
+    running = _Search(prop, chunk, pool, known, only, is_enough, until_s, gloo)
     misuse = running.run()
     failures = []
     for target in running.targets():
@@ -143,7 +143,7 @@ class _Search:
     only: Target | None = None
     is_enough: Callable[[Case], bool] = never
     until_s: float = math.inf
-    reference: Callable[[], Pool] | None = None
+    gloo: Callable[[], Pool] | None = None
     failing: dict[Target, Verdict] = field(default_factory=dict)
     seen: dict[Case, dict[Target, Verdict]] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
@@ -271,8 +271,8 @@ class _Search:
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
         """Returns the verdicts on one run, or on the claim of `only`; records failures, apart from known ones."""
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
-        if self.reference is not None and any(verdict.failed for verdict in verdicts):
-            verdicts = set_torchs_apart(verdicts, self.prop, self.reference())
+        if self.gloo is not None and any(verdict.failed for verdict in verdicts):
+            verdicts = set_torchs_apart(verdicts, self.prop, self.gloo())
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:

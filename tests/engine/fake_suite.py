@@ -105,7 +105,7 @@ def record(subject, chunk, dtype, kind, verdicts):
                   known={}, busy_s=0.01, **lacking)
 
 
-def search(prop, chunk, pool, known, failures_dir, *, until_s, reference):
+def search(prop, chunk, pool, known, failures_dir, *, until_s, gloo):
     log(f"search {prop.subject} w{chunk.world_size} {chunk.seed}")
     log(f"shrinks to {chunk.world_sizes}")
     subject, _, trait = prop.subject.partition("_")

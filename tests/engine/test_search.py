@@ -94,11 +94,11 @@ def stub(*changes: Change, from_world: int = 1) -> StubPool:
     return StubPool(answer)
 
 
-def against_reference(pool: StubPool, reference: StubPool, tmp_path: Path) -> Findings:
-    """Searches on a backend whose failures run again on the reference, on one rank."""
+def against_gloo(pool: StubPool, gloo: StubPool, tmp_path: Path) -> Findings:
+    """Searches on a backend whose failures run again on gloo, on one rank."""
     chunk = replace(CHUNK, world_size=1)
-    own, other = cast(Pool, pool), cast(Pool, reference)
-    return search(one_draw(claimed()), chunk, own, NOTHING, tmp_path, reference=lambda: other)
+    own, other = cast(Pool, pool), cast(Pool, gloo)
+    return search(one_draw(claimed()), chunk, own, NOTHING, tmp_path, gloo=lambda: other)
 
 
 def one_draw(prop: Property) -> Property:
@@ -154,16 +154,16 @@ def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
 
 def test_failure_of_gloo_and_the_cpu_too_is_known(tmp_path: Path) -> None:
     """Cases without a failure do not run there."""
-    reference = stub(wrong_second_value)
-    findings = against_reference(stub(wrong_second_value), reference, tmp_path)
+    gloo = stub(wrong_second_value)
+    findings = against_gloo(stub(wrong_second_value), gloo, tmp_path)
     known = {reason for record in findings.records for reason in record.known.values()}
 
     assert findings.failures == [] and known == {f"{TORCHS} (value)"}
-    assert 0 < len(reference.seen) < len(findings.records)
+    assert 0 < len(gloo.seen) < len(findings.records)
 
 
 def test_fault_of_the_backend_fails_beside_a_failure_of_torch(tmp_path: Path) -> None:
-    findings = against_reference(stub(wrong_second_value, touches_three), stub(wrong_second_value), tmp_path)
+    findings = against_gloo(stub(wrong_second_value, touches_three), stub(wrong_second_value), tmp_path)
 
     assert targets(findings) == {("does_not_touch_its_inputs", "touched")}
 
@@ -175,7 +175,7 @@ def test_failure_in_another_place_is_the_backends(tmp_path: Path) -> None:
         shape = case.parameters[0]
         return set_element(replies, 0, "param.0", (0,) * len(shape), math.nan) if math.prod(shape) else replies
 
-    findings = against_reference(stub(wrong_second_value), stub(wrong_first_value), tmp_path)
+    findings = against_gloo(stub(wrong_second_value), stub(wrong_first_value), tmp_path)
 
     assert targets(findings) == {("equals_unsharded", "value")}
 

@@ -82,7 +82,7 @@ def test_failures_of_torch_do_not_fail_a_wrong_backend_and_its_own_do(
     def failed(subject: str, case: Case, wrong: Pool) -> tuple[set[str], set[str]]:
         prop = Property(subject, "It is right.", "nowhere", lambda space: st.just(case), claims)
         chunk = Chunk(2, case.dtypes, 0, 1)
-        found = search(prop, chunk, wrong, KnownFailures(), tmp_path, reference=lambda: pool)
+        found = search(prop, chunk, wrong, KnownFailures(), tmp_path, gloo=lambda: pool)
         known = {reason for record in found.records for reason in record.known.values()}
         return {failure.claim for failure in found.failures}, known
 
