@@ -434,7 +434,7 @@ def list_() -> int:
     """List the properties that come with equivtest."""
     from equivtest.pytest_plugin import suite
 
-    for name, prop in suite.load_properties(suite.properties_dir()).items():
+    for name, prop in suite.shipped().items():
         typer.echo(name)
         typer.echo(f"  subject    {prop.subject}")
         typer.echo(f"  statement  {prop.statement}")

@@ -69,8 +69,7 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
         return [path.resolve() for path in paths]
     folder = suite.properties_dir()
     if chosen.subjects:
-        properties = suite.load_properties(folder)
-        settings.check_subjects(chosen, [(name, prop.subject) for name, prop in properties.items()])
+        settings.check_subjects(chosen, [(name, prop.subject) for name, prop in suite.shipped().items()])
     return [folder]
 
 

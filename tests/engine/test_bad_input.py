@@ -82,13 +82,17 @@ FILES: dict[str, Any] = {
 """Values of one field of a replay file."""
 
 
+COMMANDS = typer.main.get_command(cli.app)
+"""Made once: making it from the functions takes longer than most commands take to refuse their text."""
+
+
 class Accepted(BaseException):
     """Raised in the place of a start of ranks or of pytest."""
 
 
 def parameters() -> Iterator[Any]:
     """Yields (command, option, or the place of an argument) of everything that a command takes a text for."""
-    for name, command in typer.main.get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+    for name, command in COMMANDS.commands.items():  # type: ignore[attr-defined]
         for place, each in enumerate(each for each in command.params if each.param_type_name == "argument"):
             yield pytest.param(name, place, id=f"{name}-{each.name}")
         for each in command.params:
@@ -122,6 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(RunHub, "_execute", accept)
     monkeypatch.setattr(measuring, "measure", accept)
     monkeypatch.setattr(templates, "_write", accept)
+    monkeypatch.setattr(typer.main, "get_command", lambda app: COMMANDS)
     monkeypatch.setenv(VARIABLE, "s" * 40)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -26,7 +26,7 @@ from equivtest.search.chunks import Chunk, chunk_cases, seed_of
 from equivtest.search.local_constants import no_local_constants
 from equivtest.verdicts.claims import agrees_on_all_ranks, equals_unsharded
 from studies.gate_draws import LARGE, lines_of_draws, lines_of_run, make_up_modules, mixed_suite
-from tests.drawing import STRATEGIES, drawn
+from tests.drawing import drawn
 
 CHUNK = Chunk(2, limits.DTYPES, 0, 20)
 
@@ -83,31 +83,16 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         importlib.import_module(name)
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["shipped", "of somebody's own"])
-def test_a_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path, *, own: bool) -> None:
-    """One file of properties alone, and beside all others and local modules full of constants."""
+def test_your_own_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
+    """Your file alone, and beside local modules full of constants; a run of shipped properties is judged below."""
     made_up = make_up_modules(tmp_path)
-    folder = tmp_path / "own"
-    folder.mkdir()
-    (folder / "test_mine.py").write_text(MINE)
-    where = {"folder": str(folder)} if own else {}
-    subjects = ("mine:fetch",) if own else LIFECYCLE["subjects"]
-    alone = lines_of_draws(folder, files="test_mine.py", subjects=subjects, **where) if own else drawn_alone()
-    among_others = lines_of_draws(tmp_path, subjects=subjects, imports=made_up, hash_seed=7, **where)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "test_mine.py").write_text(MINE)
+    mine: dict[str, Any] = {"folder": str(tmp_path / "own"), "subjects": ("mine:fetch",)}
+    alone = lines_of_draws(tmp_path / "own", **mine)
+    among_others = lines_of_draws(tmp_path, imports=made_up, hash_seed=7, **mine)
 
     assert len(alone) > 30 and alone == among_others
-
-
-def test_every_strategy_draws_the_same_cases_once_others_modules_are_imported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """All strategies draw in one process, one after the other."""
-    chunk = Chunk(3, limits.DTYPES, 1, 15)
-    props = {name: claimed(cases=cases) for name, cases in STRATEGIES.items()}
-    before = {name: chunk_cases(prop, chunk) for name, prop in props.items()}
-    import_made_up(monkeypatch, tmp_path)
-
-    assert {name for name, prop in props.items() if chunk_cases(prop, chunk) != before[name]} == set()
 
 
 def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.fetch.strategy import fetch_cases
 from equivtest.layout import shard_kind
 from equivtest.property import Space
+from equivtest.search.local_constants import no_local_constants
 from tests.drawing import SPACE, STRATEGIES, drawn, run_of, smallest
 
 DATA_PARALLEL = ("ddp_mlp", "fsdp2_mlp", "zero3_mlp_all_gather", "fsdp2_tp_mlp", "hsdp_mlp")
@@ -284,39 +285,27 @@ def test_a_failing_parameter_shrinks_to_itself_alone() -> None:
 DRAWING = """
 import sys
 sys.path.insert(0, {folder!r})
-if {name!r}:
-    __import__({name!r})
-from hypothesis.strategies import integers
-from tests.drawing import SPACE, STRATEGIES, drawn
-print("integers", drawn(integers(), 200))
-for strategy in STRATEGIES.values():
-    for case in drawn(strategy(SPACE), 10, number=11):
-        print(case)
+import full_of_constants
+from tests.engine.test_strategies import ten_of_each
+print("\\n".join(ten_of_each()))
 """
 
 
-def drawn_by_a_process(folder: Path, imported: str, hash_seed: str) -> tuple[str, list[str]]:
-    """Returns the integers and cases that a fresh process draws after it has imported a module."""
-    code = DRAWING.format(folder=str(folder), name=imported)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-    )
-    integers, *cases = done.stdout.splitlines()
-    return integers, cases
+def ten_of_each() -> list[str]:
+    with no_local_constants():
+        return [str(case) for strategy in STRATEGIES.values() for case in drawn(strategy(SPACE), 10, number=11)]
 
 
 def test_draws_do_not_depend_on_other_imports(tmp_path: Path) -> None:
-    """Hypothesis' own integers do: they draw the constants of that module too."""
+    """Hypothesis' own integers do, see test_chunks.py: they draw the constants of that module too."""
     constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
     (tmp_path / "full_of_constants.py").write_text("\n".join(constants))
+    command = [sys.executable, "-c", DRAWING.format(folder=str(tmp_path))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "2"}
 
-    integers_alone, cases_alone = drawn_by_a_process(tmp_path, "", "1")
-    integers_crowded, cases_crowded = drawn_by_a_process(tmp_path, "full_of_constants", "2")
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
 
-    assert len(cases_alone) == 10 * len(STRATEGIES)
-    assert cases_alone == cases_crowded
-    assert integers_alone != integers_crowded
+    assert done.stdout.splitlines() == ten_of_each() and len(ten_of_each()) == 10 * len(STRATEGIES)
 
 
 def test_strategies_draw_from_tables_only() -> None:
