@@ -7,6 +7,7 @@ data of each item.  Every line reaches the disk at once, so a killed run leaves 
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def read_begun(path: Path) -> Run:
     Raises:
         Misuse: there is no log, another version of equivtest wrote it, or it is broken.
     """
-    log = path / LOG if path.is_dir() else path
+    log = path / LOG if os.path.isdir(path) else path  # which does not raise for a path that is too long
     lines = list(_lines(path, log))
     entries: list[Entry] = []
     try:
