@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivtest import ids, module_property
+from equivtest import ids, program
+from tests.clients import layers
 
-HERE = "tests.clients.layers:"
 X_SHAPES = ((1, 4), (2, 4), (3, 4), (2, 3, 4))
 
 fairscale_layers = replace(
-    module_property(HERE + "block", HERE + "fairscale_layers", X_SHAPES, batch="whole"), requires="fairscale"
+    program(layers.block, layers.fairscale_layers, X_SHAPES, batch="whole"), requires="fairscale"
 )
-megatron_layers = replace(
-    module_property(HERE + "block", HERE + "megatron_layers", X_SHAPES, batch="whole"), requires="megatron"
-)
+megatron_layers = replace(program(layers.block, layers.megatron_layers, X_SHAPES, batch="whole"), requires="megatron")
 fairscale_embedding = replace(
-    module_property(
-        HERE + "embedding",
-        HERE + "fairscale_embedding",
+    program(
+        layers.embedding,
+        layers.fairscale_embedding,
         inputs={"input": ids(12, ("batch", "seq"))},
         sizes={"batch": (1, 2, 3), "seq": (2, 3)},
         batch="whole",
