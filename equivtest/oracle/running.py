@@ -121,7 +121,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
-            raise InexactData(f"{name} draws at random, so that two runs differ")
+            raise InexactData(f"{name} draws at random, so two runs differ")
         if name == "_local_scalar_dense" and not _are_off(args):
             return func(*values_of(args))
         if isinstance(kwargs.get("out"), Ranged):

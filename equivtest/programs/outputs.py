@@ -42,16 +42,16 @@ def named_outputs(
     missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]
     if missing or not leaves:
         names = [name for name, _ in _leaves(OUTPUT, given)]
-        way_out = _way_out(missing[0], names) if missing and names else "have it give a tensor"
+        way_out = _way_out(missing[0], names) if missing and names else "return a tensor"
         listed = ", ".join(names) or "no tensor"
-        raise Misuse(f"{who} gives {listed}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
+        raise Misuse(f"{who} returns {listed}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
     return leaves
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
     """Suggests what to write for an output that does not exist."""
     if list(names) == [OUTPUT]:
-        return "leave outputs out, as it gives one tensor"
+        return "omit outputs, as it returns one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]
     near = closest(missing, ways)
     return f"did you mean outputs=({near!r},)?" if near else f"outputs may hold {', '.join(map(repr, ways))}"

@@ -159,7 +159,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
     world_sizes = _world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes)
     if PROFILES[profile_name].audits_alone and max(world_sizes) == 1:
-        raise Misuse("--world-sizes: an audit needs two ranks or more, since one hears of no other: add 2, got 1 alone")
+        raise Misuse("--world-sizes: an audit needs at least two ranks, got 1 alone: add 2")
     max_time_s = _seconds("--max-time", given["max_time"]) if "max_time" in given else SOAK_S
     if "max_time" in given and not PROFILES[profile_name].repeats:
         raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")

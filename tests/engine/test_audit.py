@@ -384,9 +384,7 @@ def test_an_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_p
     ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
 
     assert (ended.code, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(
-        "equivtest: --world-sizes: an audit needs two ranks or more, since one hears of no other"
-    )
+    assert ended.stderr.startswith("equivtest: --world-sizes: an audit needs at least two ranks, got 1 alone: add 2")
 
 
 @pytest.mark.ranks

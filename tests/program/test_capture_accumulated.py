@@ -206,13 +206,13 @@ def test_calls_that_are_no_micro_batches_are_refused(
         captured(tmp_path / "run", body)
 
 
-def test_a_manifest_that_speaks_of_more_micro_batches_than_there_are_is_refused(tmp_path: Path) -> None:
+def test_manifest_with_too_many_micro_batches_is_refused(tmp_path: Path) -> None:
     path = captured(tmp_path / "run", one_by_one) / "rank-00000.json"
     told = json.loads(path.read_bytes())
     for number, words in (
         (4, "wrote no given.input"),
-        (10**9, "speaks of 1000000000 micro-batches"),
-        (0, "of 0 micro"),
+        (10**9, "names 1000000000 micro-batches"),
+        (0, "names 0 micro"),
     ):
         path.write_text(json.dumps({**copy.deepcopy(told), "micro_batches": number}))
         with pytest.raises(Misuse, match=words):

@@ -109,11 +109,11 @@ def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
     [
         (
             "scaled",
-            r"which elements parameter 2\.bias holds .* of its 2 local ones 2, .* are computed from values, or .*",
+            r"parameter 2\.bias's elements cannot be found: 2 of its 2 local elements, .* computed from values or .*",
         ),
         (
             "by_size",
-            r"parameter 0\.weight holds cannot be read off: .* module_property\(\.\.\., placed='package\.module",
+            r"parameter 0\.weight's elements cannot be found: .* module_property\(\.\.\., placed='package\.module",
         ),
         ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
     ],
@@ -249,5 +249,5 @@ def test_element_on_two_ranks_is_found_twice() -> None:
     ],
 )
 def test_computed_value_is_no_element(compute: Any) -> None:
-    with pytest.raises(Misuse, match="cannot be read off"):
+    with pytest.raises(Misuse, match="cannot be found"):
         read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

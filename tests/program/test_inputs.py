@@ -261,7 +261,7 @@ def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> 
         (
             LOOKED,
             {"outputs": ("logit",)},
-            "gives output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
+            "returns output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
         ),
         (LOOKED, {"outputs": ("absent",)}, "nothing at absent: outputs may hold 'logits', 'pair.0', 'pair.1'"),
         (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),

@@ -263,7 +263,7 @@ def test_a_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: 
 def test_gradients_that_torch_clips_apart_raise_misuse(pool: Pool) -> None:
     made = {**PERCEPTRON, "parallelize": f"{HERE}only_columns", "max_norm": 1.0}
 
-    assert "some are DTensors and some are plain" in judge_misused(ModuleCase(**made), pool)
+    assert "takes plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
 
 
 def test_step_without_gradients_has_no_norm() -> None:
@@ -276,7 +276,7 @@ def test_step_without_gradients_has_no_norm() -> None:
 def test_step_without_a_loss_raises_misuse(pool: Pool) -> None:
     verdicts = judge_misused(ModuleCase(world_size=1, **{**TOKENS, "step": f"{HERE}reports_nothing"}), pool)
 
-    assert "reports_nothing gives no tensor, nothing at output" in verdicts
+    assert "reports_nothing returns no tensor, nothing at output" in verdicts
 
 
 def judge_misused(case: ModuleCase, pool: Pool) -> str:

@@ -153,9 +153,9 @@ def _check(path: Path, manifest: Manifest) -> None:
     sizes += [manifest.rank, manifest.world_size, manifest.size_bytes]
     sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]
     if not all(0 <= size < limits.CAPTURED_SIZE for size in sizes) or not 1 <= len(manifest.mesh) <= 2:
-        raise Misuse(f"manifest {path} speaks of sizes that no run has, or of a mesh of {len(manifest.mesh)} axes")
+        raise Misuse(f"manifest {path} has sizes that no run has, or a mesh of {len(manifest.mesh)} axes")
     unknown = [name for name in manifest.touched if name not in manifest.tensors]
     if unknown:
-        raise Misuse(f"manifest {path} says that {unknown[0][:40]!r} was touched, and holds no such tensor")
+        raise Misuse(f"manifest {path} says that {unknown[0][:40]!r} was changed, but has no such tensor")
     if not 1 <= manifest.micro_batches <= max(1, len(manifest.tensors)):
-        raise Misuse(f"manifest {path} speaks of {manifest.micro_batches} micro-batches, and has not a tensor of each")
+        raise Misuse(f"manifest {path} names {manifest.micro_batches} micro-batches, but lacks a tensor for each")

@@ -246,7 +246,7 @@ class Keeper:
         shard = placed(self._job.module, self._prefix + name) if placed else None
         if shard is None and name not in self._parameters:
             raise Misuse(
-                f"the module has no parameter {name}, only {', '.join(self._parameters)}: capture(placed=) says it"
+                f"the module has no parameter {name}, only {', '.join(self._parameters)}: report it by capture(placed=)"
             )
         return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 

@@ -113,8 +113,8 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
             meshes.add(parameter.device_mesh if isinstance(parameter, DTensor) else None)
     if len(meshes) > 1:
         raise Misuse(
-            f"{case.parallelize}: of its parameters some are DTensors and some are plain, or of several meshes, which "
-            f"clip_grad_norm_ does not take together: {way_out}"
+            f"{case.parallelize}: clip_grad_norm_ takes plain parameters or DTensors of one mesh, got a mixture: "
+            f"{way_out}"
         )
     norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.training.max_norm, case.training.norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -120,8 +120,8 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
     if bool(is_computed.any()):
         first = tuple(is_computed.nonzero()[0].tolist())
         raise Misuse(
-            f"{who}: which elements parameter {name} holds cannot be read off: of its {held[0].numel()} local ones "
-            f"{int(is_computed.sum())}, the first {first}, are computed from values, or are never written: {WAY_OUT}"
+            f"{who}: the places of parameter {name}'s elements cannot be found: {int(is_computed.sum())} of its "
+            f"{held[0].numel()} local elements, the first {first}, are computed from values or never written: {WAY_OUT}"
         )
     return torch.where(is_element, numbers, NONE)
 
