@@ -104,6 +104,7 @@ def as_html(
     return _rendered(
         TEMPLATE,
         environment=environment,
+        identity=identity(environment),
         headlines=headlines,
         totals="; ".join(totals(tallies, float(environment["seconds"]))),
         headline=headline(environment, tallies),
@@ -124,6 +125,20 @@ def as_html(
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
         declined=[(tally, *row) for tally in tallies for row in tally.declined.most_common()],
     )
+
+
+def identity(environment: Mapping[str, Any]) -> str:
+    """Returns what was judged, and with what, in one line; facts that the environment lacks are left out."""
+    commit = str(environment.get("equivtest_commit") or "")[:12]
+    words = {
+        "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",
+        "torch": "torch {}",
+        "backend": "backend {}",
+        "device": "device {}",
+        "profile": "profile {}",
+        "started": "began {}",
+    }
+    return ", ".join(text.format(environment[name]) for name, text in words.items() if environment.get(name))
 
 
 def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,28 @@ def test_the_machine_and_the_commits_are_named(tmp_path: Path) -> None:
         f"pytest {pytest.__version__}",
         "vendor_nobody_has unknown",
     ]
+
+
+def test_page_begins_with_identity_and_failures() -> None:
+    page = as_html(
+        ENVIRONMENT | {"torch": "2.13.0", "equivtest": "1", "equivtest_commit": "a" * 40},
+        [tally(of_kind("value"), failures=(failure(),))],
+        [],
+    )
+    places = [page.index(text) for text in ("equivtest 1 (aaaaaaaaaaaa), torch 2.13.0, backend gloo", 'id="failures"')]
+
+    assert places == sorted(places) and places[-1] < page.index('id="claims"')
+
+
+def test_page_can_be_scrolled_by_keyboard_and_named_by_screen_readers() -> None:
+    counted = tally(of_kind("value"), record(mode="real", tensor_margins={"output": 0.25}), failures=(failure(),))
+    page = as_html(ENVIRONMENT, [counted], [known_entry()])
+
+    scrolling = re.findall(r"<(?:pre|table)\b[^>]*>", page)
+    assert scrolling and all('tabindex="0"' in tag for tag in scrolling)
+    assert all("scope=" in tag for tag in re.findall(r"<th\b[^>]*>", page))
+    links = set(re.findall(r'href="#([a-z-]+)"', page))
+    assert links and links <= set(re.findall(r'id="([a-z-]+)"', page)) and page.count("<main>") == 1
 
 
 def test_page_escapes_its_texts() -> None:
