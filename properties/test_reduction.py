@@ -6,32 +6,45 @@ live: look first at shards of unequal size, then at how a partial result is inte
 
 from __future__ import annotations
 
-from equivtest.families.reduction.case import ReductionCase
-from equivtest.families.reduction.strategy import reduction_cases
+from typing import Any
+
+from equivtest.families.operators.case import OperatorCase
+from equivtest.families.operators.strategy import REDUCTIONS, reduction_cases
 from equivtest.property import Property
-from equivtest.verdicts.claims import repeats_itself, uses_only_collectives
-from equivtest.verdicts.judging import DEFAULT_CLAIMS
+from equivtest.verdicts.claims import (
+    agrees_on_all_ranks,
+    does_not_touch_its_inputs,
+    equals_unsharded,
+    gradients_equal_unsharded,
+    repeats_itself,
+    uses_only_collectives,
+)
+
+
+def seven_rows(operator: str, **fields: Any) -> OperatorCase:
+    """Three ranks have 3, 3 and 1 rows: the mean of their means is not the mean of seven."""
+    arguments = (("dim", 0 if "softmax" in operator else (0,)),)
+    return OperatorCase(
+        world_size=3, operator=operator, operands=((7, 4),), arguments=arguments, placements=(("shard(0)",),), **fields
+    )
+
 
 reduction = Property(
-    subject="reduction",
-    statement="A reduction or softmax of a DTensor, and its gradient, equal those of the whole tensor.",
+    subject="dtensor_operators",
+    statement="A reduction or softmax of a DTensor equals the whole tensor's, and so does its gradient.",
     source="torch/distributed/tensor/_ops/_math_ops.py, common_reduction_strategy and softmax_strategy (2.13.0)",
     cases=reduction_cases,
-    claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
+    claims=(
+        equals_unsharded,
+        gradients_equal_unsharded,
+        agrees_on_all_ranks,
+        does_not_touch_its_inputs,
+        repeats_itself,
+        uses_only_collectives,
+    ),
     examples=(
-        # Means of 3, 3 and 1 rows are not the mean of seven.
-        *(
-            ReductionCase(
-                world_size=3,
-                op=op,
-                shape=(7, 4),
-                layout="shard(0)",
-                records=True,
-                values=(("dense", 0), ("real", 1), ("real", 2)),
-            )
-            for op in ("sum", "mean", "amax", "norm", "softmax", "log_softmax")
-        ),
-        ReductionCase(world_size=4, op="sum", shape=(5, 2), layout="shard(0)", values=(("dense", 0), ("real", 1))),
+        seven_rows("sum", records=True),
+        *(seven_rows(name, requires_grad=(0,), values=(("real", 0), ("dense", 1))) for name in REDUCTIONS),
     ),
     weight=3,
 )

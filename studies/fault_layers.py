@@ -80,7 +80,7 @@ PLANTS = (
             ("partial_outputs_reduced_in_bfloat16", "rowwise_linear"),
             ("gradient_of_own_tokens", "sequence_layer_norm"),
             ("shards_swapped", "redistribute"),
-            ("mean_of_means", "reduction"),
+            ("mean_counts_padding", "dtensor_operators"),
             ("gradients_of_the_last_micro_batch", "fsdp2_mlp"),
             ("overlapping_padding", "zero3_fetch_all_gather"),
             ("stale_whole_after_update", "zero3_lifecycle_all_gather"),

@@ -356,6 +356,13 @@ def _value_of(code: ast.expr) -> Any:
     return math.inf if ast.unparse(code) in (CODE_OF_INFINITY, "math.inf", "inf") else ast.literal_eval(code)
 
 
+DELETED = {
+    "EmbeddingWaysCase": "EmbeddingCase judges each style",
+    "ReductionCase": "OperatorCase of the subject dtensor_operators judges reductions",
+}
+"""Deleted case class -> what judges the same now."""
+
+
 def from_data(data: Any) -> Case:
     """The case that `to_data` wrote.
 
@@ -372,6 +379,10 @@ def from_data(data: Any) -> Case:
     )
     if data["type"] not in list(CASE_TYPES):
         import_cases()
+    require(
+        str(data["type"]) not in DELETED,
+        f"{data['type']} was deleted, and {DELETED.get(str(data['type']))} instead: see CHANGELOG.md",
+    )
     require(
         isinstance(data["type"], str) and data["type"] in CASE_TYPES,
         f"unknown case class {data['type']!r}, known: {', '.join(sorted(CASE_TYPES))}; "

@@ -58,6 +58,10 @@ def test_every_case_class_is_known_by_name() -> None:
             f"has schema {SCHEMA_VERSION + 1}, .* use the version that",
         ),
         ({**to_data(LINEAR), "type": "ConvolutionCase"}, "unknown case class 'ConvolutionCase', known: .*LinearCase"),
+        (
+            {**to_data(LINEAR), "type": "ReductionCase"},
+            "ReductionCase was deleted, and OperatorCase of .* judges reductions instead: see CHANGELOG.md",
+        ),
         ({**to_data(LINEAR), "fields": 7}, "has the fields .*, got 7"),
         (written(LINEAR, colour="red"), "has the fields .*'colour': 'red'"),
         (written(LINEAR, world_size="3"), "not a valid LinearCase: .*world_size"),

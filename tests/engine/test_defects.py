@@ -31,7 +31,6 @@ from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.chains.case import ChainCase
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.redistribute.case import RedistributeCase
-from equivtest.families.reduction.case import ReductionCase
 from equivtest.families.training.case import PerceptronCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.families.zero3.lifecycle.case import LifecycleCase
@@ -224,7 +223,7 @@ def sizes(case: Case) -> list[int]:
         return [case.world_size, math.prod(case.arguments.x_shape), case.arguments.largest]
     if isinstance(case, CrossEntropyCase):
         return [case.world_size, case.num_positions, case.num_classes]
-    if isinstance(case, DropoutCase | ReductionCase | RedistributeCase):
+    if isinstance(case, DropoutCase | RedistributeCase):
         return [case.world_size, math.prod(case.shape)]
     if isinstance(case, ChainCase):
         return [case.world_size, len(case.steps), *map(math.prod, case.operands)]

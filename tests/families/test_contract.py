@@ -43,6 +43,7 @@ COMPUTED = [name for name in WITHIN if family_of(name) not in ("dropout", "opera
 
 LARGER: dict[str, dict[str, Any]] = {
     "dtensor_operators": {"operator": "abs", "requires_grad": (0,)},
+    "reduction": {"operator": "sum", "requires_grad": (0,)},
     "dtensor_operator_chains": {"steps": (("neg", ("x0",), ()), ("neg", ("y0",), ())), "requires_grad": (0,)},
     "zero3_fetch_all_gather_refuses": {"parameters": ((1,), (1,)), "requires_grad": (True, True)},
     "deepspeed_mlp_stages_1_and_2": {"stage": 2},

@@ -52,7 +52,7 @@ def drawn_cases() -> tuple[OperatorCase, ...]:
         ({"placements": (("shard(2)",),)}, r"shard\(2\) names no dim"),
         ({"requires_grad": (1,)}, r"requires_grad and strided name some of 1 operands, got \(1,\)"),
         ({"dtype": "bfloat16", "values": (("real", 0),)}, "real values must be of float32 or float64, got bfloat16"),
-        ({"records": True}, "which collectives an operator calls is not documented"),
+        ({"records": True}, "only the collectives of a sum of an operand that is not partial"),
         ({"other_dtypes": ("int8",)}, "other_dtypes must be of"),
         ({"cotangents": (("partial(sum)",),)}, "cotangents must have one reduction at most, of numbers alone"),
         ({"operator": "any of bools", "placements": (("partial(sum)",),)}, "one reduction at most, of numbers alone"),

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivtest.families.operators.case_forms import along, either, reduced
-from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, POWERS, Operator, chooses, rounded
+from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, POWERS, SIGNS, Operator, chooses, rounded
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
@@ -54,3 +54,6 @@ ROWS = (
     rounded("nn.functional.glu", functional.glu, along()),
     rounded("renorm", torch.renorm, along(p=2, maxnorm=1.0)),
 )
+
+TIES = chooses("amax of ties", torch.amax, reduced(), domain=SIGNS, adds_cotangents=False)
+"""The largest element occurs several times, so that its gradient is divided."""

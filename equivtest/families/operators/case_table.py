@@ -47,8 +47,11 @@ HAND_WRITTEN: dict[str, Operator] = {
 }
 """Operators by name, each with forms that fit any shape."""
 
-OPERATORS = {**HAND_WRITTEN, **{operator.name: operator for operator in case_samples.ROWS}}
-"""Operators by name, with the forms from torch's list."""
+OPERATORS = {
+    **HAND_WRITTEN,
+    **{operator.name: operator for operator in (*case_samples.ROWS, case_reductions.TIES)},
+}
+"""Operators by name, with the forms from torch's list, and with ties."""
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:

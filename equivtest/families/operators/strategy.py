@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivtest.base import limits
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import POISON_TABLE, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
+from equivtest.cases.picks import POISON_TABLE, RECORDS, REPEATS, SMALL_SIZES, pick, pick_members, pick_values
 from equivtest.errors import Misuse
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
@@ -61,6 +62,9 @@ CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
+REDUCTIONS = ("sum", "mean", "amax", "amax of ties", "linalg.vector_norm", "softmax", "log_softmax")
+"""Operators along a divided dim that training needs most."""
+
 
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
     """Draws cases of these operators, on sizes around multiples of the world size.
@@ -68,6 +72,15 @@ def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTE
     Operators that always round are drawn in float32 and float64 alone, if the space has them.
     """
     return _operator_cases(space, tuple(operators))
+
+
+@st.composite
+def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
+    """Cases of `REDUCTIONS`; of a sum some are recorded, and have no gradient."""
+    case = draw(operator_cases(space, operators=REDUCTIONS))
+    records = pick(draw, "records", RECORDS)
+    forward = replace(case, requires_grad=())
+    return replace(forward, records=True) if records and forward.is_documented else case
 
 
 @cache

@@ -6,7 +6,7 @@ position, W a class's weight, N the divisor of a mean, g the cotangent; h the ha
         loss    (1 - s) h + s / C sum over classes of -W y        for a mean, both over N
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
 
-Derived here.  y is the one of `equivtest.oracle.reductions`, from kernels that see whole rows.  The sums
+Derived here.  y is the one of `equivtest.oracle.softmaxes`, from kernels that see whole rows.  The sums
 of nll_loss are kept in the dtype of storage, so in 16 bits the bound is one of its roundings.
 The sum over classes is accumulated.  All other operations follow one another, each stored.  The error
 of dy goes through grad.x = dy - exp(y) sum dy, which is linear in it.
@@ -32,8 +32,8 @@ from equivtest.oracle.collectives import Collectives, expected_collectives, redi
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.expected import Expected
 from equivtest.oracle.losses import Targets, exp_error, nll, rounded, sum_of_weights
-from equivtest.oracle.reductions import log_softmax, log_softmax_grad
 from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
+from equivtest.oracle.softmaxes import log_softmax, log_softmax_grad
 
 Off = tuple[torch.Tensor, torch.Tensor]
 """A value and its error."""
