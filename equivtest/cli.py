@@ -117,6 +117,7 @@ def run(
     allow_unsupported: Annotated[str | None, typer.Option(metavar="NAMES", help=HELP["allow-unsupported"])] = None,
     report: Annotated[str | None, REPORT] = None,
     resume: Annotated[str | None, RESUME] = None,
+    bundle: Annotated[str | None, typer.Option(metavar="FILE", help=HELP["bundle"])] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     budget: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["budget"])] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = None,
@@ -144,7 +145,7 @@ def run(
         "profile": profile, "backend": backend, "device": device, "import": imports,
         "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
         "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
-        "allow_unsupported": allow_unsupported, "report": report, "resume": resume,
+        "allow_unsupported": allow_unsupported, "report": report, "resume": resume, "bundle": bundle,
         "max_time": max_time, "budget": budget, "audit": audit, "shard": shard,
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
@@ -360,6 +361,50 @@ def merge(
     for line in lines:
         typer.echo(line)
     return code
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A file that equivtest run --bundle wrote.")],
+    *,
+    rerun: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Run so many of its cases again here.")] = 0,
+    seed: Annotated[
+        str, typer.Option(metavar="TEXT", help="Choose the same cases again as a run that printed this.")
+    ] = "",
+    backend: Annotated[str, BACKEND] = "gloo",
+    device: Annotated[str, DEVICE] = "cpu",
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str, START] = "auto",
+    arithmetic: Annotated[str, ARITHMETIC] = "",
+    listen: Annotated[str, LISTEN] = "",
+) -> int:
+    """Check a bundle; exit code 1 if it is altered, incomplete or red.
+
+    Nothing that the bundle names is imported or run.  --rerun runs its cases on the backend that you name here.
+    """
+    from contextlib import nullcontext
+
+    from equivtest.bundle.rerun import rerun_cases
+    from equivtest.bundle.verify import in_lines
+    from equivtest.bundle.verify import verify as verified
+    from equivtest.pytest_plugin.machine import cpu_name
+    from equivtest.pytest_plugin.suite import shipped
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.hosts.run_hub import pool_on_hosts
+
+    chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
+    if rerun and not listen:
+        chosen.validate()
+    with pool_on_hosts(chosen, listen) if rerun else nullcontext() as pool:
+        found = verified(file, shipped(), pool)
+        for line in in_lines(file, found):
+            typer.echo(line)
+        differing = 0
+        if pool is not None:
+            for line, differs in rerun_cases(found, pool, rerun, cpu_name(), seed):
+                typer.echo(f"{file}: {line}")
+                differing += differs
+    return int(bool(found.problems or differing))
 
 
 @app.command()

@@ -28,4 +28,4 @@ def pytest_configure(config: pytest.Config) -> None:
             ]
             running.records += records_of(case, verdicts, [])
 
-    search._Search.judge_cases = note  # type: ignore[method-assign]
+    search.Searching.judge_cases = note  # type: ignore[method-assign]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from equivtest.base.profiles import Part, Profile, plan, plan_enumeration
 from equivtest.errors import Misuse
 from equivtest.pytest_plugin.items import (
     AbsentItem,
@@ -59,7 +57,7 @@ def _lines_of(path: Path) -> dict[str, int]:
 
 def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
     """The items of a module-level property; none where --subjects leaves it out."""
-    from equivtest.cases.picks import builder_of
+    from equivtest.search.planned import parts_of
 
     settings = settings_of(collector.config)
     seen = collector.config.stash.setdefault(properties_key, {})
@@ -82,11 +80,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
         items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
     items += [
         SearchItem.from_parent(collector, name=f"{name}[{part.label}]", prop=prop, property_name=name, part=part)
-        for part in (
-            *plan(settings.profile, world_sizes, prop.weight, has_tables=builder_of(prop.cases) is not None),
-            *plan(settings.profile, settings.pinned_sizes(prop)),
-            *_enumerated(settings.profile, prop, world_sizes),
-        )
+        for part in parts_of(prop, settings.profile, world_sizes, settings.pinned_sizes(prop))
     ]
     if settings.audits_property(prop):
         items.append(AuditItem.from_parent(collector, name=f"{name}[audit]", prop=prop, property_name=name))
@@ -101,14 +95,6 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
                 KnownFailureItem.from_parent(collector, name=item_name, nodeid=entry.id, prop=prop, entry=entry)
             )
     return items
-
-
-def _enumerated(profile: Profile, prop: Property, world_sizes: Collection[int]) -> tuple[Part, ...]:
-    """Returns the searches of the property's enumeration."""
-    if prop.enumeration is None:
-        return ()
-    sizes = [size for size in prop.enumeration.world_sizes if size in world_sizes]
-    return plan_enumeration(profile, sizes, prop.enumeration.parts)
 
 
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:

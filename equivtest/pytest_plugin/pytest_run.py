@@ -39,6 +39,8 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
         raise Misuse(f"-n: expected a number or auto, got {workers!r}: the most is {limits.MAX_WORKERS}")
     if keyword:
         _check_keyword(keyword)
+    if raw.get("bundle") and (paths or keyword):
+        raise Misuse("--bundle judges the properties that come with equivtest: leave out PATHS and -k, use --subjects")
     for path in paths:
         if not os.path.exists(path):  # Path.exists raises if the path is too long
             raise Misuse(f"no such file or folder: {shorten(str(path))}")

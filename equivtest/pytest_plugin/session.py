@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from equivtest.bundle.contents import suite_digest
+from equivtest.bundle.write import payload_of, write_bundle
 from equivtest.errors import BrokenSetup, EquivtestError, reason_of
 from equivtest.pytest_plugin.claim_reports import report_claim
 from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit, versions_of
@@ -26,8 +28,8 @@ from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
 from equivtest.report.handover import Handover, Manifest
 from equivtest.report.log import LOG, SCHEMA, Entry, RunLog, open_log
-from equivtest.report.results import MISUSE_EXIT, Results
-from equivtest.report.tally import ClaimResult
+from equivtest.report.results import FAILED_EXIT, MISUSE_EXIT, Results
+from equivtest.report.tally import ClaimResult, Tally
 from equivtest.report.text import BEGUN, ENDED, on_faults, summarize
 
 
@@ -36,13 +38,15 @@ class Controller:
 
     def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
-        self.results = Results(keeps_records=settings_of(config).report_dir is not None)
+        settings = settings_of(config)
+        self.results = Results(keeps_records=settings.report_dir is not None or settings.bundle is not None)
         self.reported: set[str] = set()
         self.stopped = False
         self.started_s = started_s
         self.troubles: list[str] = []  # what makes the run no success besides failing tests
         self.host_events: list[str] = []  # of ranks on other hosts
         self.state = BEGUN
+        self.bundled = ""  # where the bundle is
         self.folder: ReportFolder | None = None
         self.log: RunLog | None = None
         self.selection = ""  # see `Manifest`
@@ -129,7 +133,7 @@ class Controller:
                 report_claim(session, tally.listed.path, tally.listed.name, result, tally.listed.line)
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
-                holes = tally.holes(settings.dtypes, settings.excused)
+                holes = self._holes(tally)
                 way_out = "--dtypes and --world-sizes leave out what a device or a module cannot hold or compute, "
                 way_out += "--allow-unsupported names what a backend may refuse"
                 text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
@@ -149,7 +153,7 @@ class Controller:
             self.troubles += on_faults(self.results.faults.values())
         else:
             self._conclude(session, concluded)
-        if not self.write(state):
+        if not (self.write(state) and self.write_bundle()):
             session.exitstatus = MISUSE_EXIT
 
     def _conclude(self, session: pytest.Session, concluded: int) -> None:
@@ -163,6 +167,9 @@ class Controller:
             status, self.failed, concluded, settings.excused, audits_alone=audits_alone
         )
         self.troubles += reasons
+        if expired := settings.known.expired:
+            self.troubles += [f"expired on {entry.expires}: {entry.id}: {entry.reason}" for entry in expired]
+            session.exitstatus = session.exitstatus or FAILED_EXIT
 
     def write(self, state: str) -> bool:
         """Writes the report; whether that could be done, or there is none to write."""
@@ -178,11 +185,33 @@ class Controller:
             return False
         return self.log is not None
 
+    def write_bundle(self) -> bool:
+        """Writes the bundle; True if that could be done, or there is none to write."""
+        settings = settings_of(self.config)
+        if settings.bundle is None:
+            return True
+        environment = self.environment()
+        try:
+            files = payload_of(environment, self.results, self.troubles, self._holes)
+            digest = write_bundle(settings.bundle, environment, files)
+        except BrokenSetup as error:
+            self.troubles.append(str(error))
+            return False
+        self.bundled = f"bundle  {settings.bundle}: digest {digest}; equivtest verify {settings.bundle.name}"
+        return True
+
+    def _holes(self, tally: Tally) -> list[str]:
+        """Returns the required cells without a conclusion, of a property whose searches have all ended."""
+        settings = settings_of(self.config)
+        if not (settings.profile.requires_cells and tally.is_complete):
+            return []
+        return tally.holes(settings.dtypes, settings.excused)
+
     def summary(self, width: int) -> list[str]:
         """Returns the last lines of the terminal's output."""
         if self.stopped:
             return []
-        starts = [f"host    {event}" for event in self.host_events]
+        starts = [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
         starts += [f"start   {start}" for start in sorted(self.results.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
             return starts + audits.table(self.results.ordered_audits())
@@ -204,6 +233,7 @@ class Controller:
             "schema": SCHEMA,
             "equivtest": version_of("equivtest"),
             "equivtest_commit": own_commit(),
+            "suite_digest": suite_digest(),
             "torch": version_of("torch"),
             "hypothesis": version_of("hypothesis"),
             "pytest": version_of("pytest"),

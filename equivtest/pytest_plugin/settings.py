@@ -12,15 +12,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equivtest.base import limits
 from equivtest.base.importing import load_named, suggestion
-from equivtest.base.lacking import ALL, RELEASE, parse_allowed
+from equivtest.base.lacking import excused_by, parse_allowed
 from equivtest.base.profiles import DEFAULT_PROFILE, PROFILES, SOAK_S, Profile
-from equivtest.base.refusal import is_older
 from equivtest.errors import Misuse, reason_of, shorten
 
 if TYPE_CHECKING:
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 SHIPPED_LIST = "shipped"
 """Stands for the known failures that come with the package."""
 NO_LIST = "none"
-TORCHS_OWN = ("gloo", "nccl")
-"""Backends that come with torch, so that what they refuse a release has not."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,7 @@ class Settings:
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
+        bundle: File for what `equivtest verify` checks; None: no such file.
         listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
         audits: Whether each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds a soak lasts.
@@ -65,6 +62,7 @@ class Settings:
     subjects: tuple[tuple[str, str], ...] = ()
     known_failures: tuple[str, ...] = (SHIPPED_LIST,)
     report_dir: Path | None = None
+    bundle: Path | None = None
     audits: bool = True
     max_time_s: float = SOAK_S
     budget_s: float = 0.0
@@ -96,13 +94,8 @@ class Settings:
 
     @property
     def excused(self) -> frozenset[str]:
-        """Refusals that are allowed: `allowed`, and with RELEASE all refusals by the gloo or NCCL of an older release.
-
-        An example is gloo's all_to_all, which came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
-        """
-        if RELEASE in self.allowed and self.backend in TORCHS_OWN and is_older(metadata.version("torch")):
-            return self.allowed | {ALL}
-        return self.allowed
+        """Returns everything that may be lacking, see `equivtest.base.lacking.excused_by`."""
+        return excused_by(self.allowed, self.backend)
 
     @property
     def is_gloo_on_cpu(self) -> bool:
@@ -120,15 +113,11 @@ class Settings:
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """Returns world sizes of the property's examples that the profile lacks.
+        """Returns world sizes of the property's examples that the profile lacks."""
+        from equivtest.search.planned import pinned_sizes
 
-        Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
-        number of devices or of hosts' slots, and if the run draws more than a first look.
-        """
-        is_limited = self.world_sizes != self.profile.world_sizes or self.device != "cpu" or self.listen is not None
-        if is_limited or self.profile.several < 2:
-            return ()
-        return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(self.world_sizes)}))
+        is_limited = self.device != "cpu" or self.listen is not None
+        return pinned_sizes(prop, self.profile, self.world_sizes, is_limited=is_limited)
 
     def audits_property(self, prop: Property) -> bool:
         """True if this run audits a property: an audit needs several ranks, and a refusal has no collective."""
@@ -168,6 +157,11 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     resumed_dir = Path(given["resume"]).absolute() if "resume" in given else None
     if resumed_dir and ("budget" in given or PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
         raise Misuse(f"--resume goes with smoke, gate and conformance without --budget, not with {profile_name}")
+    if "bundle" in given and ("budget" in given or not PROFILES[profile_name].strength):
+        raise Misuse("--bundle goes with smoke, gate and conformance, without --budget: their cases can be derived")
+    subjects = tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects"))
+    if "bundle" in given and (others := [name for name, implementation in subjects if name != implementation]):
+        raise Misuse(f"--bundle judges the shipped subjects, got another implementation of {', '.join(others)}")
     return Settings(
         profile_name=profile_name,
         backend=str(given.get("backend", "gloo")),
@@ -178,10 +172,11 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         listen=_listen(given.get("listen")),
         world_sizes=world_sizes,
         dtypes=_dtypes(given.get("dtypes")),
-        subjects=tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects")),
+        subjects=subjects,
         known_failures=_known_failures(given.get("known_failures")),
         report_dir=Path(given["report"]).absolute() if "report" in given else resumed_dir,
         resumed_dir=resumed_dir,
+        bundle=Path(given["bundle"]).absolute() if "bundle" in given else None,
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
         budget_s=_seconds("--budget", given["budget"]) if "budget" in given else 0.0,
@@ -211,6 +206,10 @@ def check(settings: Settings) -> None:
         _ = settings.known
     if settings.report_dir is not None:
         _check_writable(settings.report_dir)
+    if settings.bundle is not None:
+        check_file(settings.bundle, "--bundle")
+        if settings.bundle.exists():
+            raise Misuse(f"--bundle: {shorten(str(settings.bundle))} exists: move it, or name another file")
 
 
 def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:

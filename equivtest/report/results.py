@@ -23,6 +23,7 @@ class Results:
         known: States of the known failures, in order of arrival.
         audits: By the property's id.
         records: In order of arrival; only if `keeps_records`.
+        searches: The same by property's name and search's label.
         starts: How ranks were started, in words.
         misused: Number of items that ended with a Misuse.
         faults: By text, because each xdist worker finds them.
@@ -35,6 +36,7 @@ class Results:
     known: list[KnownState] = field(default_factory=list)
     audits: dict[str, Audited] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    searches: dict[tuple[str, str], tuple[Record, ...]] = field(default_factory=dict)
     starts: set[str] = field(default_factory=set)
     misused: int = 0
     faults: dict[str, BackendFault] = field(default_factory=dict)
@@ -69,6 +71,8 @@ class Results:
             tally.unshown = found.audit.problem or ("not audited" if found.audit.waits else "")
         if self.keeps_records:
             self.records += found.records
+        if self.keeps_records and found.audit is None:
+            self.searches.setdefault((found.listed.name, found.label), found.records)
 
     def tally_of(self, listed: Listed) -> Tally:
         """Returns the tally of a property; the first call creates it."""

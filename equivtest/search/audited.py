@@ -121,6 +121,17 @@ class Audit:
         )
 
 
+def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
+    """Returns the unseen collectives that an audit's rows show, and whether its claims then show nothing."""
+    sites = dict.fromkeys(row.collective for row in audited.rows)
+    rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
+    unseen = tuple(
+        site for site in sites if not any((site, kind) in rejected for kind in decisive(site.partition(" in the ")[0]))
+    )
+    is_empty = not audited.cases or (not sites and bool(audited.reason))
+    return unseen, not is_empty and len(unseen) == len(sites)
+
+
 def decisive(kind: str) -> tuple[str, ...]:
     """The faults at a collective of that kind which show, when a claim rejects one, that other ranks matter."""
     return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

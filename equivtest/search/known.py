@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import operator
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
@@ -108,6 +109,7 @@ class KnownFailure:
     number: int = 1
     is_shipped: bool = False
     findings: tuple[int, ...] = ()
+    expires: datetime.date | None = None
 
     @property
     def id(self) -> str:
@@ -115,9 +117,13 @@ class KnownFailure:
         return f"known_failures::{self.subject}::{self.number}"
 
     @cached_property
-    def active(self) -> bool:
+    def of_installed(self) -> bool:
         """True if the entry is about the installed releases."""
         return all(_is_installed(name, specifier) for name, specifier in self.versions)
+
+    def has_expired(self, day: datetime.date) -> bool:
+        """True if the entry no longer counts on that day."""
+        return self.expires is not None and day > self.expires
 
     def covers(self, case: Case) -> bool:
         """True if all its conditions hold for `case`.
@@ -133,9 +139,14 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The active entries of some files, in order."""
+    """The entries of some files that count, in order.
+
+    Attributes:
+        expired: Entries about the installed releases that no longer count.
+    """
 
     entries: tuple[KnownFailure, ...] = field(default=())
+    expired: tuple[KnownFailure, ...] = ()
 
     @classmethod
     def load(cls, *paths: Path) -> KnownFailures:
@@ -144,7 +155,14 @@ class KnownFailures:
         Raises:
             Misuse: one cannot be read, or holds a mistake; names the entry and the field.
         """
-        return cls(tuple(entry for entry in read_entries(*paths) if entry.active))
+        return cls.on_day(read_entries(*paths), today())
+
+    @classmethod
+    def on_day(cls, entries: Iterable[KnownFailure], day: datetime.date) -> KnownFailures:
+        """Returns the entries about the installed releases, those that expired before `day` apart."""
+        found = [entry for entry in entries if entry.of_installed]
+        expired = tuple(entry for entry in found if entry.has_expired(day))
+        return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
         """The entries about `subject`."""
@@ -169,6 +187,11 @@ class KnownFailures:
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 
+def today() -> datetime.date:
+    """Returns the day by which entries expire: everywhere the same, of UTC."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def read_entries(*paths: Path) -> list[KnownFailure]:
     """Reads every entry of some files, for any release; raises like `KnownFailures.load`."""
     numbers: Counter[str] = Counter()
@@ -184,14 +207,26 @@ def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
     listed = data.pop("known_failure", [])
     if data or not isinstance(listed, list):
         raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
+    return [replace(entry, is_shipped=path == SHIPPED) for entry in entries_of(listed, f"{path}", numbers)]
+
+
+def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> list[KnownFailure]:
+    """Reads entries.
+
+    Args:
+        name: Of their file, for messages.
+        numbers: Subject -> number of entries before these.
+
+    Raises:
+        Misuse: an entry holds a mistake.
+    """
     claims = _known_claims() if listed else ()
     entries = []
     for position, raw in enumerate(listed, start=1):
         try:
-            entry = _entry(raw, numbers, claims)
+            entries.append(_entry(raw, numbers, claims))
         except (Misuse, msgspec.ValidationError) as error:
-            raise Misuse(f"known failures: {path}: entry {position}: {error}") from error
-        entries.append(replace(entry, is_shipped=path == SHIPPED))
+            raise Misuse(f"known failures: {name}: entry {position}: {error}") from error
     return entries
 
 
@@ -205,6 +240,7 @@ class _Raw(msgspec.Struct, forbid_unknown_fields=True):
     link: str = ""
     versions: dict[str, str] = {}
     findings: list[int] = []
+    expires: datetime.date | None = None
 
 
 def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> KnownFailure:
@@ -233,6 +269,7 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     entry = KnownFailure(
         raw.subject, raw.claim, raw.kind, where, case, _reason(raw), raw.link,
         tuple(raw.versions.items()), numbers[raw.subject], findings=tuple(raw.findings),
+        expires=raw.expires,
     )  # fmt: skip
     if not entry.covers(case):
         raise Misuse("where: does not hold of the entry's own case")

@@ -32,7 +32,7 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
                 refusal=case.refusal,
                 busy_s=max((reply.busy_s for reply in replies), default=0.0),
                 lacking=lacking.error_text if lacking else None,
-                refused=lacking.lacking if lacking else None,
+                refused=refused_in(replies) if lacking else None,
                 declined=declined,
                 subject=verdict.subject,
                 draw=verdict.draw,
@@ -55,6 +55,11 @@ def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]
         if verdict.known:
             record.known[verdict.claim] = verdict.known
     return list(records.values())
+
+
+def refused_in(replies: Sequence[Reply]) -> tuple[str, ...]:
+    """Returns 'dtype:function' of each collective that the backend refused on some rank."""
+    return tuple(dict.fromkeys(name for reply in replies for name in reply.lacking))
 
 
 def _finite(margin: float) -> float:

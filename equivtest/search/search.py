@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,9 +30,9 @@ from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, replay_of, see
 from equivtest.search.coverage import coverage_of
 from equivtest.search.differential import set_torchs_apart
 from equivtest.search.filling import fill, short_of_conclusions, short_of_draws
-from equivtest.search.known import KnownFailures
+from equivtest.search.known import KnownFailure, KnownFailures
 from equivtest.search.local_constants import no_local_constants
-from equivtest.search.records import records_of
+from equivtest.search.records import records_of, refused_in
 from equivtest.search.replay import write_replay
 from equivtest.verdicts.judging import judge_replies, raise_for
 from equivtest.verdicts.message import write_message
@@ -98,7 +98,7 @@ def search(
         gloo: Returns a pool of gloo on the CPU, on which failures of another backend run again; None on that one.
     """
     started_s = time.monotonic()
-    running = _Search(prop, chunk, pool, known, only, is_enough, until_s, gloo)
+    running = Searching(prop, chunk, pool, known, only, is_enough, until_s, gloo)
     misuse = running.run()
     failures = []
     for target in running.targets():
@@ -133,7 +133,7 @@ class _Enough(BaseException):
 
 
 @dataclass
-class _Search:
+class Searching:
     """One search under way: what each case has shown so far."""
 
     prop: Property
@@ -196,19 +196,12 @@ class _Search:
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
         for case, entry in barred.items():
-            verdict = Verdict(
-                claim=entry.claim,
-                subject=self.prop.subject,
-                case=case,
-                judgement=Judgement("known"),
-                known=entry.reason,
-            )
-            self.records += records_of(case, [verdict], [])
+            self.records += barred_records(self.prop.subject, case, entry)
         left: list[Case] = []
         for case, replies in self._runs([case for case in cases if case not in barred]):
             verdicts = self.judge(case, replies)
-            self.states[case] = state_of(verdicts)
-            left += rest_of(case, replies)
+            self.states[case] = state_of(verdict.kind for verdict in verdicts)
+            left += rest_of(case, refused_in(replies))
             self.records += records_of(case, verdicts, replies)
             self.broken_runs += any(verdict.kind in WHOLE_RUN for verdict in verdicts)
             if self.broken_runs >= limits.BROKEN_RUNS or self.only in self.failing:
@@ -378,9 +371,9 @@ class _Search:
         return self.seen[case].get(target)
 
 
-def state_of(verdicts: Sequence[Verdict]) -> str:
+def state_of(verdicts: Iterable[str]) -> str:
     """Returns 'known' if a claim fails as is known, 'judged' if claims have a conclusion, 'open' otherwise."""
-    kinds = {verdict.kind for verdict in verdicts}
+    kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
 
@@ -393,8 +386,14 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
     )
 
 
-def rest_of(case: Case, replies: Sequence[Reply]) -> list[Case]:
+def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:
+    """Returns the record of a case that a known failure keeps from running."""
+    judgement = Judgement("known")
+    verdict = Verdict(claim=entry.claim, subject=subject, case=case, judgement=judgement, known=entry.reason)
+    return records_of(case, [verdict], [])
+
+
+def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
     """The case less the collectives that the backend refused: a list of one case, or empty."""
-    refused = {name for reply in replies for name in reply.lacking}
-    rest = case.without(refused) if refused else None
+    rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]

@@ -25,7 +25,7 @@ FLOORS = (
     ("programs", "report", "verdicts.judging"),
     ("captured", "diagnose", "programs.property"),
     ("capturing", "search"),
-    ("programs.checking",),
+    ("bundle", "programs.checking"),
     ("programs.program",),
     ("module", "pytest_plugin"),
     ("templates",),

@@ -1,0 +1,190 @@
+"""The files of a bundle as structs; each has one written form, so that a reader finds what does not belong there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from equivtest.base.profiles import PROFILES, Profile
+from equivtest.report.handover import Audited, Failure, KnownState, Record
+from equivtest.report.tally import Tally
+
+SCHEMA = 1
+"""Version of the files below; raised when a reader of the old form would misread the new one."""
+
+ENVIRONMENT, RESULTS, LISTS, MANIFEST = "environment.json", "results.json", "known_failures.json", "manifest.json"
+SEARCHES = "searches"
+
+T = TypeVar("T")
+PACKAGE = Path(__file__).parents[1]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of environment.json that decides which cases a run has; the file has further keys, for people.
+
+    Attributes:
+        suite_digest: See `suite_digest`.
+        hosts: Hosts of the ranks if the run listened for any; else None.
+        declared: The backend's arithmetic by dtype; None for torch's on the CPU.
+        complete, state: False, and why, for a run that did not come to its end.
+    """
+
+    equivtest: str
+    equivtest_commit: str
+    suite_digest: str
+    torch: str
+    hypothesis: str
+    cpu: str
+    platform: str
+    backend: str
+    device: str
+    imports: tuple[str, ...]
+    arithmetic: str
+    profile: str
+    seeds: str
+    world_sizes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    subjects: tuple[str, ...]
+    allow_unsupported: tuple[str, ...]
+    known_failures: str
+    audit: str
+    complete: bool
+    state: str
+    started: str
+    seconds: float
+    declared: dict[str, Any] | None = None
+    hosts: Any = None
+
+    @property
+    def plan(self) -> Profile:
+        return PROFILES[self.profile]
+
+    @property
+    def own_lists(self) -> tuple[str, ...]:
+        """Names of the lists of known failures besides the shipped one."""
+        return tuple(name for name in self.known_failures.split(", ") if name not in ("shipped", "none"))
+
+    @property
+    def uses_shipped_list(self) -> bool:
+        return "shipped" in self.known_failures.split(", ")
+
+
+class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one property; everything but the failures' texts follows from the verdicts and the audit.
+
+    Attributes:
+        outcomes: Claim -> passed, failed, skipped (open) or xfailed (a known failure).
+        counts: Claim -> kind of verdict -> number.
+        searches: Label -> number of records.
+        covered: Numbers of combinations: judged, known to fail, open, infeasible.
+        holes: Required cells without a conclusion.
+        failures: The smallest failures that were found.
+    """
+
+    name: str
+    subject: str
+    outcomes: dict[str, str]
+    counts: dict[str, dict[str, int]]
+    searches: dict[str, int]
+    covered: tuple[int, int, int, int]
+    holes: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    audit: Audited | None
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run.
+
+    Attributes:
+        troubles: Why the run is red besides failing claims.
+    """
+
+    schema: int
+    properties: tuple[PropertyResult, ...]
+    known: tuple[KnownState, ...]
+    troubles: tuple[str, ...]
+
+
+class KnownList(msgspec.Struct, frozen=True):
+    """A list of known failures of the user's own: its file's name and its entries as read."""
+
+    name: str
+    entries: list[dict[str, Any]]
+
+
+def result_of(
+    tally: Tally, num_records: Mapping[str, int], audit: Audited | None, holes: Iterable[str]
+) -> PropertyResult:
+    """Returns the result of a property from what was counted."""
+    sizes = [len(part) for part in (tally.covered.judged, tally.covered.known, tally.covered.open)]
+    failures = (msgspec.structs.replace(failure, replay="") for failure in tally.failures)
+    return PropertyResult(
+        name=tally.listed.name,
+        subject=tally.listed.subject,
+        outcomes={result.claim: result.outcome for result in tally.claims()},
+        counts={claim: dict(sorted(counts.items())) for claim, counts in sorted(tally.kinds.items())},
+        searches=dict(sorted(num_records.items())),
+        covered=(sizes[0], sizes[1], sizes[2], len(tally.covered.infeasible)),
+        holes=tuple(holes),
+        failures=tuple(sorted(failures, key=msgspec.json.encode)),
+        audit=audit,
+    )
+
+
+def search_file(name: str, label: str) -> str:
+    """Returns the path of a search's verdicts, below data/."""
+    return f"{SEARCHES}/{name}/{label}.jsonl"
+
+
+def write_records(records: Iterable[Record]) -> bytes:
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def write_json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def read_records(data: bytes) -> list[Record]:
+    """Returns the records of a file.
+
+    Raises:
+        ValueError: a line is no record in its one written form.
+    """
+    records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
+    if write_records(records) != data:
+        raise ValueError("it has lines in another form than equivtest writes")
+    return records
+
+
+def read_json(data: bytes, kind: type[T]) -> T:
+    """Returns the content of a file.
+
+    Raises:
+        ValueError: it has another form than equivtest writes.
+    """
+    value = msgspec.json.decode(data, type=kind)
+    if write_json(value) != data:
+        raise ValueError("it has another form than equivtest writes")
+    return value
+
+
+@cache
+def suite_digest() -> str:
+    """Returns the SHA-256 over every file of equivtest and of the shipped properties, by path: the same in a wheel."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_suite_files()):
+        digest.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _suite_files() -> list[tuple[str, Path]]:
+    inside = PACKAGE / "properties"
+    properties = inside if inside.is_dir() else PACKAGE.parent / "properties"
+    files = [(str(path.relative_to(PACKAGE)), path) for path in PACKAGE.rglob("*") if inside not in path.parents]
+    files += [(f"properties/{path.relative_to(properties)}", path) for path in properties.rglob("*")]
+    return [(name, path) for name, path in files if path.suffix in (".py", ".toml")]

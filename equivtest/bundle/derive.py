@@ -1,0 +1,182 @@
+"""Derives a search of a run again from the suite and the verdicts that the run recorded, without ranks.
+
+The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells
+need more depends on the recorded verdicts alone, so that the same cases come out as in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from equivtest.base import limits
+from equivtest.bundle.contents import Environment
+from equivtest.cases.case import Case, to_data
+from equivtest.property import Property
+from equivtest.report.handover import TORCHS, Coverage, Record
+from equivtest.search.chunks import Chunk
+from equivtest.search.known import KnownFailures
+from equivtest.search.records import RECORD_SCHEMA
+from equivtest.search.search import Searching, barred_records, rest_of, state_of
+from equivtest.verdicts.claims import Claim
+from equivtest.verdicts.compare import UNABLE
+from equivtest.verdicts.verdict import FAILING, KINDS, OTHER_KINDS, WHOLE_RUN
+
+Key = bytes
+"""A written case."""
+
+
+@dataclass
+class Derived(Searching):
+    """A search whose verdicts come from records.
+
+    Attributes:
+        recorded: Written case -> its records, of those cases that the search has not asked for yet.
+        torchs: Reasons of failures that a run may leave to torch.
+        problems: What does not fit, in words.
+    """
+
+    recorded: dict[Key, list[Record]] = field(default_factory=dict)
+    torchs: frozenset[str] = frozenset()
+    problems: list[str] = field(default_factory=list)
+
+    def judge_cases(self, cases: Sequence[Case]) -> None:
+        """Looks up the cases in place of running them; see `Searching.judge_cases`."""
+        barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
+        self.states |= dict.fromkeys(barred, "known")
+        for case, entry in barred.items():
+            wanted = barred_records(self.prop.subject, case, entry)
+            if self._take(case) != wanted:
+                self.problems.append(f"the known failure {entry.id} keeps {case!r} from running: its record is another")
+            self.records += wanted
+        left: list[Case] = []
+        for case in cases:
+            if case in barred:
+                continue
+            records = self._take(case)
+            self.problems += [f"{problem} in {case!r}" for problem in self._faults(case, records)]
+            self.seen[case] = {}
+            kinds = [kind for record in records for kind in record.verdicts.values()]
+            self.states[case] = state_of(kinds)
+            left += rest_of(case, next((record.refused for record in records if record.refused), ()))
+            self.records += records
+            self.broken_runs += any(kind in WHOLE_RUN for kind in kinds)
+            if self.broken_runs >= limits.BROKEN_RUNS:
+                return
+        if further := [case for case in dict.fromkeys(left) if case not in self.seen]:
+            self.judge_cases(further)
+
+    def _take(self, case: Case) -> list[Record]:
+        records = self.recorded.pop(key_of(to_data(case)), [])
+        if not records:
+            self.problems.append(f"no verdict on {case!r}")
+        return records
+
+    def _faults(self, case: Case, records: Sequence[Record]) -> list[str]:
+        """Names what no run can have recorded of a case."""
+        found = []
+        for number, record in enumerate(records):
+            place = (record.draw, record.mode, record.seed)
+            if record.draw != number or number >= len(case.values) or place[1:] != case.values[number]:
+                found.append(f"draw {record.draw} has mode {record.mode!r} and seed {record.seed}, not the case's")
+            if (record.schema, record.subject) != (RECORD_SCHEMA, self.prop.subject):
+                found.append(f"a verdict on {record.subject!r} of schema {record.schema}")
+            if (record.world_size, record.dtype, record.shard_kind, record.refusal) != _place_of(case):
+                found.append("another world size, dtype, shard kind or refusal than the case has")
+            found += self._faults_of_verdicts(case, record)
+        has_ended = bool(records) and _ended(records[0])
+        if records and not has_ended and not case.refusal and len(records) != len(case.values):
+            found.append(f"{len(records)} of {len(case.values)} draws")
+        return found
+
+    def _faults_of_verdicts(self, case: Case, record: Record) -> list[str]:
+        found = []
+        claims = {claim.name: claim for claim in self.prop.claims}
+        for claim, kind in record.verdicts.items():
+            if claim not in claims or kind not in (*KINDS, *OTHER_KINDS):
+                found.append(f"verdict {claim}: {kind}, which {self.prop.subject} cannot have")
+                continue
+            margin = record.margins.get(claim)
+            if margin is None or not margin >= 0 or (kind == "holds" and margin > 1):
+                found.append(f"{claim}: {kind} with margin {margin}")
+            if (kind == "known") != (claim in record.known):
+                found.append(f"{claim}: {kind}, and a reason of a known failure that does not fit")
+            elif kind == "known" and record.known[claim] not in {*self._reasons(case), *self.torchs}:
+                found.append(f"{claim}: known to fail, which no entry says")
+        if record.margins.keys() != record.verdicts.keys():
+            found.append("margins and verdicts on different claims")
+        if not _ended(record):
+            found += [f"no verdict on {name}" for name in self._required(case, record.draw) - record.verdicts.keys()]
+        if set(record.verdicts.values()) <= {"holds"}:
+            beyond = [name for name, margin in record.tensor_margins.items() if not 0 <= margin <= 1]
+            found += [f"no claim fails, and the margin of {name} is {record.tensor_margins[name]}" for name in beyond]
+        return found
+
+    def _reasons(self, case: Case) -> set[str]:
+        return {entry.reason for entry in self.known.of(self.prop.subject) if entry.covers(case)}
+
+    def _required(self, case: Case, draw: int) -> set[str]:
+        """Returns the claims on which every run of the case has a verdict."""
+        if draw >= len(case.values):
+            return set()
+        return {claim.name for claim in self.prop.claims if always_judges(claim) and claim.applies(case, draw)}
+
+
+ENDED_KINDS = frozenset({*WHOLE_RUN, *UNABLE})
+
+
+def torchs_reasons(environment: Environment) -> frozenset[str]:
+    """Returns the reasons of failures that a run leaves to torch: none on gloo and the CPU, where they were found."""
+    is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
+    return frozenset() if is_reference else frozenset(f"{TORCHS} ({kind})" for kind in FAILING)
+
+
+def always_judges(claim: Claim) -> bool:
+    """True if the claim's judge gives a judgement of every draw to which it applies, as its annotation says."""
+    return str(claim.judge.__annotations__["return"]) == "Judgement"
+
+
+def derive(
+    prop: Property,
+    chunk: Chunk,
+    known: KnownFailures,
+    records: Iterable[Record],
+    pool: Any = None,
+    torchs: frozenset[str] = frozenset(),
+) -> tuple[list[Record], Coverage | None, dict[str, str], list[str]]:
+    """Returns the records of the cases that the search has, its coverage, the dtypes left out, and what does not fit.
+
+    Args:
+        torchs: Reasons of failures that a run may leave to torch, see `torchs_reasons`.
+        pool: Answers what only ranks know of the property; None if it needs none (`Property.resolve`).
+    """
+    recorded: dict[Key, list[Record]] = {}
+    for record in records:
+        recorded.setdefault(key_of(record.case), []).append(record)
+    searching = Derived(prop, chunk, pool, known, recorded=recorded, torchs=torchs)
+    mistake = searching.run()
+    problems = [mistake] if mistake else searching.problems
+    problems += [f"a verdict on {_code(data)}, a case that this search does not have" for data in searching.recorded]
+    return searching.records, searching.coverage(), dict(searching.left_out), problems
+
+
+def key_of(data: object) -> Key:
+    """Returns a written case as a key."""
+    return msgspec.json.encode(data, order="sorted")
+
+
+def _code(key: Key) -> str:
+    return key.decode()[:200]
+
+
+def _place_of(case: Case) -> tuple[int, str, str, str]:
+    return case.world_size, case.dtype, case.shard_kind, case.refusal
+
+
+def _ended(record: Record) -> bool:
+    """True if the run itself failed or could not be judged, so that one claim stands for all, on draw 0."""
+    ended = {f"{TORCHS} ({kind})" for kind in WHOLE_RUN}
+    return not ENDED_KINDS.isdisjoint(record.verdicts.values()) or not ended.isdisjoint(record.known.values())

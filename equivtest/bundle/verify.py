@@ -1,0 +1,355 @@
+"""Checks a bundle: whole, unaltered, of this suite, and with nothing claimed that does not follow from its verdicts.
+
+Only JSON is read: no module is imported and no code runs because a bundle names it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from equivtest.base import limits
+from equivtest.base.lacking import excused_by, parse_allowed
+from equivtest.base.profiles import AUDIT_LABEL, PROFILES
+from equivtest.bundle import contents
+from equivtest.bundle.bag import Bag, read_bag
+from equivtest.bundle.contents import Environment, KnownList, PropertyResult, Results
+from equivtest.bundle.derive import derive, torchs_reasons
+from equivtest.cases.case import import_cases
+from equivtest.errors import EquivtestError, Misuse, shorten
+from equivtest.property import Property
+from equivtest.report.handover import Audited, Listed, Record
+from equivtest.report.tally import Tally
+from equivtest.search.audited import unseen_in
+from equivtest.search.chunks import Chunk, chunk_of
+from equivtest.search.known import SHIPPED, KnownFailures, entries_of, read_entries, today
+from equivtest.search.planned import parts_of, pinned_sizes
+
+T = TypeVar("T")
+
+MOST_NAMED = 5
+"""Problems of one file that are named; the others are counted."""
+
+
+@dataclass
+class Verified:
+    """The result of a check.
+
+    Attributes:
+        problems: One line each; none if the bundle is whole, unaltered and green.
+        notes: What was checked and what was not, one line each.
+        searches: (property, chunk) of each search, with its records.
+    """
+
+    digest: str
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    environment: Environment | None = None
+    known: KnownFailures = field(default_factory=KnownFailures)
+    searches: list[tuple[Property, Chunk, list[Record]]] = field(default_factory=list)
+
+
+def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> Verified:
+    """Checks a bundle against the suite that is installed here.
+
+    Args:
+        properties: The shipped ones by name.
+        pool: Ranks that answer what a property asks of them before its cases are drawn (`Property.resolve`); without
+            them the cases of these properties are not derived.
+
+    Raises:
+        Misuse: the file is no bundle, or one of another suite or release of torch.
+    """
+    import_cases()
+    bag = read_bag(path)
+    found = Verified(bag.digest, [f"altered: {line}" for line in bag.altered])
+    if found.problems:
+        return found
+    try:
+        _Check(bag, properties, pool, found).run()
+    except Misuse as error:
+        raise Misuse(f"{shorten(str(path))}: {error}") from error
+    return found
+
+
+@dataclass
+class _Check:
+    bag: Bag
+    properties: Mapping[str, Property]
+    pool: Any
+    found: Verified
+
+    def run(self) -> None:
+        data = self._read(contents.ENVIRONMENT, dict)
+        results = self._read(contents.RESULTS, Results)
+        lists = self._read(contents.LISTS, list[KnownList])
+        if data is None or results is None or lists is None:
+            return
+        try:
+            environment = msgspec.convert(data, Environment)
+        except msgspec.ValidationError as error:
+            self._say("altered", f"{contents.ENVIRONMENT}: {error}")
+            return
+        _require_suite(environment, results)
+        self.found.environment = environment
+        if not self._check_environment(environment, lists):
+            return
+        self.found.known = self._known(environment, lists)
+        self._check_properties(environment, results)
+        self._check_files(results)
+
+    def _say(self, word: str, text: str) -> None:
+        self.found.problems.append(f"{word}: {text}")
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        """Returns the content of a file of the bundle; None, and a problem, if it has none in the right form."""
+        if name not in self.bag.payload:
+            self._say("altered", f"data/{name} is missing")
+            return None
+        try:
+            return contents.read_json(self.bag.payload[name], kind)
+        except (ValueError, RecursionError) as error:
+            self._say("altered", f"data/{name}: {shorten(str(error))}")
+            return None
+
+    def _check_environment(self, environment: Environment, lists: Sequence[KnownList]) -> bool:
+        """Checks what decides which cases the run has; False if none can be derived."""
+        is_planned = environment.profile in PROFILES and environment.plan.strength > 0
+        if not is_planned or environment.seeds != "gate":
+            self._say("altered", f"data/{contents.ENVIRONMENT}: no bundle is of profile {environment.profile!r}")
+            return False
+        sizes = environment.world_sizes
+        if list(sizes) != sorted(set(sizes)) or not set(sizes) <= set(range(1, limits.MAX_WORLD_SIZE + 1)) or not sizes:
+            self._say("altered", f"data/{contents.ENVIRONMENT}: world sizes {sizes}")
+            return False
+        if not environment.dtypes or not set(environment.dtypes) <= set(limits.DTYPES):
+            self._say("altered", f"data/{contents.ENVIRONMENT}: dtypes {environment.dtypes}")
+            return False
+        if not environment.complete:
+            self._say("incomplete", f"the run did not end: {environment.state}")
+        if tuple(each.name for each in lists) != environment.own_lists:
+            self._say("altered", f"data/{contents.LISTS} has other lists than the run used")
+        try:
+            has_begun = day_of(environment.started) <= today()
+        except ValueError:
+            has_begun = False
+        if not has_begun:
+            self._say("altered", f"data/{contents.ENVIRONMENT}: began at {shorten(environment.started)}")
+            return False
+        unknown = set(environment.subjects) - {*self.properties, *(prop.subject for prop in self.properties.values())}
+        if unknown:
+            self._say("altered", f"data/{contents.ENVIRONMENT}: no property judges {', '.join(sorted(unknown))}")
+        return True
+
+    def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
+        """Returns the known failures that counted when the run began, and names those that have expired since."""
+        entries = read_entries(SHIPPED) if environment.uses_shipped_list else []
+        for each in lists:
+            numbers = Counter(entry.subject for entry in entries)
+            try:
+                entries += entries_of(each.entries, each.name, numbers)
+            except EquivtestError as error:
+                self._say("altered", f"data/{contents.LISTS}: {error}")
+        for entry in entries:
+            if entry.has_expired(today()):
+                self._say("expired", f"{entry.id} on {entry.expires}: {entry.reason}")
+        return KnownFailures.on_day(entries, day_of(environment.started))
+
+    def _check_properties(self, environment: Environment, results: Results) -> None:
+        listed = {result.name: result for result in results.properties}
+        wanted = {
+            name: prop
+            for name, prop in self.properties.items()
+            if not environment.subjects or {name, prop.subject} & set(environment.subjects)
+        }
+        for name in listed.keys() - wanted.keys():
+            self._say("altered", f"data/{contents.RESULTS} has property {name!r}, which the run does not have")
+        if len(listed) != len(results.properties):
+            self._say("altered", f"data/{contents.RESULTS} has a property twice")
+        left_out = [name for name, prop in wanted.items() if name not in listed and (prop.requires or prop.incomplete)]
+        if left_out:
+            self.found.notes.append(f"not in the run, as a run may leave them out: {', '.join(left_out)}")
+        for name, prop in wanted.items():
+            if name in listed and prop.absent:
+                self.found.notes.append(f"{name} is not checked: {prop.absent}")
+            elif name in listed:
+                self._check_property(environment, name, prop, listed[name])
+            elif name not in left_out:
+                self._say("incomplete", f"property {name} is missing")
+        self._check_troubles(results)
+
+    def _check_property(self, environment: Environment, name: str, prop: Property, result: PropertyResult) -> None:
+        sizes = prop.among(environment.world_sizes)
+        is_limited = environment.device != "cpu" or environment.hosts is not None
+        pinned = pinned_sizes(prop, environment.plan, environment.world_sizes, is_limited=is_limited)
+        parts = parts_of(prop, environment.plan, sizes, pinned)
+        audits = environment.audit == "on" and not prop.refuses_only and max(sizes, default=1) > 1
+        labels = tuple(part.label for part in parts)
+        tally = Tally(listed_of(name, prop, (*labels, AUDIT_LABEL) if audits else labels, has_audit=audits))
+        if prop.resolve is not None and self.pool is None:
+            self.found.notes.append(f"the cases of {name} are not derived: its ranks choose them; --rerun starts some")
+        counts = {}
+        for part in parts:
+            records = self._records(name, part.label)
+            if records is None:
+                continue
+            counts[part.label] = len(records)
+            chunk = chunk_of(part, environment.dtypes, world_sizes=sizes)
+            self._derive(name, prop, chunk, part.label, records, tally)
+        self._check_audit(name, prop, result.audit, tally, wanted=audits)
+        tally.failures += result.failures
+        holes: tuple[str, ...] = ()
+        if environment.plan.requires_cells and tally.is_complete:
+            excused = excused_by(parse_allowed(environment.allow_unsupported), environment.backend)
+            holes = tuple(tally.holes(environment.dtypes, excused))
+        derived = contents.result_of(tally, counts, result.audit, holes)
+        for key in PropertyResult.__struct_fields__:
+            if getattr(derived, key) != getattr(result, key):
+                self._say(
+                    "altered",
+                    f"data/{contents.RESULTS}: {key} of {name} is {_short(getattr(result, key))}; "
+                    f"the verdicts give {_short(getattr(derived, key))}",
+                )
+        self._judge(name, tally, holes)
+
+    def _judge(self, name: str, tally: Tally, holes: Sequence[str]) -> None:
+        for each in tally.claims():
+            if each.outcome == "failed":
+                self._say("red", f"{name}: {each.claim} does not hold")
+            elif each.outcome == "skipped":
+                self.found.notes.append(f"open: {name}: {each.claim}: {shorten(each.text)}")
+        if holes:
+            self._say("incomplete", f"{name}: {len(holes)} required cells without a conclusion, first {holes[0]}")
+
+    def _records(self, name: str, label: str) -> list[Record] | None:
+        path = contents.search_file(name, label)
+        if path not in self.bag.payload:
+            self._say("incomplete", f"search {label} of {name} is missing: the bundle has no data/{path}")
+            return None
+        try:
+            return contents.read_records(self.bag.payload[path])
+        except (ValueError, RecursionError) as error:
+            self._say("altered", f"data/{path}: {shorten(str(error))}")
+            return None
+
+    def _derive(self, name: str, prop: Property, chunk: Chunk, label: str, records: list[Record], tally: Tally) -> None:
+        path = f"data/{contents.search_file(name, label)}"
+        if prop.resolve is not None and self.pool is None:
+            tally.add(label, records, ())
+            return
+        torchs = torchs_reasons(self.found.environment) if self.found.environment else frozenset[str]()
+        derived, coverage, left_out, problems = derive(prop, chunk, self.found.known, records, self.pool, torchs)
+        if torchs and (number := sum(not torchs.isdisjoint(record.known.values()) for record in records)):
+            self.found.notes.append(
+                f"{name}: {number} verdicts of {label} are left to torch: --rerun on gloo checks them"
+            )
+        if derived != records and not problems:
+            problems = ["its verdicts are in another order than the search makes them, or twice"]
+        for line in problems[:MOST_NAMED]:
+            self._say("altered", f"{path}: {shorten(line)}")
+        if len(problems) > MOST_NAMED:
+            self._say("altered", f"{path}: {len(problems) - MOST_NAMED} more of this kind")
+        tally.add(label, records, ())
+        tally.left_out.update(left_out)
+        if coverage is not None:
+            tally.covered.add(coverage)
+        self.found.searches.append((prop, chunk, records))
+
+    def _check_audit(self, name: str, prop: Property, audit: Audited | None, tally: Tally, *, wanted: bool) -> None:
+        if wanted != (audit is not None):
+            self._say("incomplete", f"{name}: {'no audit, which the run has' if wanted else 'an audit too many'}")
+        if audit is None:
+            return
+        tally.done.add(AUDIT_LABEL)
+        tally.unshown = audit.problem or ("not audited" if audit.waits else "")
+        unseen, shows_nothing = unseen_in(audit)
+        right = audit.property == name and audit.reason == prop.without_collectives
+        if not right or audit.unseen != unseen or bool(audit.problem) < shows_nothing:
+            self._say("altered", f"data/{contents.RESULTS}: the audit of {name} does not follow from its rows")
+        if tally.unshown:
+            self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
+
+    def _check_troubles(self, results: Results) -> None:
+        for trouble in results.troubles:
+            self._say("red", shorten(trouble))
+
+    def _check_files(self, results: Results) -> None:
+        """Names the files of the bundle that nothing above has read."""
+        known = {contents.ENVIRONMENT, contents.RESULTS, contents.LISTS}
+        known |= {
+            contents.search_file(result.name, label) for result in results.properties for label in result.searches
+        }
+        for name in self.bag.payload.keys() - known:
+            self._say("altered", f"data/{shorten(name)} was added: the run has no such search")
+
+
+def _require_suite(environment: Environment, results: Results) -> None:
+    """Raises Misuse unless the bundle is of this suite and this release of torch, with which its cases can be drawn."""
+    if results.schema != contents.SCHEMA:
+        raise Misuse(f"the bundle has schema {results.schema}, this equivtest reads {contents.SCHEMA}")
+    if environment.suite_digest != contents.suite_digest():
+        commit = f" (commit {environment.equivtest_commit})" if environment.equivtest_commit else ""
+        raise Misuse(
+            f"another suite: the bundle is of equivtest {environment.equivtest}{commit}, digest "
+            f"{environment.suite_digest[:12]}; here is {metadata.version('equivtest')}, digest "
+            f"{contents.suite_digest()[:12]}: verify it with the suite that made it"
+        )
+    for name in ("torch", "hypothesis"):
+        wanted, here = getattr(environment, name), metadata.version(name)
+        if wanted != here:
+            raise Misuse(f"the bundle was made with {name} {wanted}, here is {here}: install the bundle's release")
+
+
+def listed_of(name: str, prop: Property, planned: tuple[str, ...], *, has_audit: bool) -> Listed:
+    return Listed(
+        path="",
+        name=name,
+        subject=prop.subject,
+        statement=prop.statement,
+        source=prop.source,
+        claims=tuple(claim.name for claim in prop.claims),
+        of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
+        conclusive_dtypes=tuple(prop.conclusive_dtypes),
+        conclusive_shards=tuple(prop.conclusive_shards),
+        shards=prop.shards,
+        has_audit=has_audit,
+        planned=planned,
+    )
+
+
+def day_of(started: str) -> datetime.date:
+    """Returns the day on which a run began.
+
+    Raises:
+        ValueError: there is no such day.
+    """
+    return datetime.date.fromisoformat(started[:10])
+
+
+def _short(value: object) -> str:
+    return shorten(msgspec.json.encode(value).decode())
+
+
+def in_lines(path: Path, found: Verified) -> Iterator[str]:
+    """Yields what `equivtest verify` prints of a bundle, without reruns."""
+    yield f"{path}: digest {found.digest}"
+    if found.environment is not None:
+        env = found.environment
+        num_cases = len({contents_key(record) for *_, records in found.searches for record in records})
+        yield (
+            f"{path}: equivtest {env.equivtest}, torch {env.torch}, backend {env.backend} on {env.device}, profile "
+            f"{env.profile}, {len(found.searches)} searches, {num_cases} cases derived again"
+        )
+    yield from (f"{path}: note: {note}" for note in found.notes)
+    yield from (f"{path}: {problem}" for problem in found.problems)
+
+
+def contents_key(record: Record) -> bytes:
+    return msgspec.json.encode(record.case)

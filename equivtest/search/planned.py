@@ -1,0 +1,37 @@
+"""The searches of a property in a run, by the run's profile and world sizes."""
+
+from __future__ import annotations
+
+from equivtest.base.profiles import Part, Profile, plan, plan_enumeration
+from equivtest.cases.picks import builder_of
+from equivtest.property import Property
+
+
+def parts_of(
+    prop: Property, profile: Profile, world_sizes: tuple[int, ...], pinned: tuple[int, ...] = ()
+) -> tuple[Part, ...]:
+    """Returns the searches of a property in a run of a profile.
+
+    Args:
+        world_sizes: The run's world sizes on which the subject runs.
+        pinned: Larger ones, see `pinned_sizes`.
+    """
+    has_tables = builder_of(prop.cases) is not None
+    parts = plan(profile, world_sizes, prop.weight, has_tables=has_tables) + plan(profile, pinned)
+    if prop.enumeration is None:
+        return parts
+    sizes = [size for size in prop.enumeration.world_sizes if size in world_sizes]
+    return parts + plan_enumeration(profile, sizes, prop.enumeration.parts)
+
+
+def pinned_sizes(
+    prop: Property, profile: Profile, world_sizes: tuple[int, ...], *, is_limited: bool = False
+) -> tuple[int, ...]:
+    """Returns larger world sizes than the profile has, which only examples of the property have.
+
+    Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
+    number of devices or of hosts' slots (`is_limited`), and if the run draws more than a first look.
+    """
+    if is_limited or world_sizes != profile.world_sizes or profile.several < 2:
+        return ()
+    return tuple(sorted({case.world_size for case in prop.examples if case.world_size > max(world_sizes)}))

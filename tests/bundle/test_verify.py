@@ -1,0 +1,412 @@
+"""A bundle is verified as its run made it; each alteration is named, with the file or the case."""
+
+from __future__ import annotations
+
+import io
+import re
+import stat
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import convert, structs
+
+from equivtest.base.profiles import PROFILES
+from equivtest.bundle import bag
+from equivtest.bundle.contents import Environment
+from equivtest.bundle.rerun import chosen_cases, rerun_cases
+from equivtest.bundle.verify import Verified, verify
+from equivtest.errors import Misuse
+from equivtest.property import Property
+from equivtest.pytest_plugin.machine import cpu_name
+from equivtest.pytest_plugin.settings import check, parse
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.report.handover import Record
+from equivtest.search.chunks import Chunk, chunk_of
+from equivtest.search.known import SHIPPED, KnownFailures
+from equivtest.search.planned import parts_of
+from equivtest.search.search import search
+from tests.bundle.made import ENVIRONMENT, Payload, changed, packed, recounted
+
+ON_ONE, ON_TWO = "searches/scale/w1-0.jsonl", "searches/scale/w2-0.jsonl"
+BYTE = re.compile(rb"\d")
+
+
+def problems_of(path: Path) -> str:
+    """Everything that is wrong with a bundle, or why it is none."""
+    try:
+        return "\n".join(verify(path, shipped()).problems)
+    except Misuse as error:
+        return str(error)
+
+
+def test_honest_bundle_is_verified(honest: Payload, bundle: Path) -> None:
+    found = verify(packed(bundle, honest), shipped())
+
+    assert found.problems == []
+    assert len(found.searches) == 2
+
+
+def test_same_files_make_the_same_bundle(honest: Payload, tmp_path: Path) -> None:
+    one, two = (packed(tmp_path / name, honest).read_bytes() for name in ("one.zip", "two.zip"))
+
+    assert one == two
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    """Returns an archive with these files as they are, whatever their checksums say."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return archive.getvalue()
+
+
+def another_digit(data: bytes) -> bytes:
+    """Returns the text with its last digit changed."""
+    place = [match.start() for match in BYTE.finditer(data)][-1]
+    return data[:place] + (b"8" if data[place : place + 1] == b"7" else b"7") + data[place + 1 :]
+
+
+def byte_of(name: str) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    return lambda files: files | {f"bundle/{name}": another_digit(files[f"bundle/{name}"])}
+
+
+def without(name: str) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    return lambda files: {each: data for each, data in files.items() if each != f"bundle/{name}"}
+
+
+def with_file(name: str, data: bytes = b"x") -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    return lambda files: files | {name: data}
+
+
+DAMAGED = {
+    "a byte of a verdict": (byte_of(f"data/{ON_TWO}"), f"{ON_TWO} has another content"),
+    "a byte of the results": (byte_of("data/results.json"), "results.json has another content"),
+    "a byte of the environment": (byte_of("data/environment.json"), "environment.json has another content"),
+    "a byte of a checksum": (byte_of("manifest-sha256.txt"), "manifest-sha256.txt has another content"),
+    "a byte of a checksum of checksums": (byte_of("tagmanifest-sha256.txt"), "tagmanifest-sha256.txt"),
+    "a byte of the bag's information": (byte_of("bag-info.txt"), "bag-info.txt has another content"),
+    "another version of BagIt": (byte_of("bagit.txt"), "bagit.txt is not of BagIt 1.0"),
+    "a file of verdicts removed": (without(f"data/{ON_TWO}"), f"{ON_TWO} is missing"),
+    "the results removed": (without("data/results.json"), "results.json is missing"),
+    "the checksums removed": (without("manifest-sha256.txt"), "it has no manifest-sha256.txt"),
+    "a file added": (with_file("bundle/data/code.pickle"), "data/code.pickle was added"),
+    "a file to fetch": (with_file("bundle/fetch.txt"), "fetch.txt was added"),
+    "a path outside": (with_file("bundle/../../evil"), "is no path of a bag"),
+    "an absolute path": (with_file("/etc/evil"), "is no path of a bag"),
+    "a second folder": (with_file("other/file"), "two folders"),
+}  # fmt: skip
+"""Alteration -> its change of all files of the archive, and a part of the message."""
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_bundle_is_named(honest: Payload, bundle: Path, name: str) -> None:
+    alter, said = DAMAGED[name]
+    with zipfile.ZipFile(packed(bundle, honest)) as archive:
+        files = {each: archive.read(each) for each in archive.namelist()}
+    bundle.write_bytes(zipped(alter(files)))
+
+    assert said in problems_of(bundle)
+
+
+def each_record(change: Callable[[dict[str, Any]], object]) -> Callable[[list[Any]], list[Any]]:
+    """Returns a change of the first record of a search."""
+
+    def of_first(lines: list[Any]) -> list[Any]:
+        change(lines[0])
+        return lines
+
+    return of_first
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {
+        "subject": "scale", "claim": "equals_unsharded", "kind": "value", "where": [["world_size", "==", 2]],
+        "case": "ScaleCase(world_size=2)", "reason": "a waiver",
+    } | changes  # fmt: skip
+
+
+def set_in(*path: Any, value: Any) -> Callable[[Any], Any]:
+    """Returns a change of one value deep in a file."""
+
+    def change(data: Any) -> Any:
+        inner = data
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        return data
+
+    return change
+
+
+def of_environment(name: str, *, value: Any) -> Callable[[Payload], Payload]:
+    return lambda payload: changed(payload, "environment.json", set_in(name, value=value))
+
+
+def of_results(*path: Any, value: Any) -> Callable[[Payload], Payload]:
+    return lambda payload: changed(payload, "results.json", set_in(*path, value=value))
+
+
+def of_verdicts(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[Payload], Payload]:
+    """Returns a change of a search by a forger who counts anew."""
+    return lambda payload: recounted(changed(payload, name, change))
+
+
+def with_waiver(payload: Payload, **changes: Any) -> Payload:
+    listed = of_environment("known_failures", value="shipped, mine.toml")(payload)
+    return changed(listed, "known_failures.json", lambda _: [{"name": "mine.toml", "entries": [entry(**changes)]}])
+
+
+OF_PROPERTY = ("properties", 0)
+FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
+    "a verdict": (of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(repeats_itself="lost"))), "red"),
+    "a verdict that is none": (
+        of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(equals_unsharded="perfect"))),
+        "which scale cannot have",
+    ),
+    "a claim left out": (
+        of_verdicts(
+            ON_TWO, each_record(lambda line: [line[key].pop("equals_unsharded") for key in ("verdicts", "margins")])
+        ),
+        "no verdict on equals_unsharded",
+    ),
+    "a claim of another property": (
+        of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(refuses="holds"))),
+        "which scale cannot have",
+    ),
+    "a draw left out": (of_verdicts(ON_TWO, lambda lines: lines[1:]), "draw 1 has mode"),
+    "a case left out": (
+        of_verdicts(ON_TWO, lambda lines: [line for line in lines if line["case"] != lines[0]["case"]]),
+        "no verdict on ScaleCase(world_size=2",
+    ),
+    "a case added": (
+        of_verdicts(ON_TWO, lambda lines: [*lines, lines[0] | {"case": other_case(lines[0])}]),
+        "does not have",
+    ),
+    "a case changed": (
+        of_verdicts(ON_TWO, lambda lines: [line | {"case": other_case(line)} for line in lines]),
+        "no verdict on",
+    ),
+    "another seed": (
+        of_verdicts(ON_TWO, each_record(lambda line: line.update(seed=line["seed"] + 1))),
+        "not the case's",
+    ),
+    "another kind of values": (
+        of_verdicts(ON_TWO, each_record(lambda line: line.update(mode="other"))),
+        "not the case's",
+    ),
+    "another subject": (
+        of_verdicts(ON_TWO, each_record(lambda line: line.update(subject="norm"))),
+        "a verdict on 'norm'",
+    ),
+    "another world size": (
+        of_verdicts(ON_TWO, each_record(lambda line: line.update(world_size=3))),
+        "another world size",
+    ),
+    "another dtype": (of_verdicts(ON_TWO, each_record(lambda line: line.update(dtype="float64"))), "dtype"),
+    "another order": (of_verdicts(ON_TWO, lambda lines: lines[::-1]), "draw"),
+    "a search twice": (of_verdicts(ON_TWO, lambda lines: lines + lines), "draw"),
+    "a search under another's name": (lambda p: recounted(p | {ON_TWO: p[ON_ONE]}), "does not have"),
+    "a search too many": (lambda p: p | {"searches/scale/w3-0.jsonl": p[ON_TWO]}, "the run has no such search"),
+    "a search left out": (
+        lambda p: recounted({name: data for name, data in p.items() if name != ON_TWO}),
+        "search w2-0 of scale is missing",
+    ),
+    "a margin above 1": (
+        of_verdicts(ON_TWO, each_record(lambda line: line["margins"].update(equals_unsharded=1.5))),
+        "with margin 1.5",
+    ),
+    "a margin of a tensor above 1": (
+        of_verdicts(ON_TWO, each_record(lambda line: line["tensor_margins"].update(output=2.0))),
+        "margin of output is 2.0",
+    ),
+    "a known failure that no entry says": (
+        of_verdicts(
+            ON_TWO,
+            each_record(
+                lambda line: (
+                    line["verdicts"].update(equals_unsharded="known"),
+                    line["known"].update(equals_unsharded="torch is wrong"),
+                )
+            ),
+        ),
+        "known to fail, which no entry says",
+    ),
+    "another form": (lambda p: p | {ON_TWO: p[ON_TWO].replace(b",", b", ")}, "another form"),
+    "an unknown field": (
+        lambda p: changed(p, ON_TWO, each_record(lambda line: line.update(note="green"))),
+        "another form",
+    ),
+    "no JSON": (lambda p: p | {"results.json": b"cposix\nsystem\n"}, "results.json: "),
+    "deep JSON": (lambda p: p | {"environment.json": b"[" * 100_000}, "environment.json: "),
+    "an outcome": (of_results(*OF_PROPERTY, "outcomes", "repeats_itself", value="xfailed"), "outcomes of scale"),
+    "a count": (of_results(*OF_PROPERTY, "counts", "equals_unsharded", "holds", value=999), "counts of scale"),
+    "a pair left out": (of_results(*OF_PROPERTY, "covered", value=[1, 0, 0, 0]), "covered of scale"),
+    "a claim left out of the results": (of_results(*OF_PROPERTY, "outcomes", value={}), "outcomes of scale"),
+    "a property left out": (of_results("properties", value=[]), "property scale is missing"),
+    "a property twice": (
+        lambda p: changed(p, "results.json", lambda data: data | {"properties": data["properties"] * 2}),
+        "twice",
+    ),
+    "an unknown property": (of_results(*OF_PROPERTY, "name", value="perfect"), "which the run does not have"),
+    "no audit": (of_results(*OF_PROPERTY, "audit", value=None), "no audit"),
+    "an audit of another property": (of_results(*OF_PROPERTY, "audit", "property", value="norm"), "the audit of scale"),
+    "an audit with unseen collectives": (
+        of_results(*OF_PROPERTY, "audit", "unseen", value=["all_reduce in the forward"]),
+        "the audit of scale",
+    ),
+    "another suite": (of_environment("suite_digest", value="0" * 64), "another suite"),
+    "another torch": (of_environment("torch", value="2.0.0"), "made with torch 2.0.0"),
+    "another schema": (of_results("schema", value=2), "schema 2"),
+    "another profile": (of_environment("profile", value="gate"), "no verdict on"),
+    "no profile": (of_environment("profile", value="soak"), "no bundle is of profile 'soak'"),
+    "more world sizes": (of_environment("world_sizes", value=[1, 2, 3]), "search w3-0 of scale is missing"),
+    "more dtypes": (of_environment("dtypes", value=["float32", "bfloat16", "float64"]), "no verdict on"),
+    "all properties": (of_environment("subjects", value=[]), "property collectives is missing"),
+    "no such property": (of_environment("subjects", value=["scale", "perfect"]), "no property judges perfect"),
+    "a run that did not end": (of_environment("complete", value=False), "the run did not end"),
+    "a run of tomorrow": (of_environment("started", value="9999-01-01T00:00:00Z"), "began at 9999"),
+    "a wrong backend": (
+        of_results("troubles", value=["the backend is wrong: all_reduce"]),
+        "red: the backend is wrong",
+    ),
+    "an expired waiver": (lambda p: with_waiver(p, expires="2026-02-01"), "expired: known_failures::scale::1"),
+    "a waiver for no case": (
+        lambda p: with_waiver(p, where=[["world_size", "==", 3]]),
+        "does not hold of the entry's own",
+    ),
+    "a waiver on what is no field": (lambda p: with_waiver(p, where=[["__class__", "==", 3]]), "no field"),
+    "a list that the run did not use": (
+        lambda p: changed(p, "known_failures.json", lambda _: [{"name": "mine.toml", "entries": [entry()]}]),
+        "other lists",
+    ),
+}
+"""Forgery -> its change of the files, which then get right checksums, and a part of the message."""
+
+
+def other_case(line: dict[str, Any]) -> dict[str, Any]:
+    """Returns the record's case with another shape."""
+    return line["case"] | {"fields": line["case"]["fields"] | {"shape": [7, 7]}}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_bundle_is_named(honest: Payload, bundle: Path, name: str) -> None:
+    alter, said = FORGED[name]
+
+    assert said in problems_of(packed(bundle, alter(honest)))
+
+
+def test_damaged_archive_is_refused_or_named(honest: Payload, bundle: Path) -> None:
+    data = packed(bundle, honest).read_bytes()
+    bundle.write_bytes(data[: len(data) // 2])
+
+    assert "is no bundle" in problems_of(bundle)
+
+
+def test_link_in_a_bundle_is_refused(honest: Payload, bundle: Path) -> None:
+    link = zipfile.ZipInfo("bundle/data/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(packed(bundle, honest), "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+
+    assert "is no regular file" in problems_of(bundle)
+
+
+def test_bundle_that_grows_beyond_the_limit_is_refused(
+    honest: Payload, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed(bundle, honest | {"searches/scale/w9-0.jsonl": b" " * (2 << 20)})
+    monkeypatch.setattr(bag, "MOST_BYTES", 1 << 20)
+
+    assert "more than 1 MiB" in problems_of(bundle)
+
+
+def differences_of(found: Verified, pool: Pool) -> str:
+    return "\n".join(line for line, differs in rerun_cases(found, pool, 20, cpu_name()) if differs)
+
+
+@pytest.mark.ranks
+def test_honest_bundle_agrees_when_it_runs_again(honest: Payload, bundle: Path, pool: Pool) -> None:
+    found = verify(packed(bundle, honest), shipped())
+
+    assert differences_of(found, pool) == ""
+
+
+@pytest.fixture(scope="module")
+def rounded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Property, Chunk, list[Record]]:
+    """A search whose verdicts have margins, as its values are rounded."""
+    prop = shipped()["rowwise_linear"]
+    (part,) = parts_of(prop, PROFILES["smoke"], (2,))
+    chunk = chunk_of(part, ("float32",), world_sizes=(2,))
+    found = search(prop, chunk, pool, KnownFailures.load(SHIPPED), tmp_path_factory.mktemp("failures"))
+    return prop, chunk, found.records
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("invent", "said"),
+    [
+        (lambda margins: dict.fromkeys(margins, 0.25), "is 0.25 in the bundle"),
+        (lambda _: {}, "margins of other tensors"),
+        (lambda margins: margins, ""),
+    ],
+)
+def test_margins_written_by_hand_differ_when_their_cases_run(
+    rounded: tuple[Property, Chunk, list[Record]],
+    pool: Pool,
+    invent: Callable[[dict[str, float]], dict[str, float]],
+    said: str,
+) -> None:
+    prop, chunk, records = rounded
+    written = [structs.replace(record, tensor_margins=invent(record.tensor_margins)) for record in records]
+    environment = convert(ENVIRONMENT, Environment)
+    found = Verified("digest", environment=environment, searches=[(prop, chunk, written)])
+    found.known = KnownFailures.load(SHIPPED)
+
+    lines = differences_of(found, pool)
+
+    assert said in lines
+    assert bool(lines) == bool(said)
+
+
+@pytest.mark.ranks
+def test_green_of_a_wrong_backend_differs_when_its_cases_run(honest: Payload, bundle: Path, pool: Pool) -> None:
+    found = verify(packed(bundle, honest), shipped())
+    wrong = "tests.defects.scale:scaled_by_every_rank"
+    found.searches = [(replace(prop, subject=wrong), chunk, records) for prop, chunk, records in found.searches]
+
+    assert "equals_unsharded is holds in the bundle, value here" in differences_of(found, pool)
+
+
+def test_seed_chooses_the_same_cases_again(honest: Payload, bundle: Path) -> None:
+    found = verify(packed(bundle, honest), shipped())
+
+    one, two = (chosen_cases(found, 2, "a") for _ in range(2))
+
+    assert one == two
+    assert any(chosen_cases(found, 2, seed) != one for seed in "bcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"profile": "soak"}, "smoke, gate and conformance"),
+        ({"budget": "60"}, "without --budget"),
+        ({"subjects": "scale=mine:scale"}, "another implementation of scale"),
+    ],
+)
+def test_run_that_cannot_be_checked_makes_no_bundle(raw: dict[str, str], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        parse(raw | {"bundle": "a.zip"})
+
+
+def test_bundle_is_never_overwritten(bundle: Path) -> None:
+    bundle.touch()
+
+    with pytest.raises(Misuse, match="exists: move it"):
+        check(parse({"bundle": str(bundle)}))
