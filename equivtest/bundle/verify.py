@@ -22,7 +22,7 @@ from equivtest.bundle import contents
 from equivtest.bundle.bag import Bag, read_bag
 from equivtest.bundle.contents import Environment, KnownList, PropertyResult, Results
 from equivtest.bundle.derive import derive, torchs_reasons
-from equivtest.cases.case import import_cases
+from equivtest.cases.case import from_data, import_cases
 from equivtest.errors import EquivtestError, Misuse, shorten
 from equivtest.property import Property
 from equivtest.report.handover import Audited, Listed, Record
@@ -234,7 +234,10 @@ class _Check:
             self._say("incomplete", f"search {label} of {name} is missing: the bundle has no data/{path}")
             return None
         try:
-            return contents.read_records(self.bag.payload[path])
+            records = contents.read_records(self.bag.payload[path])
+            for record in records:
+                require_case(record)
+            return records
         except (ValueError, RecursionError) as error:
             self._say("altered", f"data/{path}: {shorten(str(error))}")
             return None
@@ -322,6 +325,17 @@ def listed_of(name: str, prop: Property, planned: tuple[str, ...], *, has_audit:
         has_audit=has_audit,
         planned=planned,
     )
+
+
+def require_case(record: Record) -> None:
+    """Raises ValueError unless a record has a valid case, and margins that a run can have."""
+    try:
+        from_data(record.case)
+    except EquivtestError as error:
+        raise ValueError(f"a line has no case: {error}") from error
+    margins = (*record.margins.values(), *record.tensor_margins.values(), record.busy_s)
+    if wrong := [margin for margin in margins if not margin >= 0]:
+        raise ValueError(f"a line has a negative margin or time, {wrong[0]}")
 
 
 def day_of(started: str) -> datetime.date:

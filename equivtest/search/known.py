@@ -202,7 +202,7 @@ def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
     """Reads every entry of a file; `numbers` counts the entries of each subject."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise Misuse(f"known failures: cannot read {path}: {error}") from error
     listed = data.pop("known_failure", [])
     if data or not isinstance(listed, list):
