@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from equivtest.base.profiles import AUDIT_PROFILE
 from equivtest.errors import EquivtestError, Misuse, shorten_values
 from equivtest.pytest_plugin.options import HELP
 from equivtest.pytest_plugin.pytest_run import run_properties
+
+if TYPE_CHECKING:
+    from equivtest.bundle import manifest
 
 app = typer.Typer(
     help="Checks that a parallel torch computation is the same as the unsharded one; shrinks what is not.",
@@ -118,6 +121,7 @@ def run(
     report: Annotated[str | None, REPORT] = None,
     resume: Annotated[str | None, RESUME] = None,
     bundle: Annotated[str | None, typer.Option(metavar="FILE", help=HELP["bundle"])] = None,
+    manifest: Annotated[str | None, typer.Option(metavar="FILE", help=HELP["manifest"])] = None,
     audit: Annotated[str | None, typer.Option(metavar="on|off", help=HELP["audit"])] = None,
     budget: Annotated[str | None, typer.Option(metavar="SECONDS", help=HELP["budget"])] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help=HELP["shard"])] = None,
@@ -146,7 +150,7 @@ def run(
         "start": start, "arithmetic": arithmetic, "listen": listen, "world_sizes": world_sizes,
         "dtypes": dtypes, "subjects": subjects, "known_failures": known_failures,
         "allow_unsupported": allow_unsupported, "report": report, "resume": resume, "bundle": bundle,
-        "max_time": max_time, "budget": budget, "audit": audit, "shard": shard,
+        "max_time": max_time, "budget": budget, "audit": audit, "shard": shard, "manifest": manifest,
     }  # fmt: skip
     flags = ["-x"] * stop_first + ["-v"] * verbose + ["-q"] * quiet + ["--co"] * collect_only
     flags += [f"--maxfail={max_failures}"] * bool(max_failures) + [f"--durations={durations}"] * (durations is not None)
@@ -367,6 +371,7 @@ def merge(
 def verify(
     file: Annotated[Path, typer.Argument(help="A file that equivtest run --bundle wrote.")],
     *,
+    level: Annotated[int, typer.Option(min=0, max=4, help="Fail unless the bundle reaches this level.")] = 0,
     rerun: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Run so many of its cases again here.")] = 0,
     seed: Annotated[
         str, typer.Option(metavar="TEXT", help="Choose the same cases again as a run that printed this.")
@@ -391,6 +396,7 @@ def verify(
     from equivtest.pytest_plugin.suite import shipped
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.hosts.run_hub import pool_on_hosts
+    from equivtest.report.levels import reached
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     if rerun and not listen:
@@ -399,12 +405,14 @@ def verify(
         found = verified(file, shipped(), pool)
         for line in in_lines(file, found):
             typer.echo(line)
+        if is_below := reached(found.levels) < level:
+            typer.echo(f"{file}: incomplete: level {level} is not reached")
         differing = 0
         if pool is not None:
             for line, differs in rerun_cases(found, pool, rerun, cpu_name(), seed):
                 typer.echo(f"{file}: {line}")
                 differing += differs
-    return int(bool(found.problems or differing))
+    return int(bool(found.problems or differing or is_below))
 
 
 @app.command()
@@ -451,13 +459,40 @@ def init(
     kind: Annotated[
         str, typer.Option(help="Kind of the test file: tensor-parallel, data-parallel, step or backend.")
     ] = "tensor-parallel",
+    backend: Annotated[str | None, typer.Option(help="With --kind backend: probe it for its manifest.")] = None,
+    device: Annotated[str, DEVICE] = "cpu",
+    imports: Annotated[list[str] | None, IMPORT] = None,
+    start: Annotated[str, START] = "auto",
 ) -> int:
-    """Write a test file with a program to replace by yours, and jobs for GitHub Actions and GitLab that run it."""
+    """Write a test file with a program to replace by yours, and jobs for GitHub Actions and GitLab that run it.
+
+    For a backend also its manifest, equivtest.toml.
+    """
     from equivtest.templates import write_files
 
-    for path in write_files(folder, kind):
+    others = {}
+    if kind == "backend":
+        from equivtest.bundle import manifest
+
+        named = manifest.Backend(backend or "gloo", device, tuple(imports or ()), start)
+        claims, notes = _probed(named) if backend else (manifest.ALL_CLAIMS, ["nothing was probed: --backend does"])
+        others[manifest.NAME] = manifest.write_text(named, claims, notes)
+    elif backend:
+        raise Misuse(f"--backend goes with --kind backend, not with {kind}")
+    for path in write_files(folder, kind, others):
         typer.echo(path)
     return 0
+
+
+def _probed(named: manifest.Backend) -> tuple[manifest.Claims, list[str]]:
+    from equivtest.bundle.manifest import measured
+    from equivtest.ranks.backend import Backend
+    from equivtest.ranks.pool import Pool
+
+    chosen = Backend(named.name, named.device, named.imports, named.start)
+    chosen.validate()
+    with Pool(chosen) as pool:
+        return measured(pool)
 
 
 @app.command()

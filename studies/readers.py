@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from equivtest.bundle.bag import read_bag, write_bag
+from equivtest.bundle.manifest import ALL_CLAIMS, Backend, read_manifest, write_text
 from equivtest.bundle.verify import verify
 from equivtest.cases.case import from_data
 from equivtest.errors import EquivtestError
@@ -84,7 +85,7 @@ MUTATIONS = (_with_other_byte, _without_block, _with_block_twice, _with_token, _
 
 
 class Reader(NamedTuple):
-    """A reader, and what makes a file for it.
+    """A reader, and a function that makes a file for it.
 
     Attributes:
         write: Writes a mutated file to the path.
@@ -103,6 +104,12 @@ def _read_replay(path: Path) -> str:
 
 
 def _read_known(path: Path) -> str:
+    KnownFailures.load(path)
+    return "read"
+
+
+def _read_manifest(path: Path) -> str:
+    read_manifest(path)
     KnownFailures.load(path)
     return "read"
 
@@ -133,6 +140,7 @@ def readers_of(bundle: bytes, payload: Mapping[str, bytes], replay: bytes, known
     return {
         "replay file": Reader(_mutating(replay), _read_replay),
         "known failures": Reader(_mutating(known), _read_known),
+        "manifest": Reader(_mutating(write_text(Backend("gloo"), ALL_CLAIMS).encode()), _read_manifest),
         "bundle": Reader(_mutating(bundle), _verify),
         "bundle with right checksums": Reader(_forging(payload), _verify),
     }

@@ -29,6 +29,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         suite_digest: See `suite_digest`.
+        levels: Lines on the levels of conformance; empty in other profiles.
+        manifest: Name of the manifest's file, or ''.
         hosts: Hosts of the ranks if the run listened for any; else None.
         declared: The backend's arithmetic by dtype; None for torch's on the CPU.
         complete, state: False, and why, for a run that did not come to its end.
@@ -59,6 +61,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     declared: dict[str, Any] | None = None
     hosts: Any = None
+    manifest: str = ""
+    levels: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Profile:

@@ -22,10 +22,13 @@ from equivtest.bundle import contents
 from equivtest.bundle.bag import Bag, read_bag
 from equivtest.bundle.contents import Environment, KnownList, PropertyResult, Results
 from equivtest.bundle.derive import derive, torchs_reasons
+from equivtest.bundle.manifest import parse
 from equivtest.cases.case import from_data, import_cases
 from equivtest.errors import EquivtestError, Misuse, shorten
 from equivtest.property import Property
+from equivtest.report import levels
 from equivtest.report.handover import Audited, Listed, Record
+from equivtest.report.levels import Level, levels_of
 from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
 from equivtest.search.chunks import Chunk, chunk_of
@@ -45,6 +48,7 @@ class Verified:
     Attributes:
         problems: One line each; none if the bundle is whole, unaltered and green.
         notes: What was checked and what was not, one line each.
+        levels: Standing on each level; empty unless the run is of the profile `conformance`.
         searches: (property, chunk) of each search, with its records.
     """
 
@@ -54,6 +58,7 @@ class Verified:
     environment: Environment | None = None
     known: KnownFailures = field(default_factory=KnownFailures)
     searches: list[tuple[Property, Chunk, list[Record]]] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
 
 
 def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> Verified:
@@ -85,6 +90,8 @@ class _Check:
     properties: Mapping[str, Property]
     pool: Any
     found: Verified
+    tallies: list[Tally] = field(default_factory=list)
+    holes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def run(self) -> None:
         data = self._read(contents.ENVIRONMENT, dict)
@@ -104,6 +111,11 @@ class _Check:
         self.found.known = self._known(environment, lists)
         self._check_properties(environment, results)
         self._check_files(results)
+        if environment.plan.requires_cells:
+            self.found.levels = levels_of(self.tallies, required_of(self.properties), self.holes)
+        lines = tuple(levels.in_lines(self.found.levels)) if self.found.levels else ()
+        if lines != environment.levels:
+            self._say("altered", f"data/{contents.ENVIRONMENT}: levels {environment.levels} do not follow: {lines}")
 
     def _say(self, word: str, text: str) -> None:
         self.found.problems.append(f"{word}: {text}")
@@ -134,6 +146,7 @@ class _Check:
             return False
         if not environment.complete:
             self._say("incomplete", f"the run did not end: {environment.state}")
+        self._check_manifest(environment)
         if tuple(each.name for each in lists) != environment.own_lists:
             self._say("altered", f"data/{contents.LISTS} has other lists than the run used")
         try:
@@ -147,6 +160,33 @@ class _Check:
         if unknown:
             self._say("altered", f"data/{contents.ENVIRONMENT}: no property judges {', '.join(sorted(unknown))}")
         return True
+
+    def _check_manifest(self, environment: Environment) -> None:
+        """Checks that the run had the settings that its manifest names."""
+        if not environment.manifest and contents.MANIFEST not in self.bag.payload:
+            return
+        data = self._read(contents.MANIFEST, dict)
+        if data is None:
+            return
+        try:
+            options = parse(data).as_options(environment.manifest)
+        except Misuse as error:
+            self._say("altered", f"data/{contents.MANIFEST}: {error}")
+            return
+        used = {
+            "backend": environment.backend,
+            "device": environment.device,
+            "import": list(environment.imports),
+            "arithmetic": environment.arithmetic if environment.declared is not None else None,
+            "dtypes": ",".join(environment.dtypes),
+            "world_sizes": ",".join(map(str, environment.world_sizes)),
+            "allow_unsupported": ",".join(sorted(environment.allow_unsupported)),
+        }
+        options["allow_unsupported"] = ",".join(sorted((options["allow_unsupported"] or "").split(",")))
+        for name, value in used.items():
+            if options[name] != value:
+                text = f"the manifest has {name} {_short(options[name])}, the run {_short(value)}"
+                self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
         """Returns the known failures that counted when the run began, and names those that have expired since."""
@@ -210,7 +250,8 @@ class _Check:
             excused = excused_by(parse_allowed(environment.allow_unsupported), environment.backend)
             holes = tuple(tally.holes(environment.dtypes, excused))
         derived = contents.result_of(tally, counts, result.audit, holes)
-        for key in PropertyResult.__struct_fields__:
+        unknown = {"covered"} if prop.resolve is not None and self.pool is None else set()
+        for key in dict.fromkeys(PropertyResult.__struct_fields__).keys() - unknown:
             if getattr(derived, key) != getattr(result, key):
                 self._say(
                     "altered",
@@ -218,6 +259,8 @@ class _Check:
                     f"the verdicts give {_short(getattr(derived, key))}",
                 )
         self._judge(name, tally, holes)
+        self.tallies.append(tally)
+        self.holes[name] = holes
 
     def _judge(self, name: str, tally: Tally, holes: Sequence[str]) -> None:
         for each in tally.claims():
@@ -285,7 +328,7 @@ class _Check:
 
     def _check_files(self, results: Results) -> None:
         """Names the files of the bundle that nothing above has read."""
-        known = {contents.ENVIRONMENT, contents.RESULTS, contents.LISTS}
+        known = {contents.ENVIRONMENT, contents.RESULTS, contents.LISTS, contents.MANIFEST}
         known |= {
             contents.search_file(result.name, label) for result in results.properties for label in result.searches
         }
@@ -338,6 +381,11 @@ def require_case(record: Record) -> None:
         raise ValueError(f"a line has a negative margin or time, {wrong[0]}")
 
 
+def required_of(properties: Mapping[str, Property]) -> dict[str, str]:
+    """Returns property -> subject, of all properties that a complete run judges."""
+    return {name: prop.subject for name, prop in properties.items() if not (prop.requires or prop.incomplete)}
+
+
 def day_of(started: str) -> datetime.date:
     """Returns the day on which a run began.
 
@@ -361,6 +409,7 @@ def in_lines(path: Path, found: Verified) -> Iterator[str]:
             f"{path}: equivtest {env.equivtest}, torch {env.torch}, backend {env.backend} on {env.device}, profile "
             f"{env.profile}, {len(found.searches)} searches, {num_cases} cases derived again"
         )
+    yield from (f"{path}: {line}" for line in levels.in_lines(found.levels) if found.levels)
     yield from (f"{path}: note: {note}" for note in found.notes)
     yield from (f"{path}: {problem}" for problem in found.problems)
 

@@ -62,6 +62,9 @@ def payload_of(
         contents.RESULTS: contents.write_json(written),
         contents.LISTS: contents.write_json(lists),
     }
+    if environment.get("manifest"):
+        manifest = tomllib.loads(Path(environment["manifest"]).read_text("utf-8"))
+        payload[contents.MANIFEST] = contents.write_json(msgspec.to_builtins(manifest))
     return payload | {
         contents.search_file(name, label): contents.write_records(records)
         for (name, label), records in results.searches.items()
@@ -71,4 +74,4 @@ def payload_of(
 def read_list(name: str) -> KnownList:
     """Returns a list of known failures as the bundle has it."""
     data = tomllib.loads(Path(name).read_text("utf-8"))
-    return KnownList(name, msgspec.to_builtins(data.get("known_failure", [])))
+    return KnownList(name, msgspec.to_builtins(data.get("waiver" if "backend" in data else "known_failure", [])))

@@ -37,6 +37,8 @@ HELP: dict[str, str] = {
     "Under pytest write --report=DIR: it takes a path that stands alone for a folder of tests.",
     "resume": "Report of an interrupted run: takes what that run judged with the same code, settings and releases, and "
     "judges the rest. The report is written there, unless --report names another folder.",
+    "manifest": "equivtest.toml of a backend: backend, device, import, arithmetic, dtypes, world sizes, collectives, "
+    "reductions and waivers, in place of the options; equivtest init --kind backend writes one.",
     "bundle": "File to hand in: every verdict with its case, checksums, and what equivtest verify needs to check them.",
     "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
     "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
@@ -55,6 +57,7 @@ _METAVARS = {
     "resume": "DIR",
     "known-failures": "FILES",
     "bundle": "FILE",
+    "manifest": "FILE",
     "audit": "on|off",
     "allow-unsupported": "NAMES",
     "budget": "SECONDS",

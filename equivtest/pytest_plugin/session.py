@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from equivtest.bundle.contents import suite_digest
+from equivtest.bundle.manifest import differences, read_manifest
+from equivtest.bundle.verify import required_of
 from equivtest.bundle.write import payload_of, write_bundle
 from equivtest.errors import BrokenSetup, EquivtestError, reason_of
 from equivtest.pytest_plugin.claim_reports import report_claim
@@ -20,10 +22,10 @@ from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import host_events, hosts_of
 from equivtest.pytest_plugin.resume import endings_key, endings_of, take
-from equivtest.pytest_plugin.suite import version_of
+from equivtest.pytest_plugin.suite import properties_dir, shipped, version_of
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
-from equivtest.report import audits
+from equivtest.report import audits, levels
 from equivtest.report.files import begin_report, write_report
 from equivtest.report.folder import ReportFolder
 from equivtest.report.handover import Handover, Manifest
@@ -39,13 +41,16 @@ class Controller:
     def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
         settings = settings_of(config)
-        self.results = Results(keeps_records=settings.report_dir is not None or settings.bundle is not None)
+        self.results = Results(
+            keeps_records=settings.report_dir is not None or bool(settings.bundle or settings.manifest)
+        )
         self.reported: set[str] = set()
         self.stopped = False
         self.started_s = started_s
         self.troubles: list[str] = []  # what makes the run no success besides failing tests
         self.host_events: list[str] = []  # of ranks on other hosts
         self.state = BEGUN
+        self.unclaimed: list[str] = []  # collectives that hold, and that the manifest does not claim
         self.bundled = ""  # where the bundle is
         self.folder: ReportFolder | None = None
         self.log: RunLog | None = None
@@ -167,6 +172,12 @@ class Controller:
             status, self.failed, concluded, settings.excused, audits_alone=audits_alone
         )
         self.troubles += reasons
+        if settings.manifest is not None:
+            records = self.results.records
+            self.unclaimed, unjudged = differences(read_manifest(settings.manifest), records)
+            if unjudged and settings.profile.requires_cells and not settings.subjects:
+                self.troubles.append(f"the manifest claims, and no verdict is on, {', '.join(unjudged)}")
+                session.exitstatus = session.exitstatus or FAILED_EXIT
         if expired := settings.known.expired:
             self.troubles += [f"expired on {entry.expires}: {entry.id}: {entry.reason}" for entry in expired]
             session.exitstatus = session.exitstatus or FAILED_EXIT
@@ -207,11 +218,24 @@ class Controller:
             return []
         return tally.holes(settings.dtypes, settings.excused)
 
+    def _levels(self) -> list[str]:
+        """Returns lines on the levels that a run of the shipped properties has reached; none in other profiles."""
+        settings = settings_of(self.config)
+        is_part = settings.shard is not None or str(properties_dir()) not in self.config.args
+        if not settings.profile.requires_cells or is_part or self.state == BEGUN:
+            return []
+        tallies = self.results.ordered()
+        holes = {tally.listed.name: self._holes(tally) for tally in tallies}
+        return list(levels.in_lines(levels.levels_of(tallies, required_of(shipped()), holes)))
+
     def summary(self, width: int) -> list[str]:
         """Returns the last lines of the terminal's output."""
         if self.stopped:
             return []
         starts = [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
+        starts += [f"claims  holds, and the manifest does not claim it: {', '.join(self.unclaimed)}"] * bool(
+            self.unclaimed
+        )
         starts += [f"start   {start}" for start in sorted(self.results.starts) if "(" in start]
         if settings_of(self.config).profile.audits_alone:
             return starts + audits.table(self.results.ordered_audits())
@@ -224,6 +248,7 @@ class Controller:
             wants_cells=settings_of(self.config).profile.per_cell > 0,
             left_out=sorted(self.results.left_out),
             is_first_look=settings_of(self.config).profile.is_first_look,
+            levels=self._levels(),
         )
 
     def environment(self) -> dict[str, Any]:
@@ -259,12 +284,14 @@ class Controller:
             "world_sizes": list(settings.world_sizes),
             "dtypes": list(settings.dtypes),
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
+            "manifest": str(settings.manifest or ""),
             "known_failures": ", ".join(settings.known_failures) or "none",
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
             "rootdir": str(self.config.rootpath),
             "failed": self.failed,
             "concluded": self.concluded,
+            **({"levels": reached} if (reached := self._levels()) else {}),
             "complete": self.state == ENDED and self.results.are_complete,
             "state": self.state,
             "process": os.getpid(),

@@ -40,6 +40,7 @@ class Settings:
         known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
         start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
+        manifest: File in which a vendor says what the backend can do; its other options are merged already.
         bundle: File for what `equivtest verify` checks; None: no such file.
         listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
         audits: Whether each property is audited (`equivtest.search.audit`).
@@ -63,6 +64,7 @@ class Settings:
     known_failures: tuple[str, ...] = (SHIPPED_LIST,)
     report_dir: Path | None = None
     bundle: Path | None = None
+    manifest: Path | None = None
     audits: bool = True
     max_time_s: float = SOAK_S
     budget_s: float = 0.0
@@ -143,6 +145,10 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         Misuse: naming the option, the value and what is allowed.
     """
     given = {name: value for name, value in raw.items() if value not in (None, [], ())}
+    if "manifest" in given:
+        from equivtest.bundle.manifest import read_manifest
+
+        given = read_manifest(Path(given["manifest"])).merged(given, str(given["manifest"]))
     profile_name = str(given.get("profile", DEFAULT_PROFILE))
     if profile_name not in PROFILES:
         raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
@@ -157,6 +163,8 @@ def parse(raw: Mapping[str, Any]) -> Settings:
     resumed_dir = Path(given["resume"]).absolute() if "resume" in given else None
     if resumed_dir and ("budget" in given or PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
         raise Misuse(f"--resume goes with smoke, gate and conformance without --budget, not with {profile_name}")
+    if "bundle" in given and "shard" in given:
+        raise Misuse("--bundle does not go with --shard: a bundle has every search of its run")
     if "bundle" in given and ("budget" in given or not PROFILES[profile_name].strength):
         raise Misuse("--bundle goes with smoke, gate and conformance, without --budget: their cases can be derived")
     subjects = tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects"))
@@ -177,6 +185,7 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         report_dir=Path(given["report"]).absolute() if "report" in given else resumed_dir,
         resumed_dir=resumed_dir,
         bundle=Path(given["bundle"]).absolute() if "bundle" in given else None,
+        manifest=Path(given["manifest"]) if "manifest" in given else None,
         audits=_audits(given.get("audit", "on"), PROFILES[profile_name]),
         max_time_s=max_time_s,
         budget_s=_seconds("--budget", given["budget"]) if "budget" in given else 0.0,

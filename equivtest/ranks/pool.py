@@ -262,7 +262,7 @@ class Pool:
         return self._try_to_begin(subject, case, fault, watch)
 
     def _try_to_begin(self, subject: str, case: Case, fault: Fault | None, watch: str) -> _Outstanding:
-        support = tuple(self._probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
+        support = tuple(self.probe(case.num_processes, dtype) for dtype in case.dtypes_sent)
         if ended := self._hung or next((known.fatal for known in support if known.fatal), None):
             return _Outstanding(subject, case, ended=ended)
         if case.needs_fresh_ranks:
@@ -274,7 +274,7 @@ class Pool:
         request_id = world.start_visit(subject, case, fault or NO_FAULT, watch)
         return _Outstanding(subject, case, fault, watch, world, request_id, support)
 
-    def _probe(self, world_size: int, dtype: str) -> Support:
+    def probe(self, world_size: int, dtype: str) -> Support:
         """Probes the collectives that are still unknown, and returns all results for a dtype on so many ranks."""
         known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
         while not self._hung and (unknown := known.unknown):

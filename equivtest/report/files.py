@@ -52,6 +52,7 @@ def write_report(
         headlines=headlines,
         left_out=environment.get("left_out", ()),
         is_first_look=profile.is_first_look,
+        levels=environment.get("levels", ()),
     )
     if profile.audits_alone:
         summary = [*headlines, *audits.table(audited)]

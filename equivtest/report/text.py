@@ -35,11 +35,13 @@ def summarize(
     headlines: Sequence[str] = (),
     left_out: Sequence[str] = (),
     is_first_look: bool = False,
+    levels: Sequence[str] = (),
 ) -> list[str]:
     """Returns the lines of the summary; none if no property was searched.
 
     Args:
         left_out: Which incomplete properties were left out, and why.
+        levels: Lines on the levels of conformance.
         headlines: Reasons besides failing claims that the run is red; they come first, uncut.
         is_first_look: True if the last line has to say that the profile is a first look.
         wants_cells: True if the run had to fill the cells of the case space; then the summary names the thin ones.
@@ -79,6 +81,7 @@ def summarize(
     notes += _lacking(tallies)
     return [
         *headlines,
+        *levels,
         *_counts_table(tallies),
         "",
         *_coverage_table(tallies),

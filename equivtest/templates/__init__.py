@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from equivtest.base.importing import suggestion
 from equivtest.errors import Misuse, reason_of, shorten
@@ -17,8 +19,11 @@ JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/
 """Template of each CI service -> path of its job in a repository."""
 
 
-def write_files(folder: Path, kind: str) -> list[Path]:
+def write_files(folder: Path, kind: str, others: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
     """Writes a test file of this kind and the jobs that run it.
+
+    Args:
+        others: Further files: name -> text.
 
     Raises:
         Misuse: There is no such kind, a file exists, or it cannot be written; then nothing is written over.
@@ -30,6 +35,7 @@ def write_files(folder: Path, kind: str) -> list[Path]:
     texts |= {
         folder / path: (FOLDER / name).read_text("utf-8").replace("TEST_FILE", test) for name, path in JOBS.items()
     }
+    texts |= {folder / name: text for name, text in others.items()}
     existing = next((path for path in texts if os.path.exists(path)), None)
     if existing is not None:
         raise Misuse(f"{shorten(str(existing))} exists: move it, or start in another folder; nothing was written")

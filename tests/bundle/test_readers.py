@@ -9,7 +9,7 @@ import pytest
 from studies.readers import RIGHT, attack, readers_of, sample_known, sample_replay
 from tests.bundle.made import Payload, packed
 
-NUMBERS = {"replay file": 300, "known failures": 40, "bundle": 100, "bundle with right checksums": 30}
+NUMBERS = {"replay file": 300, "known failures": 40, "manifest": 200, "bundle": 100, "bundle with right checksums": 30}
 
 
 @pytest.mark.parametrize("name", NUMBERS)

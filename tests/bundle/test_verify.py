@@ -25,7 +25,7 @@ from equivtest.pytest_plugin.machine import cpu_name
 from equivtest.pytest_plugin.settings import check, parse
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
-from equivtest.report.handover import Record
+from equivtest.report.handover import TORCHS, Record
 from equivtest.search.chunks import Chunk, chunk_of
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.planned import parts_of
@@ -237,6 +237,18 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
         ),
         "known to fail, which no entry says",
     ),
+    "a failure left to torch where torch is judged": (
+        of_verdicts(
+            ON_TWO,
+            each_record(
+                lambda line: (
+                    line["verdicts"].update(equals_unsharded="known"),
+                    line["known"].update(equals_unsharded=f"{TORCHS} (value)"),
+                )
+            ),
+        ),
+        "known to fail, which no entry says",
+    ),
     "another form": (lambda p: p | {ON_TWO: p[ON_TWO].replace(b",", b", ")}, "another form"),
     "an unknown field": (
         lambda p: changed(p, ON_TWO, each_record(lambda line: line.update(note="green"))),
@@ -397,6 +409,7 @@ def test_seed_chooses_the_same_cases_again(honest: Payload, bundle: Path) -> Non
     [
         ({"profile": "soak"}, "smoke, gate and conformance"),
         ({"budget": "60"}, "without --budget"),
+        ({"shard": "1/2"}, "does not go with --shard"),
         ({"subjects": "scale=mine:scale"}, "another implementation of scale"),
     ],
 )
