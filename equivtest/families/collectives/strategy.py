@@ -16,7 +16,7 @@ CALLED = (False, False, False, True)
 """Whether a case has a bundle: a quarter of them, so that random cases are small."""
 TAKEN = (False, True, True, True)
 OFFSETS = (0, 0, 0, 1, 3, 4)
-LAYOUTS = (("rows", 1),) * 8 + (("transposed", 1), ("channels_last", 1), ("rows", 2), ("rows", 3))
+LAYOUTS = (("rows", 1),) * 8 + (("rows", 2), ("rows", 3), ("transposed", 1), ("channels_last", 1))
 """Orders and strides, which exclude each other."""
 MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
