@@ -258,6 +258,8 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     if raw.kind not in FAILING:
         raise Misuse(f"kind: must be one of {', '.join(FAILING)}, got {raw.kind!r}")
     for name, specifier in raw.versions.items():
+        if not name.strip():
+            raise Misuse("versions: the name of a package must not be empty")
         try:
             SpecifierSet(specifier)
         except InvalidSpecifier as error:

@@ -219,6 +219,7 @@ def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists
         ({"case": "'LinearCase('"}, "entry 1: case: not the code of a case"),
         ({"case": "\"LinearCase(style='rowwise', world_size=0)\""}, "entry 1: case: .*world_size must be in 1..64"),
         ({"versions": "{torch = '2.13'}"}, "entry 1: versions: torch: Invalid specifier"),
+        ({"versions": "{'' = '>=2'}"}, "entry 1: versions: the name of a package must not be empty"),
     ],
 )
 def test_mistakes_name_the_entry_and_the_field(tmp_path: Path, fields: dict[str, str | None], message: str) -> None:
