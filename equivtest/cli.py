@@ -478,7 +478,7 @@ def init(
         claims, notes = _probed(named) if backend else (manifest.ALL_CLAIMS, ["nothing was probed: --backend does"])
         others[manifest.NAME] = manifest.write_text(named, claims, notes)
     elif backend:
-        raise Misuse(f"--backend goes with --kind backend, not with {kind}")
+        raise Misuse(f"--backend goes with --kind backend, not with {kind!r}")
     for path in write_files(folder, kind, others):
         typer.echo(path)
     return 0

@@ -27,7 +27,7 @@ from equivtest.ranks.pool import Pool
 
 CASE = LinearCase(world_size=1, style="rowwise")
 GOOD: dict[str, list[str]] = {
-    "init": ["written", "--kind=step"],
+    "init": ["written", "--kind=backend", "--backend=gloo"],
     "run": [],
     "audit": [],
     "replay": ["good.json"],
@@ -39,6 +39,7 @@ GOOD: dict[str, list[str]] = {
     "compare": ["old", "new"],
     "export": ["github", "report"],
     "merge": ["shards"],
+    "verify": ["bundle", "--rerun=1"],
 }
 """Arguments of each command that it accepts; a new command needs an entry."""
 
@@ -126,6 +127,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(pytest_run, "_run_pytest", accept)
     monkeypatch.setattr(Pool, "_start_server", Mock())
     monkeypatch.setattr(Pool, "run", accept)
+    monkeypatch.setattr(Pool, "probe", accept)
     monkeypatch.setattr(RunHub, "_execute", accept)
     monkeypatch.setattr(measuring, "measure", accept)
     monkeypatch.setattr(templates, "_write", accept)
@@ -180,8 +182,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name not in ("list", "coverage")])
 def test_command_accepts_good_arguments(name: str, command: Command) -> None:
-    if name in ("judge", "compare", "export", "merge"):
-        pytest.skip("takes a captured job or a report: see test_capture.py and test_compare_runs.py")
+    if name in ("judge", "compare", "export", "merge", "verify"):
+        pytest.skip("takes a captured job, a report or a bundle: see test_capture.py, test_compare_runs.py, tests/bundle")
     assert command.accepts(name, *GOOD[name])
 
 
