@@ -152,7 +152,7 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """Returns the property to judge; a property may first run on the ranks of a world of `space`.
+    """Returns the property to judge: `prop` unchanged, or what `prop.resolve` finds by a run on ranks of `space`.
 
     Raises:
         Misuse: the ranks do not agree, or cannot answer.

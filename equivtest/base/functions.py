@@ -36,7 +36,7 @@ def is_rank() -> bool:
 
 
 def name_of(function: object, what: str) -> str:
-    """The name of a function or a class by which any process finds it; a string is such a name.
+    """Returns the name by which any process finds a function or class; a string is taken as the name.
 
     Args:
         what: What the function is for, such as 'build', for the message.

@@ -74,7 +74,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """Applies an operation to the values, and with `sizes` to the errors and to the magnitudes."""
+    """Applies an operation to the values with `kwargs`, and to the errors and the magnitudes with `sizes` instead."""
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))

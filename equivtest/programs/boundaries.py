@@ -1,6 +1,6 @@
-"""Records the inputs and outputs of a module's parts: the outputs of each submodule, and their gradients.
+"""Records what enters and leaves the parts of a module: the outputs of each submodule, and the outputs' gradients.
 
-Within a part it also records the operands of an attention, and the operands and result of a choice of the largest.
+Within a part it also records the operands of each attention, and the operands and result of each call of topk.
 """
 
 from __future__ import annotations

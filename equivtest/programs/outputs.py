@@ -44,7 +44,7 @@ def named_outputs(
         names = [name for name, _ in _leaves(OUTPUT, given)]
         way_out = _way_out(missing[0], names) if missing and names else "return a tensor"
         listed = ", ".join(names) or "no tensor"
-        raise Misuse(f"{who} returns {listed}, nothing at {missing[0] if missing else OUTPUT}: {way_out}")
+        raise Misuse(f"{who} returns {listed}, but has no output at {missing[0] if missing else OUTPUT}: {way_out}")
     return leaves
 
 

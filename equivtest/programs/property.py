@@ -282,8 +282,8 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
         declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
     if declined and len((case := cases[0]).mesh_shape) > 1:
         raise Misuse(
-            f"{case.parallelize}: it is unknown whether its module reduces gradients: it does not support the mesh "
-            f"{case.mesh_shape}, on which it was tried: {declined}. {HOW_ROWS}"
+            f"{case.parallelize}: cannot tell whether the module reduces gradients, because the function was tried on "
+            f"the mesh {case.mesh_shape} and does not support it: {declined}. {HOW_ROWS}"
         )
     return WHOLE
 

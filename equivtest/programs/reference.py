@@ -192,7 +192,11 @@ def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
 
 
 def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
-    """Names the loss: the chosen output, the one called 'loss', or one number alone if inputs are named."""
+    """Returns the name of the output that is the loss, or '' if there is none.
+
+    It is the output that the user chose, else the output called 'loss', else the only output if that is one number and
+    the program names its inputs.
+    """
     numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
     if program.loss:
         wanted = OUTPUT if program.loss == OUTPUT else f"{OUTPUT}.{program.loss}"

@@ -300,10 +300,10 @@ class Searching:
             yield waiting[0]
 
     def shrink(self, target: Target) -> Verdict:
-        """Returns the smallest failure of that claim and kind found within limits.SHRINK_S, or longer for slow visits.
+        """Returns the smallest failure with the target's claim and kind that is found within limits.SHRINK_S.
 
-        Smaller worlds of several ranks are searched first, then the failure's own world is shrunk in; in the opposite
-        order with `is_enough`.
+        A property with a longer limit per case gets more time.  The search runs in smaller worlds of several ranks
+        first, then in the failure's own world.  With `is_enough` the failure's own world comes first.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]

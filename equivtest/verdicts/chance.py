@@ -50,9 +50,10 @@ class Count:
 
 
 def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Returns None if nothing is random; inconclusive if the ranks' tensors are not those expected.
+    """Judges the counts of dropped elements; returns None if the case draws nothing at random.
 
-    A case for which `Case.draws_at_random` is true has so many elements that every count could be wrong.
+    The verdict is inconclusive if the ranks' tensors are not the expected ones.  A case for which
+    `Case.draws_at_random` is true has enough elements that each count can fail.
     """
     wrong, agreeing = [], []
     for name, p in expected.drops.items():

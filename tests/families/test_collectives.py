@@ -593,7 +593,7 @@ def test_result_is_copied_at_its_wait(alone: DeviceMesh, monkeypatch: pytest.Mon
     assert found["all_reduce_sum"].tolist() == [2, 4, 4]
 
 
-def test_collective_in_place_gets_separate_memory(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_place_collective_gets_a_copy_of_its_operand(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's operand stays unchanged."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     case = CollectivesCase(world_size=1, waits="async")

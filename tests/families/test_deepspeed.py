@@ -187,7 +187,7 @@ def test_gradients_that_are_scaled_before_they_are_reduced_train_right(
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2])
-def test_gradients_that_are_scaled_before_alone_are_rejected(stage: int, pool: Pool) -> None:
+def test_gradients_scaled_only_before_the_reduction_are_rejected(stage: int, pool: Pool) -> None:
     subject = "tests.programs.deepspeed:scaled_before_alone"
     verdicts = judge(subject, dataclasses.replace(SCALED, stage=stage), pool, training.CLAIMS)
 

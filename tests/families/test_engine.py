@@ -66,7 +66,7 @@ def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
     assert 0.03 < share < 0.5
 
 
-def test_gradients_are_scaled_before_an_all_reduce_by_every_kind_of_factor() -> None:
+def test_gradients_are_scaled_by_every_kind_of_factor_before_an_all_reduce() -> None:
     scaled = [case for case in run_of("deepspeed_mlp_all_gather") if not case.reduce_scatter]
 
     assert {case.predivide_factor for case in scaled} >= {0.5, 1.0, 2.0, 3.0}

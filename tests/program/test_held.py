@@ -132,7 +132,7 @@ def test_reported_places_are_used(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_wrong_place_that_a_user_says_is_a_wrong_value(pool: Pool) -> None:
+def test_wrong_place_stated_by_the_user_is_reported_as_a_wrong_value(pool: Pool) -> None:
     with pytest.raises(
         ValueMismatch, match=r"param\.0\.weight differs(.|\n)*local \(0, 0\), global \(3, 0\) of \(8, 3\)"
     ):

@@ -261,9 +261,9 @@ def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> 
         (
             LOOKED,
             {"outputs": ("logit",)},
-            "returns output.logits, output.pair.0, output.pair.1, nothing at logit: did you",
+            "returns output.logits, output.pair.0, output.pair.1, but has no output at logit: did you",
         ),
-        (LOOKED, {"outputs": ("absent",)}, "nothing at absent: outputs may hold 'logits', 'pair.0', 'pair.1'"),
+        (LOOKED, {"outputs": ("absent",)}, "no output at absent: outputs may hold 'logits', 'pair.0', 'pair.1'"),
         (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),
         (LOOKED | {"x": real((4,))}, {"sizes": (("batch", 1), ("seq", 2)), "batch": "mean of parts"}, "batch of 1 can"),
         ({"x": real((3, "batch"))}, {"batch": "mean of parts"}, r"along the first dim alone, x is of \(3, 'batch'\)"),

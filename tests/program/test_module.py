@@ -187,7 +187,7 @@ def test_dtype_gets_the_shapes_with_sums_that_it_can_hold() -> None:
 
 
 def test_one_tensor_needs_no_name() -> None:
-    with pytest.raises(Misuse, match="returns output, nothing at logits: omit outputs, as it returns one tensor"):
+    with pytest.raises(Misuse, match="but has no output at logits: omit outputs, as it returns one tensor"):
         case_of(outputs=("logits",))
 
 

@@ -89,6 +89,6 @@ def test_mismatch_is_named_only_if_it_is_certain(third: Reply) -> None:
     assert "different" not in describe_places(replies)
 
 
-def test_ranks_that_raised_elsewhere_have_no_line() -> None:
+def test_rank_that_raised_outside_a_collective_is_left_out_of_the_places() -> None:
     """Their tracebacks say it."""
     assert describe_places([reply(0, "raised", LOOPING), reply(1, "answered")]) == ""

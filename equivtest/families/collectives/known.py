@@ -13,12 +13,12 @@ STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter"
 
 
 def loses_strides(case: CollectivesCase) -> bool:
-    """True if a call of STRIDES_LOST gets elements with gaps between them."""
+    """True if the case calls a function of STRIDES_LOST on a tensor whose elements have gaps between them."""
     return _hands_strides_to(case, *STRIDES_LOST)
 
 
 def scatters_strides(case: CollectivesCase) -> bool:
-    """True if the case scatters elements with gaps between them."""
+    """True if the case calls a scatter on a tensor whose elements have gaps between them."""
     return _hands_strides_to(case, "scatter")
 
 

@@ -77,7 +77,7 @@ def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tens
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes the call on the elements in reverse, in a room like this one, and drops its results."""
+    """Makes the same call in a similar room on the operand's elements in reverse order, and drops the results."""
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 

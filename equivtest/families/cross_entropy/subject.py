@@ -1,7 +1,7 @@
-"""The cross entropy of logits whose classes are divided among the ranks: torch's loss_parallel, and without it.
+"""The cross entropy of logits whose classes are divided among the ranks, with and without torch's loss_parallel.
 
-Source: torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0).  A correct one computes
-what torch.nn.functional.cross_entropy computes of the whole logits, forward and backward.
+Source: torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0).  A correct subject
+computes what torch.nn.functional.cross_entropy computes from the whole logits, forward and backward.
 """
 
 from __future__ import annotations

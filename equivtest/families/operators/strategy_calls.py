@@ -68,7 +68,7 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 
 @cache
 def forms_of(name: str) -> Signatures:
-    """Returns the forms of an operator: all from torch's list, or the few from its table that show most."""
+    """Returns at most MAX_FORMS forms of an operator, next always the form with the most features not seen yet."""
     operator = OPERATORS[name]
     shapes = SHAPES[:1] if operator.has_samples else [each for each in SHAPES if len(each) in operator.num_dims]
     left = list(dict.fromkeys(signature for shape in shapes for signature in operator.form(shape)))

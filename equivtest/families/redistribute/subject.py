@@ -40,7 +40,10 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes forward and backward on this rank, by the case's road; full_tensor does not use `move`."""
+    """Redistributes forward and backward on this rank, with the calls of torch that the case names.
+
+    `move` redistributes, except if the case names full_tensor, which redistributes without it.
+    """
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
     leaf, x = enter(case, mesh, given["x"])

@@ -55,7 +55,7 @@ def picked_block() -> nn.Module:
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the tokens among the ranks; every rank has all positions."""
+    """Divides the tokens among the ranks; every rank has the positions of all tokens."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
     prepared = PrepareModuleInputOutput(

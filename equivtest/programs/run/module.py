@@ -251,9 +251,10 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """True if ranks that have the whole batch compute it alone unless they communicate.
+    """True if every rank has the whole batch, so that ranks without communication compute everything by themselves.
 
-    They may do so along an axis of one rank.  If ranks with different rows never communicate, their values differ.
+    A mesh axis of one rank needs no communication.  Ranks with different rows need no such check: if they never
+    communicate, their values are wrong.
     """
     return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
 

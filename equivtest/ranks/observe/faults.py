@@ -83,7 +83,7 @@ def called() -> tuple[Collective, ...] | None:
 
 
 def register(backend: str, device: str) -> str:
-    """Registers the group around groups of `backend` with torch; returns its name for init_process_group."""
+    """Registers with torch the group that wraps groups of `backend`; returns the name for init_process_group."""
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)

@@ -1,4 +1,4 @@
-"""One cross entropy without loss_parallel: torch gathers the logits, whose classes are divided among the ranks."""
+"""A cross entropy without loss_parallel: the logits are divided among the ranks by class, and torch gathers them."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """Returns the answers in the case's order, with global shapes and the contract's layouts."""
+    """Returns the answers in the case's order, each with its global shape and the layout that the contract requires."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

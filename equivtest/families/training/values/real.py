@@ -4,9 +4,10 @@ Letters: K in_features, H hidden_features, as in `equivtest.families.training.se
 `equivtest.families.linear.values.real`.
 
 A gradient of a parameter is a sum over tokens.  If its terms lie around zero, the sum may be far smaller than they are.
-Roundings in 16 bits may then be as large as the sum, and a tensor of one element is inconclusive.  So each feature of x
-and of the cotangents has mostly one sign, drawn per feature and kept in every step.  The terms then add up, and so do
-the gradients that an optimizer averages over steps.
+Rounding errors of 16 bits may then be as large as the sum, and a tensor of one element would prove nothing.  So most
+elements of each feature of x and of the cotangents have the same sign.  The sign is drawn for each feature and kept in
+every step.  The terms then mostly add up instead of cancelling, and so do the gradients that an optimizer averages over
+steps.
 """
 
 from __future__ import annotations
