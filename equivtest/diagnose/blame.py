@@ -2,8 +2,8 @@
 
 The failing case runs once more in a world whose ranks note every collective, every local operation and every operator
 on DTensors with its operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual
-operands, even if these are wrong.  If every call is right, the failure comes from which calls the ranks make and with
-which operands: the parallelization.
+operands, even if these are wrong.  If every call is right, the cause is the parallelization: the ranks make wrong
+calls, or pass wrong operands.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from equivtest.verdicts.judging import judge_replies, one_thread
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")
-"""Kinds of failure that a wrong collective or kernel may cause; all others come from the ranks' calls."""
+"""Kinds of failure that a wrong collective or kernel may cause; the others come from the ranks' choice of calls."""
 
 HELD = "unknown: the case held when its calls were watched"
 DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Returns the cause of a failure: 'collective', 'kernel', 'operator', 'parallelization' or 'unknown', and more.
+    """Returns the cause of a failure: 'collective: ...', 'kernel: ...', 'operator: ...' or so, see `Verdict.fault`.
 
     Args:
         is_shown_by: Tests if the replies to another run of its case show the failure.
@@ -69,7 +69,7 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
 
 
 def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:
-    """Adds its cause to the failure, from another run judged by the same claims."""
+    """Adds the cause to the failure; finds it in another run of the case, judged by the same claims."""
 
     def is_shown_by(replies: Sequence[Reply]) -> bool:
         arithmetics = load_arithmetics(pool.backend.arithmetic)
@@ -83,7 +83,7 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """True if a verdict on the same case repeats the failure; a run that breaks may break in other ways."""
+    """True if a verdict on the same case repeats the failure; a run that ended early may end in any way next time."""
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
     return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)

@@ -25,7 +25,7 @@ from equivtest.tensors import as_bits, dtype_name, same_bits
 
 @dataclass(frozen=True)
 class Blame:
-    """A wrong call, or one that differs between the ranks.
+    """A wrong call, or a call that differs between the ranks.
 
     Attributes:
         layer: 'collective', 'kernel', 'operator' or 'parallelization'.
@@ -39,10 +39,10 @@ class Blame:
 
 @dataclass(frozen=True)
 class Judged:
-    """Conclusions on the calls of one sort.
+    """Conclusions on all collectives, or on all operations.
 
     Attributes:
-        num_right: Number of calls that are right from their operands, counted on each rank.
+        num_right: Number of calls whose results are right for their operands, counted on each rank.
         unjudged: Reason why other calls were not judged -> their number.
     """
 
@@ -52,7 +52,7 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Judges, group by group, the first calls of all ranks together, then the second ones, and so on.
+    """Judges each group's first calls on all ranks together, then the group's second calls, and so on.
 
     Messages between two ranks, and barriers, are judged separately.
 
@@ -112,11 +112,11 @@ class _Collectives:
         return True
 
     def judge_end(self, event: Event) -> None:
-        """Judges a call without a result: whether it raised, or did not end."""
+        """Judges a call without a result: finds out whether the call raised or did not end."""
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Judges a received message by the sent one."""
+        """Compares a received message with the sent message."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -128,7 +128,7 @@ class _Collectives:
             self.unjudged[str(reason)] += 1
 
     def judge_barrier(self, events: Sequence[Event]) -> None:
-        """Judges whether a barrier opened for a rank before all ranks had called it."""
+        """Judges whether a barrier opened for some rank before all ranks had called the barrier."""
         for event in events:
             self.judge_end(event)
         try:
@@ -155,7 +155,7 @@ class _Collectives:
                 self._blame("collective", event, f"rank {event.rank} got {wrong}")
 
     def _judge_unended(self, event: Event) -> None:
-        """Judges a call that never ended: its rank died or hung in it, or the program did not wait for it."""
+        """Judges a call that never ended: the rank died or hung in the call, or the program did not wait for it."""
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
             what = "the rank ended in it" if outcome == "lost" else "it did not end"
@@ -164,7 +164,7 @@ class _Collectives:
             self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """Judges that equal results have the same bits on each rank, and that equal operands give equal bits again."""
+        """Judges that results have the same bits on each rank if they must, and that equal operands give equal bits."""
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
             for event, other in zip(events, results, strict=True):
@@ -187,7 +187,7 @@ class _Collectives:
 def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
     """Raises Inconsistent unless the operands have the sizes and dtypes that the collective requires.
 
-    Operands of different sizes may be gathered if each rank has room for all of them.  Source: the docstring of
+    Ranks may gather operands of different sizes if each rank has room for all operands.  Source: the docstring of
     torch.distributed.all_gather (2.13.0): "Complex and uneven sized tensors are supported."
     """
     kind, room = events[0].kind, [sum(event.begun.options["room"]) for event in events]
@@ -205,7 +205,7 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """Counts the elements that each rank receives, for collectives that move elements; else an empty list."""
+    """Counts the elements that each rank receives in a collective that moves elements; an empty list for any other."""
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -217,7 +217,7 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _operand_of(event: Event) -> Items:
-    """Returns a rank's operand of the reduction or of the move."""
+    """Returns a rank's operand of the collective."""
     items = items_of(event)
     return premultiplied(items, event.begun.options["factor"]) if event.op == "premul" else items
 
@@ -229,7 +229,7 @@ def _may_vary(results: Any) -> bool:
 
 
 def _difference(found: Sequence[Event | None]) -> str:
-    """Says how the calls of a group's ranks differ; '' if all are the same."""
+    """Describes how the calls of a group's ranks differ; '' if all calls are the same."""
     events = [event for event in found if event is not None]
     calls = {(event.kind, event.op, event.begun.options.get("root")): event for event in events}
     if len(calls) > 1:
@@ -258,11 +258,11 @@ def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _wrong_operation(event: Event) -> str:
-    """Says what is wrong with an operation; '' if it is right.
+    """Describes what is wrong with an operation's results; '' if they are right.
 
     Raises:
-        Unjudged: its right result is unknown.
-        ValueError: one of its arguments is no plain data.
+        Unjudged: the operation's right result is unknown.
+        ValueError: an argument of the operation is no plain data.
     """
     args, kwargs = event.given
     if event.raised:
@@ -309,5 +309,5 @@ def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
 
 
 def allowed_at(right: Right, place: tuple[int, ...]) -> str:
-    """Names the largest error that is allowed at a place; '' if there must be none."""
+    """Describes the largest error that is allowed at this index; '' if no error is allowed."""
     return "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"

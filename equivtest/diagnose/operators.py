@@ -1,8 +1,8 @@
-"""Judges each operator on DTensors of a watched visit, from its operands as a whole.
+"""Judges each operator on DTensors in a watched visit, from the operator's whole operands.
 
 The operator runs once more on whole operands, on the CPU (`equivtest.oracle.single_operation`), and each rank's part of
 the result is compared with its slice.  A call is not judged if the replicas of an operand differ, or if no layout says
-how its parts make up a whole.
+how the ranks' parts make up the operand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNFOLLOWED = (RuntimeError, TypeError, ValueError, AssertionError, AttributeErro
 
 
 def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges, mesh by mesh, the first calls of all ranks together, then the second ones, and so on."""
+    """Judges each mesh's first calls on all ranks together, then the mesh's second calls, and so on."""
     called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.begun.kind == OPERATOR:
@@ -54,15 +54,15 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns the place of the call's end, so that a wrong call within it comes first."""
+    """Returns the number of the call's end in the order of events, so that a wrong call inside this one comes first."""
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 
 
 def _wrong_call(calls: Sequence[Event]) -> str:
-    """Says what is wrong with the results of a call; '' if all are right.
+    """Describes what is wrong with the results of a call; '' if all are right.
 
     Raises:
-        Unjudged: its right result is unknown.
+        Unjudged: the call's right result is unknown.
     """
     if not all(call.has_results for call in calls):
         raise Unjudged("it raised, or did not end")
@@ -75,7 +75,7 @@ def _wrong_call(calls: Sequence[Event]) -> str:
 
 
 def _wrong_result(parts: Sequence[Any], right: Right) -> str:
-    """Says what is wrong with one result; '' if it is right."""
+    """Describes what is wrong with one result; '' if the result is right."""
     first = parts[0]
     if not isinstance(first, Part):
         raise Unjudged("its results are no DTensors")
@@ -90,7 +90,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
 
 
 def _wrong_part(rank: int, part: Part, right: Right) -> str:
-    """Says which element of a rank's part differs from the slice of the whole."""
+    """Describes an element of a rank's part that differs from the rank's slice of the whole result."""
 
     def own(whole: torch.Tensor) -> torch.Tensor:
         return slice_local(whole, part.layout, part.mesh_shape, rank)
@@ -112,7 +112,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
 
 
 def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
-    """Says which element of what the parts reduce to differs from the whole."""
+    """Describes an element that differs between the whole result and the reduction of the ranks' parts."""
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
         raise Unjudged("the right shares are unknown")

@@ -1,8 +1,8 @@
 """Judges messages between two ranks, and barriers, of a watched visit: which messages differ from what was sent, and
 which barriers opened before all ranks had called them.
 
-Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): messages between two
-ranks are matched by their tag, and messages with the same tag in the order of sending.
+Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): a tag matches
+messages between two ranks, and messages with the same tag arrive in the order of sending.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGES = ("send", "recv")
 
 Events = Sequence[Sequence[Event]]
 Way = tuple[Group, int, int, int]
-"""The group, and in it the sender, the receiver and the tag."""
+"""The group, and the sender, the receiver and the tag within the group."""
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
@@ -84,9 +84,10 @@ def barriers(events: Events) -> Iterator[Sequence[Event]]:
 
 
 def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
-    """Returns the rank for which a barrier opened first, and who had not called it yet; None if it waited for all.
+    """Returns the rank for which a barrier opened first, and the rank that had not called it yet; None if it was right.
 
-    The times were noted before a rank called the barrier and after it had waited, so a rank that looks late was late.
+    Each rank noted the time before it called the barrier and after the barrier opened, so a rank that looks late was
+    late.
 
     Raises:
         Unjudged: the ranks have different clocks.

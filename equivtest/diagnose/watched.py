@@ -1,4 +1,4 @@
-"""Reads a rank's notes of a watched visit as calls, with operands, results and descriptions."""
+"""Converts a rank's notes on a watched visit to calls with operands, results and descriptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_OPERANDS = 3
 
 
 Group = tuple[tuple[int, ...], str]
-"""The ranks of a process group, and its name, which is the same on all of them."""
+"""The ranks of a process group, and the group's name, which is the same on all these ranks."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Event:
     """One call of one rank.
 
     Attributes:
-        end: The note of its end; None if it did not end.
-        ordinal: Number among the calls of that name in its phase on that rank, from 1.
+        end: The note of the call's end; None if the call did not end.
+        ordinal: Number of the call among the calls of the same name in its phase on this rank, from 1.
     """
 
     rank: int
@@ -40,13 +40,13 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Kind of its collective, such as 'all_reduce', or the operator's name."""
+        """Kind of the collective, such as 'all_reduce', or the operator's name."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def group(self) -> Group:
-        """The group of the call; groups of the same ranks are distinct if their names are."""
+        """The group of the call; two groups of the same ranks are distinct if their names differ."""
         return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
@@ -70,7 +70,7 @@ class Event:
 
     @property
     def ended_s(self) -> float:
-        """End of a barrier, by the clock of the rank's host."""
+        """Time at which a barrier ended, by the clock of the rank's host."""
         assert self.end is not None
         return self.end.at_s
 

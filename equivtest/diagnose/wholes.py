@@ -18,10 +18,10 @@ from equivtest.tensors import assemble, same_bits
 
 
 def whole_arguments(given: Sequence[Any]) -> Any:
-    """Returns the arguments that all ranks of a mesh give to an operator, with whole operands.
+    """Returns the arguments of an operator, the same on all ranks of a mesh, with whole tensors in place of the parts.
 
     Raises:
-        Unjudged: the ranks give different arguments, or no layout says how the parts make up a whole.
+        Unjudged: the ranks give different arguments, or no layout says how the parts make up a whole tensor.
     """
     flat = [tree_flatten(each) for each in given]
     if any(how != flat[0][1] for _, how in flat):
@@ -41,9 +41,9 @@ def _whole(held: Sequence[Any]) -> Any:
 
 
 def shares_of(parts: Sequence[Part]) -> tuple[torch.Tensor, str]:
-    """Returns the whole tensors whose reduction is the DTensor, stacked, and the reduction; '' if there is only one.
+    """Returns the whole tensors whose reduction is the DTensor, stacked, and the reduction's name; '' without one.
 
-    DTensor calls shares of bools a sum, which no sum of bools is (2.13.0): they are not judged.
+    DTensor calls the reduction of bools a sum, but it does not add them (2.13.0): such tensors are not judged.
 
     Raises:
         Unjudged: the parts do not make up whole tensors, or the replicas of a part differ.

@@ -1,9 +1,9 @@
-"""Tests if a green run could have been red: the verdicts of a property's claims when a collective is spoiled.
+"""Tests if a green run could have been red: whether a property's claims reject a run with a spoiled collective.
 
 On a few cases each collective that the subject calls is spoiled in turn, also below torch's own wrappers:
-each rank uses its own operand for every rank's, or one rank passes another's, or nothing is sent, or sent values count
-twice (`equivtest.ranks.observe.faults`).  If no claim rejects the first two, the answers do not depend on other
-ranks' operands; a property with only such collectives has shown nothing.
+each rank uses its own operand in place of every rank's, or one rank passes another rank's operand, or nothing is sent,
+or sent values count twice (`equivtest.ranks.observe.faults`).  If no claim rejects the first two faults, the answers do
+not depend on other ranks' operands.  A property with only such collectives has shown nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 CANNOT = "CannotSpoil"
-"""The class of `equivtest.ranks.observe.faults`, as a rank's traceback names it."""
+"""The name in a rank's traceback of the exception that `equivtest.ranks.observe.faults` raises."""
 
 ANSWERED = ("answered", "not_in_mesh")
-"""Outcomes of a rank that came to its end."""
+"""Outcomes of a rank that has finished the visit."""
 
 SEED = "audit"
 SPOILED_TIMES = 3
-"""Largest duration of a visit with a fault, in durations without a fault."""
+"""Largest duration of a visit with a fault, as a multiple of its duration without a fault."""
 
 
 def audit(
@@ -54,7 +54,7 @@ def audit(
     """Spoils the collectives of a property's subject and notes which claims reject it.
 
     Args:
-        world_sizes: At least one with several ranks; 1 is left out.
+        world_sizes: At least one of them is above 1; a world of one rank is left out.
         is_thorough: True for every kind of fault on every case, for a table; otherwise each site only until a claim
             rejects a decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that
             hangs.
@@ -76,7 +76,7 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """Yields a few cases of each world size, one draw of values each, in which only values are judged."""
+    """Yields a few cases of each world size; each has one draw, and only its values are judged."""
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes)
@@ -90,7 +90,7 @@ def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Cas
 
 @dataclass
 class _Running:
-    """An audit under way."""
+    """The state of an audit while it runs."""
 
     prop: Property
     pool: Pool
@@ -115,7 +115,7 @@ class _Running:
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
 
     def audit_case(self, case: Case) -> None:
-        """Records the result of each fault in the case; nothing if the subject does not hold without a fault."""
+        """Records the result of each fault in the case; records nothing if a claim fails without any fault."""
         if self.known.forbids_run(self.prop.subject, case):
             return
         self._run(case, NO_FAULT)  # a first run may make groups
@@ -207,9 +207,9 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
-    """Returns at most `num` of the calls of one kind: first, last, middle, and the first of each other size.
+    """Returns at most `num` calls of one kind: the first, the last, the middle one, and the first of each other size.
 
-    The first call may belong to a set-up, and calls of another size may have another purpose.
+    The first call may belong to a set-up, and calls with other sizes may have other purposes.
     """
     chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
     seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
@@ -226,7 +226,7 @@ def _site(case: Case, call: Collective) -> Site:
 
 
 def is_possible(fault: str, kind: str) -> bool:
-    """True if a fault changes anything about collectives of that kind."""
+    """True if a fault can change the result of a collective of that kind."""
     if fault == "doubled":
         return kind in REDUCING
     if fault in DECISIVE:

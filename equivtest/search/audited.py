@@ -1,4 +1,4 @@
-"""The result of a property's audit: the subject's collectives, and which of them a claim checks."""
+"""The result of a property's audit: the subject's collectives, and which collectives the claims check."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from equivtest.ranks.observe.moves import WITHOUT_OPERAND_OF_ALL
 from equivtest.report.handover import Audited, AuditRow
 
 DECISIVE = FAULTS[:2]
-"""Faults after which a result depends on fewer ranks' operands, and on nothing else.
+"""Faults that make a result depend on the operands of fewer ranks, and change nothing else.
 
 A claim that rejects a sum that is too small, too large or NaN only shows that some claim checks the result: if every
-rank has the same batch, the average of equal gradients is one of them, and no claim misses the others."""
+rank has the same batch, the average of equal gradients is equal to one rank's gradient, and no claim notices if the
+others are missing."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Audit:
 
     Attributes:
         cases: Cases on which the subject held without a fault, except for known failures.
-        left_out: The first failure of each case on which it did not, as 'claim: kind in case'.
+        left_out: The first failure of each case in which a claim failed without a fault, as 'claim: kind in case'.
         declined: For each other case that was tried, why the program does not support it.
-        rows: (site, kind of fault) -> its result.
+        rows: (site, kind of fault) -> the result of that fault at that site.
         hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
         without_collectives: The property's reason for calling no collective, or ''.
     """
@@ -107,7 +108,7 @@ class Audit:
         )
 
     def as_data(self, name: str) -> Audited:
-        """Plain data, for the report of the property of that name."""
+        """Converts the audit to plain data, for the report on the property of that name."""
         return Audited(
             property=name,
             cases=self.cases,
@@ -122,7 +123,7 @@ class Audit:
 
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
-    """Returns the unseen collectives that an audit's rows show, and whether its claims then show nothing."""
+    """Returns the collectives that no claim checks, by an audit's rows, and whether the property then shows nothing."""
     sites = dict.fromkeys(row.collective for row in audited.rows)
     rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
     unseen = tuple(

@@ -48,11 +48,11 @@ class Chunk:
         seed: 'gate' for the fixed cases of this commit, anything else for others.
         per_cell: Conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
-        world_sizes: All world sizes of the run, among them those that a failure is shrunk to.
-        strength: Of the covering array that the cases are taken from; 0: they are random.
-        mixes_worlds: True if that array is of all world sizes; the chunk has its rows of one.
-        depth: Of the property's enumeration, if the chunk is a part of that.
-        examples: How many examples of the property belong to the chunk, the first ones; None: all.
+        world_sizes: All world sizes of the run; a failure is shrunk to the smaller ones of several ranks.
+        strength: Strength of the covering array that the cases are taken from; 0 if the cases are random.
+        mixes_worlds: True if the array covers all world sizes; the chunk then has the array's rows with its own.
+        depth: Depth of the property's enumeration, if the chunk is a part of an enumeration.
+        examples: Number of the property's examples that the chunk has, from the first on; None: all.
     """
 
     world_size: int
@@ -71,7 +71,7 @@ class Chunk:
     def smaller_world_sizes(self) -> list[int]:
         """The world sizes that a failure of the chunk is shrunk to, ascending.
 
-        One rank is never among them: it exchanges nothing, so a failure on one rank has another cause.
+        A world of one rank is left out: one rank exchanges nothing, so a failure on one rank has another cause.
         """
         return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
 
@@ -96,9 +96,9 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each once: examples of the property, chosen ones, one of each aspect still missing.
+    """Returns the chunk's cases, each once: the property's examples, drawn cases, and one case of each missing aspect.
 
-    Examples and aspects are of chunk 0 alone.
+    Only chunk 0 has examples, and cases of missing aspects.
     """
     if chunk.depth:
         assert prop.enumeration is not None
@@ -116,7 +116,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the array that the chunk's cases are taken from; None if they are random.
 
-    An array of several world sizes is of all usual ones, so that --world-sizes leaves the cases of the others alone.
+    An array of several world sizes always has all usual ones, so that --world-sizes changes no case of other sizes.
     """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:
@@ -181,7 +181,7 @@ def _has(aspect: str, case: Case) -> bool:
 
 
 def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
-    """So many cases of the chunk's space and seed, in the order in which Hypothesis draws them."""
+    """Returns this many cases of the chunk's space and seed, in the order in which Hypothesis draws them."""
     return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
 
 

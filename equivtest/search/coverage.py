@@ -1,4 +1,4 @@
-"""Says which combinations of values the cases of a search have, and what became of them."""
+"""Lists the combinations of values that the cases of a search have, and the state of each of these cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
 def planned_coverage(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
 ) -> tuple[int, list[Coverage]]:
-    """Returns how many cases a run of the profile has of a property, and what they cover; runs nothing."""
+    """Counts the cases that a run of the profile has of a property, and lists what they cover; runs nothing."""
 
     def state_of(case: Case) -> str:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)

@@ -1,9 +1,9 @@
-"""Covering arrays: few cases that together have every combination of values of any few axes.
+"""Covering arrays: few cases that together have every combination of the values of any few axes.
 
 A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  Each row begins with a combination that no row has yet, every other axis takes the value that
-adds most, and the best of some tries is kept.  The family's own function builds each try from its tables,
-so that every row is a valid case.  A combination that no try has counts as infeasible.
+adds the most new combinations, and the best of some tries is kept.  The family's own function builds each try from its
+tables, so that every row is a valid case.  A combination that occurs in no try counts as infeasible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLES = 300
 TRIES = 10
 """Rows that are tried for a combination; every second one is random elsewhere."""
 EXPECTED = 15.0
-"""If so many random rows should have a combination, by the shares of its values, and none has, it is infeasible."""
+"""A combination is infeasible if no random row has it, though by its values' frequencies this many rows should."""
 
 
 class CoveringRow(NamedTuple):
@@ -54,7 +54,7 @@ class Array(NamedTuple):
     """A covering array.
 
     Attributes:
-        rows: The first cover most.
+        rows: The rows; the first ones cover the most combinations.
         covered: The combinations that some row has.
         infeasible: The combinations that no try had.
     """
@@ -76,7 +76,7 @@ Rate = Callable[[Value, Iterable[Value]], int]
 
 
 class _Row:
-    """Picks the wanted entries, and others by a rate or at random; notes what it picked."""
+    """Picks the wanted entries, and the other entries by a rate or at random; records what it picked."""
 
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
         self.chance, self.wanted, self.rate = chance, dict(wanted), rate
@@ -133,7 +133,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Builder:
-    """An array under way."""
+    """Builds an array row by row."""
 
     def __init__(
         self, build: Build, space: Space, strength: int, dangerous: tuple[str, ...], chance: random.Random
@@ -162,7 +162,7 @@ class _Builder:
         return Array(tuple(rows), tuple(covered), tuple(infeasible))
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Opens all combinations of values that samples have; returns those that are infeasible."""
+        """Lists all combinations of values in the samples as open; returns the infeasible combinations."""
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
         for value in shares:

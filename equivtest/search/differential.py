@@ -15,7 +15,7 @@ from equivtest.verdicts.verdict import Verdict
 
 
 def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) -> list[Verdict]:
-    """Marks each failure as known that the case shows alike on gloo and the CPU."""
+    """Marks a failure as known if the same case fails alike on gloo and the CPU."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
         return list(verdicts)
@@ -34,8 +34,8 @@ def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) ->
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, in the same place.
 
-    The place is the first wrong tensor, with the element that is furthest off or the number of wrong elements on each
-    rank; which element that is may depend on roundings.  It is the exception if a rank raised.
+    The place is the first wrong tensor, with the worst element or the number of wrong elements on each rank, because
+    roundings may decide which element is the worst.  If a rank raised, the place is the exception.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed or verdict.first_tensor != other.first_tensor:

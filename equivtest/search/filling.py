@@ -1,8 +1,8 @@
-"""Adds cases to a search if its own cases conclude too little in a cell of the case space.
+"""Adds cases to a search if its own cases give too few conclusions in a cell of the case space.
 
-A cell is a dtype, a kind of shards and a claim.  Before anything runs, further cases are drawn, and those kept that
-help a cell which lacks draws.  After the judgement, more are drawn for cells with too many
-inconclusive verdicts; these may be other cells on another machine.
+A cell is a dtype, a kind of shards and a claim.  Before anything runs, further cases are drawn; a case is kept if it
+helps a cell that lacks draws.  After the judgement, more cases are drawn for cells with too many inconclusive verdicts.
+On another machine other cells may be concerned.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from equivtest.verdicts.verdict import CONCLUSIVE
 BATCH = 50
 """Cases that are drawn at a time to fill cells."""
 PATIENCE = 4
-"""Batches in a row that may help no cell; some cells need what one case in a hundred is, others cannot be had."""
+"""Largest number of successive batches that help no cell: some cells occur in one case in a hundred, others never."""
 
 HOPELESS = 3 * MAX_INCONCLUSIVE
-"""Fraction of inconclusive verdicts beyond which a cell's cases are the reason, not chance; of twice `per_cell`."""
+"""If a larger fraction of twice `per_cell` verdicts is inconclusive, the reason is the cell's cases and not chance."""
 
 Cell = tuple[str, str, str]
-"""(dtype, shard kind, claim); the dtype is '' for a claim that is not wanted in each."""
+"""(dtype, shard kind, claim); the dtype is '' for a claim that does not need conclusions in every dtype."""
 
 IsJudged = Callable[[Case, str], bool]
-"""True if a case will be judged on the claim of that name, not known to fail; else it fills no cell."""
+"""True if a case will be judged on the claim of that name: a case that is known to fail fills no cell."""
 
 
 def always(case: Case, claim: str) -> bool:
@@ -46,7 +46,7 @@ def always(case: Case, claim: str) -> bool:
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws cases beside `cases`; each has a claim judged in a cell that lacks draws.
+    """Draws cases in addition to `cases`; each adds draws on a claim to a cell that lacks draws.
 
     Args:
         missing: Number of draws that each cell lacks.
@@ -68,7 +68,7 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Counts the draws that each wanted cell lacks of the chunk's `per_cell`."""
+    """Counts for each wanted cell how many draws it has fewer than the chunk's `per_cell`."""
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)
@@ -76,11 +76,10 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Counts the draws that each wanted cell lacks if all added ones conclude; never more than `per_cell` at once.
+    """Counts the draws that each wanted cell lacks, if all added draws conclude; never more than `per_cell` at once.
 
     A cell needs `per_cell` conclusive verdicts, if it has any: a claim may find nothing to judge in a draw to which it
-    applies.  Its inconclusive verdicts must be few, MAX_INCONCLUSIVE of all, unless they are so many
-    that it is no chance.
+    applies.  At most MAX_INCONCLUSIVE of its verdicts may be inconclusive, unless so many are that this is not chance.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
@@ -102,7 +101,7 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
     """Marks the case as recorded, repeated or measured if a claim is then judged in a cell that lacks draws.
 
-    Some claims are judged on one visit in eight, and some cells hold one case in a hundred: too few have both.
+    Some claims are judged on one visit in eight, and some cells have one case in a hundred: both together are too rare.
     """
     for claim in prop.claims:
         if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
@@ -114,13 +113,13 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """Returns the chunk's dtypes in which some cell lacks draws; all if a cell of any dtype does."""
+    """Returns the chunk's dtypes in which some cell lacks draws; all dtypes if a cell without a dtype lacks some."""
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 
 
 def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
-    """Returns every cell in which the chunk may have cases, and a conformance run needs conclusions."""
+    """Returns every cell in which the chunk may have cases and a conformance run needs conclusions."""
     kinds = wanted_kinds(
         chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
     )

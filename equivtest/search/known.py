@@ -49,7 +49,7 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     """Returns the meaning of a name in `where`: a field or property of the case, or a predicate; None for no such name.
 
     Predicates are the public functions of a module `known` beside the class of the case, or beside one of its bases,
-    the nearest first.  A question that only a known failure asks is no part of the case.
+    the nearest first.  What only a known failure needs to know does not belong into the case.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -80,7 +80,7 @@ class Condition:
     right_is_field: bool = False
 
     def holds(self, case: Case) -> bool:
-        """True if `case` satisfies it; False for a case without a quantity of that name.
+        """True if `case` satisfies the condition; False for a case without a quantity of that name.
 
         Raises:
             TypeError: the two sides cannot be compared.
@@ -93,9 +93,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry; `number` counts the entries of its subject from 1, in the order of files and in them.
+    """One entry; `number` counts the subject's entries from 1, file by file, in the order in which they are written.
 
-    `findings` are numbers of files in findings/ of this repository; `reason` names them at its end.
+    `findings` are numbers of files in findings/ of this repository; `reason` ends with these numbers.
     """
 
     subject: str
@@ -126,7 +126,7 @@ class KnownFailure:
         return self.expires is not None and day > self.expires
 
     def covers(self, case: Case) -> bool:
-        """True if all its conditions hold for `case`.
+        """True if all conditions of the entry hold for `case`.
 
         Raises:
             Misuse: a condition compares two incomparable values.
@@ -139,7 +139,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The entries of some files that count, in order.
+    """The entries of some files that count for the installed releases and have not expired, in order.
 
     Attributes:
         expired: Entries about the installed releases that no longer count.
@@ -159,7 +159,7 @@ class KnownFailures:
 
     @classmethod
     def on_day(cls, entries: Iterable[KnownFailure], day: datetime.date) -> KnownFailures:
-        """Returns the entries about the installed releases, those that expired before `day` apart."""
+        """Returns the entries about the installed releases; entries that expired before `day` are listed separately."""
         found = [entry for entry in entries if entry.of_installed]
         expired = tuple(entry for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
@@ -169,7 +169,7 @@ class KnownFailures:
         return tuple(entry for entry in self.entries if entry.subject == subject)
 
     def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
-        """Returns the first entry by which `claim` fails on `case` (as `kind`, if given), or None."""
+        """Returns the first entry that says that `claim` fails on `case` (as `kind`, if given), or None."""
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
 
@@ -188,7 +188,7 @@ class KnownFailures:
 
 
 def today() -> datetime.date:
-    """Returns the day by which entries expire: everywhere the same, of UTC."""
+    """Returns the date in UTC, so that entries expire everywhere at the same time."""
     return datetime.datetime.now(datetime.UTC).date()
 
 
@@ -216,7 +216,7 @@ def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> li
     """Reads entries.
 
     Args:
-        name: Of their file, for messages.
+        name: Name of the entries' file, for messages.
         numbers: Subject -> number of entries before these.
 
     Raises:
@@ -304,7 +304,7 @@ def _check_field(name: object, case: Case) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, so that a tuple of the case equals the list of the file."""
+    """Converts tuples to lists, so that a tuple in the case equals a list in the file."""
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -315,7 +315,7 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 @cache
 def _installed_version(name: str) -> str:
-    """Returns the version, '' if it is not installed; cached, since each call reads the package's whole metadata."""
+    """Returns the version, or '' if the package is not installed; cached, because a call reads a lot of metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
 """Draws without the constants of imported modules, so that cases do not depend on what else is imported.
 
 Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all except the standard library's
-and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  It has
-no setting against it.  Source: HypothesisProvider._maybe_draw_constant, Hypothesis 6.131.1 to 6.170.
+and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  Hypothesis
+has no setting that prevents this.  Source: HypothesisProvider._maybe_draw_constant, Hypothesis 6.131.1 to 6.170.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CACHE_SIZE = 1024  # as Hypothesis' own
 
 
 class _NoConstants:
-    """Contains no constant of any type, for both ways of access: by a method since 6.131.9, before as a key."""
+    """Contains no constant of any type, whether the caller uses a method (since 6.131.9) or a key (before)."""
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
         return ()
@@ -34,7 +34,7 @@ class _NoConstants:
 
 @contextlib.contextmanager
 def no_local_constants() -> Iterator[None]:
-    """Makes Hypothesis' draws within independent of imported modules; draws of other code stay unchanged."""
+    """Makes Hypothesis' draws independent of imported modules while the context lasts; other code draws as before."""
     if hypothesis.__version_info__ < SINCE:
         yield
         return

@@ -1,4 +1,4 @@
-"""The searches of a property in a run, by the run's profile and world sizes."""
+"""Plans the searches of a property in a run, from the run's profile and world sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parts_of(
 
     Args:
         world_sizes: The run's world sizes on which the subject runs.
-        pinned: Larger ones, see `pinned_sizes`.
+        pinned: Larger world sizes, see `pinned_sizes`.
     """
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, world_sizes, prop.weight, has_tables=has_tables) + plan(profile, pinned)

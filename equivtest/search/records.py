@@ -16,7 +16,7 @@ RECORD_SCHEMA = 1
 
 
 def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
-    """One record per draw that was judged: the case, its place in the case space, kind by claim, what was lacking."""
+    """Returns a record for each judged draw: case, place in the case space, kind by claim, and what was lacking."""
     lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
     declined = next((reply.error_text for reply in replies if reply.outcome == "declined"), None)
     records: dict[int, Record] = {}

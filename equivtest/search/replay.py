@@ -1,4 +1,4 @@
-"""Replay files: one failure, written down so that a fresh process can show it again."""
+"""Replay files: each stores one failure, so that another process can show the failure again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReplayFile(msgspec.Struct, frozen=True, kw_only=True):
         schema: Version of this form.
         case: Written by `equivtest.cases.case.to_data`.
         limit_s: Seconds that a visit of the case may take.
-        backend: Its name and device, and how its ranks are started.
+        backend: Name and device of the backend, and how its ranks are started.
         message: The whole message of the failure.
         versions: Of torch and Python.
     """
@@ -53,7 +53,7 @@ _KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
 
 
 def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
-    """Writes the failure to a file named after it and gives the file's path."""
+    """Writes the failure to a file with a name made from the failure, and returns the file's path."""
     data = ReplayFile(
         schema=SCHEMA_VERSION,
         subject=verdict.subject,
@@ -83,7 +83,7 @@ def read_replay(path: Path) -> dict[str, Any]:
     """The data of a replay file.
 
     Raises:
-        Misuse: unreadable, no replay file, or of a newer schema.
+        Misuse: the file is unreadable, is no replay file, or has a newer schema.
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
@@ -113,7 +113,7 @@ def backend_of(data: dict[str, Any]) -> Backend:
     """The backend that a replay file was written on.
 
     Raises:
-        Misuse: the file names none.
+        Misuse: the file names no backend.
     """
     try:
         return msgspec.convert(data["backend"], Backend)

@@ -1,7 +1,7 @@
 """Search one chunk of the case space: draw, run, judge every claim, shrink what fails.
 
 All claims are judged from one run of each case; then each failing (claim, kind) is shrunk
-alone, so that no failure masks another.
+separately, so that no failure masks another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import CONCLUSIVE, WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
-"""How often a search that fills cells is extended at most: a cell that is often inconclusive needs more than once."""
+"""Largest number of times that a search is extended to fill cells: a cell that is often inconclusive needs several."""
 
 Target = tuple[str, str]
 """(claim, kind) of a failure."""
@@ -51,12 +51,12 @@ class Findings:
 
     Attributes:
         records: One per case and draw.
-        failures: One per failing (claim, kind), shrunk.
+        failures: The shrunk failure of each failing (claim, kind).
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search early; '' if there was none.
         left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
         coverage: What was covered of the chunk's covering array; None if the cases are random.
-        cut: How many cases were left out, because the time was over.
+        cut: Number of cases that were left out because the time was over.
     """
 
     records: list[Record]
@@ -90,12 +90,14 @@ def search(
     A Misuse raised by the subject or the property stops the search; findings so far are still returned.
 
     Args:
-        failures_dir: Where replay files go; made when there is one to write.
+        failures_dir: Directory for replay files, which is made when the first file is written.
         only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
             message has no line on what ran before or failed first, and none on whose fault it is.
         is_enough: Whether a failing case is small enough, for shrinking to end there.
-        until_s: When no further case begins, by time.monotonic(); then those that cover most run first, examples last.
-        gloo: Returns a pool of gloo on the CPU, on which failures of another backend run again; None on that one.
+        until_s: Time by time.monotonic() after which no case begins; with it, the cases that cover most run first and
+            examples last.
+        gloo: Returns a pool of gloo on the CPU, on which cases that fail on another backend run again; None if the
+            backend is gloo on the CPU.
     """
     started_s = time.monotonic()
     running = Searching(prop, chunk, pool, known, only, is_enough, until_s, gloo)
@@ -125,7 +127,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
 
 
 class _Enough(BaseException):
-    """Ends Hypothesis at a failure: it catches what is an Exception, and passes on all else."""
+    """Ends Hypothesis at a failure: it is no Exception, so Hypothesis does not catch it."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class _Enough(BaseException):
 
 @dataclass
 class Searching:
-    """One search under way: what each case has shown so far."""
+    """The state of a search while it runs: what each case has shown so far."""
 
     prop: Property
     chunk: Chunk
@@ -159,7 +161,7 @@ class Searching:
         return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))
 
     def run(self) -> str:
-        """Runs the chunk's cases; the mistake that ended it before its end, or ''."""
+        """Runs the chunk's cases; returns the mistake that ended the search early, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
             self.left_out = self.prop.left_out(self.chunk.space)
@@ -189,7 +191,7 @@ class Searching:
             self.judge_cases(further)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Runs the cases in order, up to the first failure of `only`; keeps records of those known not to run too.
+        """Runs the cases in order, up to the first failure of `only`; also records the cases that a known failure bars.
 
         If the backend refuses one collective of a case, the case runs again without it.
         """
@@ -224,7 +226,7 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """The smallest failure, with its history, and with the first one if that concerns another tensor."""
+        """Returns the smallest failure, with its history and with the first failure if that concerns another tensor."""
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
             text = f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: see if both have one cause"
@@ -234,7 +236,7 @@ class Searching:
     def with_history(self, failure: Verdict) -> Verdict:
         """Returns the failure, with a line on its history if its case does not fail alone in new ranks.
 
-        A run that timed out has less time alone, see `_run`: if it needs more, the line is left out.
+        A case that timed out gets less time when it runs alone, see `_run`: if it needs more, the line is left out.
         """
         case = failure.case
         earlier = [
@@ -253,7 +255,7 @@ class Searching:
         return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """One more run of a case, on the way to a failure of that kind; each that hangs costs its limit."""
+        """Runs a case once more to find a failure of that kind; for time-outs with a shorter limit."""
         limit_s = self.prop.limit_s
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
@@ -262,7 +264,7 @@ class Searching:
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
-        """Returns the verdicts on one run, or on the claim of `only`; records failures, apart from known ones."""
+        """Returns the verdicts on one run, or only on the claim of `only`; records failures except known ones."""
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
             verdicts = set_torchs_apart(verdicts, self.prop, self.gloo())
@@ -293,7 +295,7 @@ class Searching:
         return replace(verdict, judgement=judgement, known=entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Yields each failing (claim, kind) once, also if it first fails while another is shrunk."""
+        """Yields each failing (claim, kind) once, also one that first fails while another failure is shrunk."""
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])
@@ -334,7 +336,7 @@ class Searching:
         return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """The smallest failure that Hypothesis finds among the cases of `chunk`, if the property has any there."""
+        """Returns the smallest failure that Hypothesis finds among the cases of `chunk`, or None."""
 
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)
@@ -361,7 +363,7 @@ class Searching:
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
-        """The failure that `case` shows, if any; past the time limit only remembered ones."""
+        """Returns the failure that `case` shows, if any; after the time limit only a failure that was found before."""
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
@@ -372,7 +374,7 @@ class Searching:
 
 
 def state_of(verdicts: Iterable[str]) -> str:
-    """Returns 'known' if a claim fails as is known, 'judged' if claims have a conclusion, 'open' otherwise."""
+    """Returns 'known' if a claim fails as a known failure, 'judged' if some claim has a conclusion, else 'open'."""
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
@@ -394,6 +396,6 @@ def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """The case less the collectives that the backend refused: a list of one case, or empty."""
+    """Returns the case without the collectives that the backend refused, in a list; an empty list if none is left."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]

@@ -21,9 +21,9 @@ Excuse = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def bits_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape, excuse: Excuse
 ) -> Mismatch | None:
-    """Returns the first element with wrong bits and no excuse, if there is one; ignores padding.
+    """Returns the first element whose bits are wrong and not excused, or None; ignores padding.
 
-    Tensors of another shape or dtype, or under a partial layout, are left out: other claims judge them.
+    Leaves out tensors with another shape or dtype, or under a partial layout: other claims judge them.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -57,7 +57,7 @@ def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Pl
 
 
 def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
-    """Returns the first element whose bits differ in the second run, if there is one."""
+    """Returns the first element whose bits differ in the second run, or None."""
     for rank, once in first.items():
         left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)
@@ -80,7 +80,7 @@ def _form(placed: Placed) -> str:
 
 
 def in_words(tensor: torch.Tensor, flat: int) -> str:
-    """Returns element number `flat` as a number and as bits."""
+    """Describes element number `flat` as a number and as bits."""
     mask = (1 << 8 * tensor.element_size()) - 1
     bits = int(as_bits(tensor).reshape(-1)[flat]) & mask
     return f"{float(tensor.detach().reshape(-1)[flat]):.9e} (bits {bits:#0{2 + 2 * tensor.element_size()}x})"

@@ -1,9 +1,9 @@
-"""The claim on chance: the number of dropped elements is likely, and each shard drops other elements.
+"""The claim on chance: the number of dropped elements is likely, and different shards drop different elements.
 
 Every count here is binomial if a subject is right.  Elements are dropped independently of one another, and
-so are the elements that two ranks hold of different parts.  Whether two independent elements are both kept or both
-dropped is again such an event.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
-which the counts of the draw share equally.
+so are the elements that two ranks hold of different parts.  That two independent elements are both kept or both dropped
+is also an event of this kind.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
+which is divided equally among the counts of the draw.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 @dataclass(frozen=True)
 class Count:
-    """The number of occurrences of one event.
+    """The number of elements with one event.
 
     Attributes:
         rank: The rank whose elements were counted; for a pair of ranks, the second.

@@ -1,4 +1,4 @@
-"""The claim on collectives: compares the recorded ones with the documented ones."""
+"""The claim on collectives: compares the recorded collectives with the documented ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Judges kinds, counts and bytes; the order within a phase is free.
+    """Judges the collectives' kinds, counts and bytes; their order within a phase is free.
 
-    Returns None if no rank could record any: see `equivtest.ranks.observe.recording.is_recordable`.
+    Returns None if no rank could record a collective: see `equivtest.ranks.observe.recording.is_recordable`.
     """
     if all(answer.collectives is None for answer in answers.values()):
         return None

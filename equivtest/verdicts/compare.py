@@ -55,7 +55,7 @@ def compare(
 def _judge_groups(
     claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]
 ) -> Judgement | None:
-    """Judges a claim on the case's meshes: returns the first that fails, else the first that is open, else all."""
+    """Judges a claim on every mesh of the case: returns the first that fails, else the first that is open, else all."""
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
@@ -100,7 +100,7 @@ def _cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
-    """Describes the first cause in full, then each other rank in one line, with the stacks of hanging ranks."""
+    """Describes the first cause in full, then each other rank in one line; adds the stacks of hanging ranks."""
     lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", _without_repetition(cause)]
     alike = [reply for reply in replies if (reply.outcome, reply.error_text) == ("raised", cause.error_text)]
     if len(alike) == len(replies) > 1:

@@ -26,11 +26,11 @@ BY_ELEMENTS = "by elements"
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's actual and expected elements, without padding.
+    """The actual and the expected elements of one rank, without padding.
 
     Attributes:
         actual, expected, allowed: One shape (the shard's, or 1-D for a `Flat` layout), float64.
-        start: Global index of the first element: one number per dim, or one for a `Flat` layout.
+        start: Global index of the first element: one number per dim, or a single number for a `Flat` layout.
         flushed_below: See `ExpectedTensor`.
         indices: Index of each element into the flattened global tensor, if the rank lists them; then `start` is empty.
     """
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """Error over allowance: 0 for equal elements and infinite allowances, infinite for allowance 0 and for NaN."""
+        """Error divided by allowance: 0 for equal elements or infinite allowance, infinite for allowance 0 or NaN."""
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
         equal |= (self.actual == 0) & (self.expected.abs() < self.flushed_below)
@@ -56,7 +56,7 @@ class Part:
 def shape_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed | None], mesh_shape: Shape
 ) -> Mismatch | None:
-    """Returns the first rank whose tensor is missing, or has another shape or dtype than its shard."""
+    """Returns the first rank whose tensor is missing, or has another shape or dtype than the expected shard."""
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
@@ -130,7 +130,7 @@ def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, m
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
-    """Returns the first element that no rank holds, if ranks list their elements."""
+    """Returns the first element that no rank holds, if the ranks list their elements; else None."""
     present = {rank: placed for rank, placed in answers.items() if placed is not None}
     if all(placed.indices is None for placed in present.values()):
         return None
@@ -151,7 +151,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
 
 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Returns the first rank without an operand of the same reduction as the others, if there is one."""
+    """Returns the first rank with another layout than the first one, if some rank has a partial operand; else None."""
     layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
     if not any(is_partial(layout) for layout in layouts.values()):
         return None
@@ -170,9 +170,9 @@ def is_partial(layout: Layout) -> bool:
 def judge_values(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> tuple[Mismatch | None, float]:
-    """Returns the worst element over all ranks, if one is wrong, and the largest error over its allowance.
+    """Returns the worst element of all ranks, if any is wrong, and the largest quotient of an error and its allowance.
 
-    Shapes and dtypes must be right already.
+    The caller has checked shapes and dtypes.
     """
     parts = parts_of(expected, answers, mesh_shape)
     if all(torch.equal(part.actual, part.expected) for part in parts):  # the usual case, without the arithmetic
@@ -189,7 +189,7 @@ def judge_values(
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns (actual, expected, allowed) at the wrong elements of each rank with some, 1-D each."""
+    """Returns (actual, expected, allowed), 1-D, for each rank that has wrong elements: only these elements."""
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 

@@ -1,4 +1,4 @@
-"""Claims that compare bits: with the oracle's, and with a second run of the same draw."""
+"""Claims that compare bits with the oracle's bits, and with a second run of the same draw."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _judge_again(
 
 
 def _in_other_order(expected: Expected, name: str) -> ExpectedTensor | None:
-    """Returns the right values of the second run; None if its bits must be equal, as for exact values."""
+    """Returns the right values of the second run; None if the bits of both runs must be equal, as for exact values."""
     if expected.again is None or expected.drops:
         return None
     one, two = expected.tensors[name], expected.again.tensors[name]

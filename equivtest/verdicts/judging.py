@@ -42,7 +42,7 @@ DEFAULT_CLAIMS = (
     keeps_layout_of_parameter,
     does_not_touch_its_inputs,
 )
-"""Claims on a subject unless its property lists others."""
+"""The claims that are judged on a subject whose property lists no others."""
 
 
 def default_claims(case: Case) -> tuple[Claim, ...]:
@@ -83,10 +83,10 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
     """Raises unless some verdict holds or fails: a run that shows nothing must not look like a pass.
 
     Args:
-        faults: Faults of the backend in probes, because of which a verdict that holds shows nothing either.
+        faults: Faults that probes found in the backend: if there are any, a verdict that holds shows nothing either.
 
     Raises:
-        BrokenSetup: the backend does not support the case, or is wrong.
+        BrokenSetup: the backend does not support the case, or a probe has found it wrong.
         Inconclusive: no claim applies to the case, its values decide nothing, or the program declines.
     """
     if any(verdict.failed for verdict in verdicts):
@@ -134,7 +134,7 @@ def judge_replies(
 
     Args:
         arithmetics: Declared arithmetic by which real values are judged.
-        until: The (claim, kind) of a failure: draws after the first with it are not judged.
+        until: The (claim, kind) of a failure: after the first draw with this failure no draw is judged.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
@@ -150,7 +150,7 @@ def judge_replies(
 
 
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
-    """Returns the expected values of each of the case's groups, given its ranks' layouts and states."""
+    """Returns the expected values of each group of the case, given the layouts and states of the group's ranks."""
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
     expectations = []
     for group in case.groups:
@@ -167,8 +167,8 @@ def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expecte
 def one_thread() -> Iterator[None]:
     """Limits torch to this thread while the context lasts.
 
-    Threads of torch's pool would wait for work in a loop, on the cores that the ranks need: with tiny
-    tensors that costs several times the work itself.
+    The threads of torch's pool wait for work in a loop, on cores that the ranks need.  With tiny tensors this costs
+    several times as much as the work.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

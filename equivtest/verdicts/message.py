@@ -13,7 +13,7 @@ MOST_TIMES = 1e9
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
-    """Writes the whole failure: what, where, by how much, in which case, and how to repeat it.
+    """Describes the failure in full: what, where, by how much, in which case, and how to repeat it.
 
     Args:
         replay: Path of the replay file; '' if there is none.
@@ -85,7 +85,7 @@ def _error(mismatch: Mismatch) -> str:
 
 
 def on_factors(factors: Mapping[str, float]) -> list[str]:
-    """Returns one line for each factor that a backward applies and removes again, with the tensors."""
+    """Returns one line for each factor that a backward applies and removes again; the line names the tensors."""
     by_factor: dict[float, list[str]] = {}
     for name, factor in factors.items():
         by_factor.setdefault(factor, []).append(name)

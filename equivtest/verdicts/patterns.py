@@ -1,4 +1,4 @@
-"""Finds a common pattern of all wrong elements, if it is certain."""
+"""Finds a pattern that all wrong elements have in common, if the values leave no doubt about it."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 
 def _of_parameters(expected: Expected) -> list[str]:
-    """Returns names except activations and their gradients, which torch may keep under another layout."""
+    """Returns all names except activations and their gradients, which torch may keep under another layout."""
     return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Judges that replicas have the same bits; tensors with other values come before those with other bits alone."""
+    """Judges that replicas have the same bits; lists tensors with unequal values first, with only unequal bits last."""
     wrong: list[_Found] = []
     agreeing = []
     for name in expected.tensors:

@@ -41,10 +41,10 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
-    """Judges each named tensor on every rank: first its shape, then its values, then a lean of its errors.
+    """Judges each named tensor on every rank: first its shape, then its values, then if its errors lean to one side.
 
-    A tensor with a too wide allowance counts as agreeing only if it is near enough.  Otherwise the claim is open,
-    unless another element or tensor proves it wrong.
+    A tensor whose allowance is too wide counts as agreeing only if its values are near enough to the right ones.
+    Otherwise the claim is open, unless another element or tensor proves it wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}
@@ -81,7 +81,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """Returns answers by rank, without ranks that may answer None, unless some rank holds a partial operand.
+    """Returns the answers by rank; leaves out ranks that may answer None, unless some rank holds a partial operand.
 
     A plain tensor without a layout gets the layout that the oracle inferred.
     """

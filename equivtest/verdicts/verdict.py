@@ -13,20 +13,20 @@ from equivtest.errors import EquivtestError
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One wrong tensor; fields that do not apply stay empty.
+    """Describes one wrong tensor; fields that do not apply stay empty.
 
     Attributes:
         tensor: Its name, such as 'grad.weight'.
-        rank: The rank whose element is shown (the largest error over its allowance).
+        rank: The rank whose element is shown: the element whose error is largest in relation to its allowance.
         local_index, global_index: Indices of that element; padding has no global index.
         layout: Layout under which the rank holds it.
         expected, actual: The element's value, or the layout, shape, dtype, bits or flag.
-        error, allowed: Absolute; allowed is 0 if values must be equal.
-        derivation: Why that much is allowed.
+        error, allowed: The element's absolute error, and the largest that is allowed; 0 if values must be equal.
+        derivation: Why an error of that size is allowed.
         extent: How many local elements are wrong, and on which ranks.
-        pattern: Common pattern of all wrong elements, if it is certain.
-        process: Number of the rank's process in its world.
-        way_out: How to mend it, if that is known.
+        pattern: A pattern that all wrong elements have in common, if there is no doubt about it.
+        process: Number of the rank's process in the world.
+        way_out: How to mend the mismatch, if that is known.
     """
 
     tensor: str
@@ -57,7 +57,7 @@ class Judgement:
         margin: Largest error / allowed over all elements; 0 if all are equal.
         margins: Tensor name -> its largest error / allowed, for tensors judged by a bound.
         parts: Like `margins`, for tensors within a module, in the order of the run; None without a conclusion.
-        factors: Tensor name -> the ranks' gradient over the unsharded one, for agreeing tensors, unless it is 1.
+        factors: Tensor name -> the ranks' gradient divided by the unsharded one, for agreeing tensors, unless it is 1.
     """
 
     kind: str
@@ -75,13 +75,14 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One claim, judged on one draw.
+    """The verdict on one claim for one draw.
 
     Attributes:
         draw: Index into `case.values`.
         detail: For raised, lost and timed out: the first cause first, then every rank.
-        known: The reason of the known failure that covers the case.
-        history: If the claim holds when the case runs alone in new ranks: the cases that had run before it failed.
+        known: The reason that the entry in the list of known failures gives, if an entry covers the case.
+        history: The cases that had run before the case failed, if the claim holds when the case runs alone in new
+            ranks.
         shrunk_from: The first failing case and its first wrong tensor, if that is another tensor than this verdict's.
         fault: The cause: 'collective: ...', 'kernel: ...', 'operator: ...' or 'parallelization: ...'; '' if not
             diagnosed.
@@ -124,12 +125,12 @@ does not support."""
 
 
 class ClaimFailed(EquivtestError, AssertionError):
-    """A claim does not hold; `verdict` says which, where and by how much.  Each subclass is one kind of failure.
+    """A claim does not hold; `verdict` names the claim, the place and the error.  Each subclass is one kind of failure.
 
     Attributes:
         kind: Its name in verdicts, records, replay files and known failures.
         headline: The first line of the message, after the names of the class and the subject.
-        fails: False if the claim was not judged at all.
+        fails: False if this kind means that the claim was not judged at all.
         ends_run: True if the failure ended the run, so that it concerns every claim of the case.
     """
 
@@ -213,7 +214,7 @@ class BackendRefuses(
 
 
 FAILING = tuple(kind for kind, error in KINDS.items() if error.fails)
-"""Kinds of verdict by which a claim does not hold."""
+"""The kinds of verdict on a claim that does not hold."""
 
 CONCLUSIVE = ("holds", *FAILING)
 """Kinds of verdict that decide if a claim holds."""

@@ -25,25 +25,25 @@ RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
 """Name of a file of a rank."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
-"""Parts of the names of an update's results and an optimizer's state: 'step1.state.up.weight:exp_avg'."""
+"""Parts of the names of an update's results and of an optimizer's state, as in 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""Prefix of the name of the list with the places of a tensor's elements."""
+"""Prefix of the name of a list of indices: the place of each element of a tensor in the whole."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
-    """The manifest of a rank, and its file of tensors."""
+    """Returns the paths of a rank's manifest and of its file of tensors."""
     return folder / f"rank-{rank:05}.json", folder / f"rank-{rank:05}.safetensors"
 
 
 def parameter_of(name: str) -> str:
-    """The parameter whose value, gradient or optimizer state a tensor is; '' of other tensors."""
+    """Returns the parameter whose value, gradient or optimizer state a tensor is; '' for any other tensor."""
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 
 
 class CapturedRank(Mapping[str, Placed]):
-    """The tensors of one rank, by the names of answers; each is read on demand.
+    """The tensors of one rank, by the names of answers; each tensor is read on demand.
 
     Attributes:
         manifest: The rank's manifest.
@@ -57,7 +57,7 @@ class CapturedRank(Mapping[str, Placed]):
         self._names = {name: name for name in self.manifest.tensors}  # name of the answer -> name in the file
 
     def of_micro_batch(self, number: int) -> CapturedRank:
-        """Selects the tensors of one forward and backward, by the names of the first, and all tensors of parameters."""
+        """Selects the tensors of one forward and backward, named as in the first one, and all tensors of parameters."""
         rank = copy.copy(self)
         split = {name: split_micro_batch(name) for name in self.manifest.tensors}
         rank._names = {
@@ -68,7 +68,7 @@ class CapturedRank(Mapping[str, Placed]):
         return rank
 
     def entry(self, name: str) -> Tensor:
-        """The manifest's entry of a tensor."""
+        """Returns the manifest's entry for a tensor."""
         return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
@@ -87,7 +87,7 @@ class CapturedRank(Mapping[str, Placed]):
         """Reads a tensor with its layout; a plain tensor gets the layout `plain`, or an unknown one.
 
         Raises:
-            Misuse: its bytes are not the bytes that were written, or its indices lie outside of the parameter.
+            Misuse: the tensor's bytes are not the bytes that were written, or its indices lie outside of the parameter.
         """
         entry, name = self.entry(name), self._names[name]
         local = self._file.read(name)
@@ -143,13 +143,13 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
 
 
 def layout_of(entry: Tensor) -> Layout:
-    """The layout of an entry; a tensor is replicated along an axis without a placement."""
+    """Returns the layout of an entry; along an axis without a placement the tensor is replicated."""
     placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
     return Layout(tuple(placements), entry.order)
 
 
 class CapturedRun:
-    """The files of all ranks of one run, checked; no tensor has been read.
+    """The checked files of all ranks of one run; tensors are not read yet.
 
     Attributes:
         folder: The folder of the files.
@@ -175,12 +175,12 @@ class CapturedRun:
 
     @property
     def manifest(self) -> Manifest:
-        """Rank 0's manifest; its `SHARED` fields are the same on all ranks."""
+        """Returns rank 0's manifest, whose `SHARED` fields are the same on all ranks."""
         return self.ranks[0].manifest
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """The folders of submodules that were captured alone; none if the folder has a run.
+    """Returns the folders of submodules that were captured separately; none if the folder itself has a run.
 
     Raises:
         Misuse: the folder cannot be read.
@@ -196,10 +196,10 @@ def parts_in(folder: Path) -> list[Path]:
 
 
 def _ranks_in(folder: Path) -> list[int]:
-    """The numbers of all ranks of the run.
+    """Returns the numbers of all ranks of the run.
 
     Raises:
-        Misuse: there is no folder, no run in it, or not all of one.
+        Misuse: there is no folder, the folder has no run, or it lacks some ranks of a run.
     """
     try:
         names = {path.name for path in folder.iterdir()}

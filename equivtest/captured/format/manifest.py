@@ -1,4 +1,4 @@
-"""The manifest that one rank writes: plain data, versioned, checked when it is read."""
+"""The manifest that one rank writes: plain data with a version, which is checked when it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivtest.captured.format.tensor_file import open_plainly
 from equivtest.errors import Misuse
 
 KIND, VERSION = "equivtest capture", 3
-"""Raised when a reader of the old form would misread the new one."""
+"""Number of the manifest's form; a change that an older reader would misread raises it by one."""
 
 Shape = tuple[int, ...]
 
@@ -29,10 +29,10 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor of the rank.
 
     Attributes:
-        sha256: Of its bytes in the file of tensors, where its shape and dtype stand.
-        layout: Its placement on each axis of the mesh, '' if unknown; empty for a plain tensor.
+        sha256: Digest of the tensor's bytes in the file of tensors, which also has its shape and dtype.
+        layout: The tensor's placement on each axis of the mesh, '' if unknown; empty for a plain tensor.
         order: The axes in the order of sharding, as in `equivtest.layout.Layout`.
-        whole: Global shape, if known.
+        whole: Global shape of the tensor, if known.
         is_listed: Whether 'indices.NAME' in the file has the place of each element in the flattened whole.
     """
 
@@ -59,7 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         mesh: Ranks along each axis, row by row; `axes` are their names, if they have names.
         batch, batch_axis: As in `equivtest.module.module_property`.
         part: Name of the submodule that was captured alone; '': the whole model.
-        inputs: Names, in the order in which the model takes them; `positional`: those passed by position.
+        inputs: Names of the inputs, in the order in which the model takes them; `positional`: the inputs passed by
+            position.
         outputs: As in `module_property`: names of the captured outputs.
         boundaries: Patterns of the names of the captured submodules.
         micro_batches: The number of calls of the model, each with other inputs and a backward; gradients of parameters
@@ -70,8 +71,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             gradient that came to an output from outside of the model, 'before.NAME' a buffer before the forward, and
             'micro2.given.ids' an input of the second micro-batch.
         size_bytes: Size of the file of tensors.
-        optimizer: Name of the class in torch.optim, of a captured update; '' of captured forwards and backwards.
-            `groups` are its parameters.
+        optimizer: Name of the class in torch.optim if an update was captured; '' if forwards and backwards were
+            captured. `groups` are the optimizer's groups of parameters.
     """
 
     kind: str = KIND
@@ -111,7 +112,7 @@ def read_manifest(path: Path) -> Manifest:
     """Reads and checks a manifest.
 
     Raises:
-        Misuse: it cannot be read, is no manifest, has another version, or no run can have written it.
+        Misuse: the file cannot be read, is no manifest, has another version, or cannot come from a run.
     """
     with open_plainly(path) as file:
         data = file.read(limits.MANIFEST_BYTES + 1)
@@ -136,7 +137,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raises Misuse for names that would upset a terminal, and for sizes that no run has."""
+    """Raises Misuse for names with control characters, and for sizes that no run has."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
         manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),

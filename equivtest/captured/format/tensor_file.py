@@ -1,6 +1,6 @@
 """Files of tensors in the safetensors format, read as if an attacker had written them: nothing in them is executed.
 
-safetensors checks that the header is one, and that every byte belongs to exactly one tensor, when it opens a file.
+When safetensors opens a file, it checks that the header is valid and that every byte belongs to exactly one tensor.
 
 Source: https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
 """
@@ -31,18 +31,18 @@ DTYPES = {
 """The dtypes that a run may hold, by the format's names."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
-"""The size of the number in front of a header that says how long the header is."""
+"""Size in bytes of the number before the header, which is the length of the header."""
 
 
 class Entry(NamedTuple):
-    """A header's entry of one tensor."""
+    """The header's entry for one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """SHA-256 of the bytes of a tensor that is contiguous and on the CPU, in hexadecimal digits."""
+    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits; the tensor is contiguous and on the CPU."""
     return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -50,7 +50,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     """Writes contiguous tensors of the CPU and returns the size of the file in bytes; `path` appears once complete.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -67,11 +67,11 @@ class TensorFile:
     """A file of tensors with a checked header; each tensor is read on demand.
 
     Attributes:
-        entries: The header's entry of each tensor, by name.
+        entries: The header's entry for each tensor, by name.
         size_bytes: Size of the file.
 
     Raises:
-        Misuse: the file cannot be read, is no such file, or is cut off.
+        Misuse: the file cannot be read, has another format, or is cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,10 +96,10 @@ class TensorFile:
                 raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor of that name.
+        """Returns the tensor with that name.
 
         Raises:
-            Misuse: its bytes are not there any more, or are no values of its dtype.
+            Misuse: the tensor's bytes are not there any more, or are no values of its dtype.
         """
         try:
             read: torch.Tensor = self._opened.get_tensor(name)
@@ -113,10 +113,10 @@ class TensorFile:
 
 @contextmanager
 def open_plainly(path: Path) -> Iterator[BufferedReader]:
-    """A regular file, open for reading; links are not followed, and nothing else is waited for.
+    """Opens a regular file for reading; follows no links, and waits for no pipe or device.
 
     Raises:
-        Misuse: there is none.
+        Misuse: there is no such file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Evidence of a captured run: the case that it is, the expected values, and the tensors that its ranks observed."""
+"""The evidence in a captured run: the run as a case, the expected values, and the tensors that its ranks observed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GIVEN, BEFORE, COTANGENT = "given.", "before.", "cotangent"
 
 
 class Evidence(NamedTuple):
-    """All that a verdict depends on.
+    """Everything that a verdict on a captured run depends on.
 
     Attributes:
         observed: The answers of each rank, as a rank of the harness would give them.
-        inputs: Unsharded inputs, parameters and cotangents; of an update, the optimizer's state too.
+        inputs: Unsharded inputs, parameters and cotangents; for an update also the optimizer's state.
     """
 
     case: ModuleCase
@@ -46,7 +46,7 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
     """Collects the evidence of all micro-batches.
 
     Raises:
-        Misuse: no run of the reference can have left such files.
+        Misuse: no run of the reference can have written such files.
     """
     micro_batches = [_micro_batch(each, reference) for each in run.micro_batches()]
     case = micro_batches[0].case.with_further([each.case for each in micro_batches[1:]])
@@ -56,7 +56,7 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Names the tensors of all micro-batches as their common case does; tensors of parameters count once."""
+    """Renames the tensors of all micro-batches as their common case does; keeps each tensor of a parameter once."""
     return {
         at_micro_batch(number, name): tensor
         for number, (each, own) in enumerate(zip(micro_batches, tensors, strict=True), 1)
@@ -122,7 +122,7 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Returns a kind of input that has values like these."""
+    """Returns a kind of input to which these values belong."""
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():
@@ -132,12 +132,12 @@ def _kind_of(tensor: torch.Tensor) -> str:
 
 
 def _roots(rank: CapturedRank) -> tuple[str, ...]:
-    """The outputs to which a gradient came from outside on a rank."""
+    """Returns the outputs to which a gradient came from outside of the model on a rank."""
     return tuple(OUTPUT + name.removeprefix(COTANGENT) for name in rank if name.split(".")[0] == COTANGENT)
 
 
 def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
-    """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these."""
+    """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these outputs."""
     for number, rank in run.ranks.items():
         roots = _roots(rank)
         require(
@@ -151,7 +151,7 @@ def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
 
 
 def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
-    """The ranks that have the same rows, for each share of the batch."""
+    """Returns the ranks that have the same rows, for each part of the batch."""
     if manifest.batch == WHOLE:
         return [list(range(manifest.world_size))]
     axis = manifest.axes.index(manifest.batch_axis) if manifest.batch_axis in manifest.axes else 0
@@ -183,7 +183,7 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Reads what the model took in each share of the batch."""
+    """Reads an input of the model for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -197,7 +197,7 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
 
 
 def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
-    """Reads what came to an output from outside: the rows of all shares, a number as one row."""
+    """Reads the gradient that came to an output from outside: the rows of all parts, and a number as one row."""
     name, shape = cotangent_of(output), case.shapes()[output]
     shares = []
     for ranks in _ranks_by_share(run.manifest):
@@ -219,10 +219,10 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 
 
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
-    """Reads the buffers of each share of the batch, which take the place of the reference's.
+    """Reads the buffers of each part of the batch, which replace the reference's buffers.
 
     Raises:
-        Misuse: they are another model's, or a buffer that the forward only reads differs between shares.
+        Misuse: the buffers belong to another model, or a buffer that the forward only reads differs between parts.
     """
     built = dict(call_builder(case.build).named_buffers())
     shares: list[dict[str, torch.Tensor]] = []
@@ -264,7 +264,7 @@ def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
 
 
 def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
-    """Fields that the case of a run has, whatever was captured."""
+    """Returns the fields that the case of any captured run has."""
     manifest = run.manifest
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(

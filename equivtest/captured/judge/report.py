@@ -1,4 +1,4 @@
-"""The report on captured runs: verdicts, how much they cover, and which of two runs is wrong."""
+"""The report on captured runs: the verdicts, what they cover, and which of two runs is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unshar
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on a run, and their evidence."""
+    """The verdicts on a run, and the evidence for them."""
 
     run: CapturedRun
     evidence: Evidence
@@ -33,11 +33,11 @@ class Judged:
 
     @property
     def failed(self) -> list[Verdict]:
-        """The verdicts that reject the run, in the order of the claims."""
+        """Returns the verdicts that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     def parts(self) -> PartTree:
-        """The conclusion on each submodule of the model."""
+        """Returns the conclusion on each submodule of the model."""
         judgements = [verdict.judgement for verdict in self.verdicts]
         parts = {name: margin for judgement in judgements for name, margin in judgement.parts.items()}
         wrong = (mismatch.tensor for judgement in judgements for mismatch in judgement.mismatches)
@@ -46,14 +46,14 @@ class Judged:
         return tree
 
     def undecided(self) -> list[str]:
-        """The tensors that are not wrong, nor near enough, and whose bound is too wide to decide."""
+        """Returns the undecided tensors: the bound is too wide, and the values are neither wrong nor near enough."""
         on_values = [verdict.judgement for verdict in self.verdicts if verdict.claim in VALUES]
         agreeing = {name for judgement in on_values for name in judgement.agreeing}
         tensors = self.evidence.expected.tensors
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """Returns the number of judged boundaries in words; for an update, of tensors."""
+        """Describes the number of judged boundaries; for an update the number of judged tensors."""
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -67,7 +67,7 @@ class Judged:
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
-        """In a parameter with a gradient and without a group, no value may change."""
+        """No value may change in a parameter that has a gradient but no group."""
         manifest, num = self.run.manifest, len(self.evidence.expected.tensors)
         grouped = {name for group in manifest.groups for name in group.parameters}
         left_out = [
@@ -78,7 +78,7 @@ class Judged:
 
 
 def _is_judged(name: str) -> bool:
-    """True if an answer is a boundary with a verdict; a topk's choice has none."""
+    """True if an answer is a boundary with a verdict; the indices that a topk returns have none."""
     return _is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
@@ -88,7 +88,7 @@ def _is_boundary_of_any(name: str) -> bool:
 
 
 def describe(judged: Judged) -> str:
-    """The conclusion on a run, for the terminal."""
+    """Describes the conclusion on a run, for the terminal."""
     folder, manifest, case = judged.run.folder, judged.run.manifest, judged.evidence.case
     times = f", {manifest.micro_batches} micro-batches" * (manifest.micro_batches > 1)
     about = f"run {manifest.run[:8]} on {manifest.world_size} ranks, {case.dtype}{times}; {judged.coverage()}"
@@ -115,7 +115,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
     """Returns text for the terminal: which of two runs is wrong.
 
     Raises:
-        Misuse: their inputs or parameters differ, so that they need not agree.
+        Misuse: the inputs or parameters of the runs differ, so that the runs need not agree.
     """
     folders = one.run.folder, other.run.folder
     for name, tensor in one.evidence.inputs.items():

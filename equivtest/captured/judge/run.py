@@ -1,4 +1,4 @@
-"""Judges a run that happened elsewhere: no rank is started, and nothing in its folder is executed."""
+"""Judges a run that happened in another job: starts no rank, and executes nothing in the run's folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     """Judges a run by the unsharded model that `reference` builds.
 
     Raises:
-        Misuse: the run is of another model, or no run can have left such files.
+        Misuse: the run is of another model, or no run can have written such files.
         Inconclusive: nothing is shown.
     """
     manifest = run.manifest
@@ -70,7 +70,7 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Replies as a rank of the harness; an output without a gradient is cut off, which its flag alone shows."""
+    """Replies as a rank of the harness would; only its flag shows if an output has no gradient."""
     outputs = [name for name in tensors if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     flags = {name: rank.entry(name).requires_grad for name in outputs}
     touched = tuple(f"{name}: values have changed" for name in rank.manifest.touched)
@@ -112,7 +112,7 @@ def _way_out(captured: Collection[str], built: Collection[str]) -> str:
 
 
 def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
-    """Yields exit code and report of each part that was captured alone, in order; one is freed before the next.
+    """Yields exit code and report of each part that was captured separately, in order; keeps only one part in memory.
 
     Args:
         num_jobs: How many processes judge at once; 1 for this one.

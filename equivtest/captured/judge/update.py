@@ -1,4 +1,4 @@
-"""The update of a captured run as a case: what ranks had when it began, and what it should have left."""
+"""The update of a captured run as a case: the ranks' tensors before the update, and the right tensors after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
     """Collects the evidence of a captured update.
 
     Raises:
-        Misuse: no optimizer's update can have left such files.
+        Misuse: no optimizer's update can have written such files.
     """
     manifest = run.manifest
     case = UpdateCase(**fields_of(run, reference), optimizer=f"torch.optim:{manifest.optimizer}")
@@ -46,7 +46,7 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _parameter(run: CapturedRun, observed: Observed, name: str, shape: Shape) -> Held:
-    """Puts a parameter together, with its gradient and the optimizer's state: numbers, and tensors of its shape."""
+    """Assembles a parameter, its gradient and its optimizer state, which has numbers and tensors of the same shape."""
 
     def whole(tensor: str) -> torch.Tensor:
         return unsharded(run, observed, tensor, shape if observed[0][tensor].local.dim() else ())

@@ -1,4 +1,4 @@
-"""All ranks of a job, whoever started them."""
+"""All ranks of a job, which the harness has not started."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Group:
         self.size = 1 if self._is_alone else distributed.get_world_size()
 
     def from_first(self, text: str) -> str:
-        """Returns rank 0's text."""
+        """Returns the text that rank 0 has."""
         return str(self.all_of(text)[0])
 
     def all_of(self, value: Any) -> list[Any]:
-        """Returns each rank's value."""
+        """Returns the value that each rank has."""
         values = [value] * self.size
         if not self._is_alone:
             distributed.all_gather_object(values, value)

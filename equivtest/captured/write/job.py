@@ -39,7 +39,7 @@ class Job:
         run: As in `Manifest`.
         axes: Names of the mesh's axes; `mesh_shape` ranks along each.
         placed, shapes: As in `equivtest.capturing.capture`.
-        size_bytes: Size of all copies so far; the limit does not end the count.
+        size_bytes: Size of all copies so far; the count continues beyond the limit.
     """
 
     module: nn.Module
@@ -67,12 +67,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """The names of a mesh's axes, if they have names."""
+    """Returns the names of a mesh's axes, if the axes have names."""
     return tuple(mesh.mesh_dim_names or ()) if mesh else ()
 
 
 def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Ranks along each axis; without a mesh, all ranks along one."""
+    """Returns the number of ranks along each axis; without a mesh, all ranks along one axis."""
     return tuple(mesh.shape) if mesh else (world.size,)
 
 

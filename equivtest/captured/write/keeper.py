@@ -1,4 +1,4 @@
-"""Copies the tensors of a module, or of a submodule, in its forwards and backwards on one rank, and writes them."""
+"""Copies a module's or submodule's tensors in forwards and backwards on one rank, and writes them to files."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Keeper:
         self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
     def begin(self) -> None:
-        """Keeps parameters and buffers, and hooks into the module.
+        """Copies parameters and buffers, and registers hooks on the module.
 
         Raises:
-            Misuse: the folder has another run, or gradients are left from before.
+            Misuse: the folder has another run, or parameters still have gradients from before.
         """
         self._check()
         for name in self._shapes:
@@ -86,10 +86,10 @@ class Keeper:
         self._hooks.close()
 
     def finish(self) -> None:
-        """Keeps gradients and changed buffers.
+        """Copies gradients and changed buffers.
 
         Raises:
-            Misuse: there was no forward, or not one backward of each.
+            Misuse: there was no forward, or some forward did not have exactly one backward.
         """
         calls, what = self._whole.num_calls, self._path or "the module"
         require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward there")
@@ -195,7 +195,7 @@ class Keeper:
         return named_inputs(self._module, args, kwargs)
 
     def _keep_buffers_before(self, *_: object) -> None:
-        """Keeps the buffers that a micro-batch begins with, after wrappers have broadcast them."""
+        """Copies the buffers with which a micro-batch begins, after wrappers have broadcast the buffers."""
         if is_in_backward():
             return
         for name, buffer in self._module.named_buffers():
@@ -203,14 +203,14 @@ class Keeper:
                 self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
-        """Keeps the buffers that a micro-batch changed."""
+        """Copies the buffers that a micro-batch changed."""
         for name, buffer in self._module.named_buffers():
             before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
             if before is None or not same_bits(before.local, waited(local_of(buffer))):
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies this rank's shard of a tensor; beyond the limit it counts the size alone."""
+        """Copies this rank's shard of a tensor; beyond the limit it only counts the size."""
         if name in self._kept:
             self._twice.append(name)
             return
@@ -234,7 +234,7 @@ class Keeper:
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """Keeps the parameter, or its gradient if there is one."""
+        """Copies the parameter if `what` is 'param.', else its gradient if there is one."""
         tensor = self._shard_of(name)[0]
         kept = tensor if what == "param." else tensor.grad
         if kept is not None:
@@ -260,7 +260,7 @@ class Keeper:
         return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
 
     def _keep_like(self, name: str, what: str, other: torch.Tensor) -> None:
-        """Keeps a tensor with the shards of a parameter, by the name `what`."""
+        """Copies a tensor that has the shards of a parameter, under the name `what`."""
         tensor, indices = self._shard_of(name)
         if indices is None:
             self._keep(what, other)
@@ -303,7 +303,7 @@ class Keeper:
         )
 
     def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
-        """The axes of the job's mesh that another mesh has; None if it has other axes."""
+        """Returns the axes of the job's mesh that another mesh has; None if that mesh has other axes."""
         if self._job.mesh is None:
             return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
         if mesh.ndim == self._job.mesh.ndim:

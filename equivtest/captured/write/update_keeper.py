@@ -15,11 +15,11 @@ from equivtest.cases.case import require
 from equivtest.errors import Misuse
 
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-"""Options that choose an implementation and leave the update the same."""
+"""Options that choose an implementation and do not change the update."""
 
 
 class UpdateKeeper(Keeper):
-    """Keeps the operands of the optimizer's step when it is called, and its results."""
+    """Copies the operands of the optimizer's step when the step is called, and its results."""
 
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())
@@ -27,7 +27,7 @@ class UpdateKeeper(Keeper):
         self._num_steps = 0
 
     def begin(self) -> None:
-        """Records the optimizer's groups and hooks into its step.
+        """Records the optimizer's groups and registers hooks on its step.
 
         Raises:
             Misuse: the folder has another run, or the optimizer updates a tensor that is no parameter of the module.
@@ -37,7 +37,7 @@ class UpdateKeeper(Keeper):
         self._hooks.callback(self._updates.register_step_pre_hook(self._before).remove)
 
     def finish(self) -> None:
-        """Keeps the results of the update.
+        """Copies the results of the update.
 
         Raises:
             Misuse: the step did not run exactly once.
@@ -75,7 +75,7 @@ class UpdateKeeper(Keeper):
                 self._keep_like(name, what, value)
 
     def _groups(self) -> tuple[ParameterGroup, ...]:
-        """The parameters by their unsharded names, and the options of each group."""
+        """Returns the parameters under their unsharded names, and the options of each group."""
         parameters = [(name, id(self._shard_of(name)[0])) for name in self._shapes]
         known = {place for _, place in parameters}
         groups = []
@@ -91,7 +91,7 @@ def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | No
     """Converts an option for the manifest.
 
     Raises:
-        Misuse: a manifest cannot hold it.
+        Misuse: a manifest cannot store the option.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
