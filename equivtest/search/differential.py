@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.report.handover import TORCHS
 from equivtest.verdicts.judging import judge
-from equivtest.verdicts.verdict import Verdict
+from equivtest.verdicts.verdict import Mismatch, Verdict
 
 
 def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) -> list[Verdict]:
@@ -35,14 +36,22 @@ def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, in the same place.
 
     The place is the first wrong tensor, with the worst element or the number of wrong elements on each rank, because
-    roundings may decide which element is the worst.  If a rank raised, the place is the exception.
+    roundings may decide which element is the worst.  A mismatch without an element must have the same result.  If a
+    rank raised, the exceptions must be equal.  A rank that is silent or lost shows no place, so it is never alike.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
-    if not same or not other.failed or verdict.first_tensor != other.first_tensor:
+    if not same or not other.failed:
         return False
-    if not verdict.first_tensor:
-        return _exception_in(verdict) == _exception_in(other)
-    first, second = verdict.judgement.mismatches[0], other.judgement.mismatches[0]
+    if verdict.judgement.mismatches and other.judgement.mismatches:
+        return _is_alike(verdict.judgement.mismatches[0], other.judgement.mismatches[0])
+    return _exception_in(verdict) == _exception_in(other) != ""
+
+
+def _is_alike(first: Mismatch, second: Mismatch) -> bool:
+    if first.tensor != second.tensor or math.isfinite(first.error) != math.isfinite(second.error):
+        return False
+    if first.local_index is None:
+        return (first.rank, second.local_index, first.actual) == (second.rank, None, second.actual)
     same_element = (first.rank, first.local_index) == (second.rank, second.local_index)
     return same_element or (bool(first.extent) and first.extent == second.extent)
 

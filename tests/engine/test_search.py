@@ -33,7 +33,7 @@ from equivtest.search.replay import read_replay, replay
 from equivtest.search.search import Findings, search
 from equivtest.verdicts.claims import agrees_on_all_ranks, does_not_touch_its_inputs, equals_unsharded, refuses
 from equivtest.verdicts.judging import judge_replies
-from equivtest.verdicts.verdict import Judgement, Verdict
+from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 from tests.replies import (
     StubPool,
     change_answer,
@@ -195,6 +195,41 @@ def test_exceptions_are_alike_except_for_devices(text: str, alike: bool) -> None
         )
 
     assert fails_alike(ended("ValueError: on npu:1\n..."), ended(text)) == alike
+
+
+@pytest.mark.parametrize("kind", ["lost", "timed_out"])
+def test_run_that_ends_without_an_exception_is_never_alike(kind: str) -> None:
+    """A busy machine is enough for gloo to time out too."""
+    ended = Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement(kind))
+
+    assert not fails_alike(ended, ended)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mismatch", "other", "alike"),
+    [
+        ("collectives", Mismatch("", 0, "none", "1 all_reduce"), Mismatch("", 0, "none", "1 all_reduce"), True),
+        ("collectives", Mismatch("", 0, "none", "1 all_reduce"), Mismatch("", 0, "none", "1 broadcast"), False),
+        ("not_refused", Mismatch("refusal", 0, "an error", "OSError"), Mismatch("refusal", 0, "", "answered"), False),
+        ("value", Mismatch("output", 0, "1", "2", (0,), error=1.0), Mismatch("output", 0, "1", "3", (0,)), True),
+        (
+            "value",
+            Mismatch("output", 0, "1", "nan", (0,), error=math.nan),
+            Mismatch("output", 0, "1", "3", (0,)),
+            False,
+        ),
+    ],
+    ids=["same collectives", "other collectives", "other refusal", "other roundings", "NaN alone"],
+)
+def test_failures_are_alike_by_result_or_element(
+    kind: str, mismatch: Mismatch, other: Mismatch, *, alike: bool
+) -> None:
+    first, second = (
+        Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement(kind, (each,)))
+        for each in (mismatch, other)
+    )
+
+    assert fails_alike(first, second) == alike
 
 
 def test_failure_before_a_subjects_misuse_is_reported_with_it(tmp_path: Path) -> None:
