@@ -33,6 +33,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         manifest: Name of the manifest's file, or ''.
         hosts: Hosts of the ranks if the run listened for any; else None.
         declared: The backend's arithmetic by dtype; None for torch's on the CPU.
+        failed: Number of tests that failed; a known failure that no longer fails is one, and no claim's.
         complete, state: False, and why, for a run that did not come to its end.
     """
 
@@ -59,6 +60,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     started: str
     seconds: float
+    failed: int = 0
     declared: dict[str, Any] | None = None
     hosts: Any = None
     manifest: str = ""

@@ -116,6 +116,8 @@ class _Check:
         lines = tuple(levels.in_lines(self.found.levels)) if self.found.levels else ()
         if lines != environment.levels:
             self._say("altered", f"data/{contents.ENVIRONMENT}: levels {environment.levels} do not follow: {lines}")
+        if environment.failed and not self.found.problems:
+            self._say("red", f"{environment.failed} tests of the run failed, and no claim did: see its known failures")
 
     def _say(self, word: str, text: str) -> None:
         self.found.problems.append(f"{word}: {text}")

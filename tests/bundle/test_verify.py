@@ -51,6 +51,13 @@ def test_honest_bundle_is_verified(honest: Payload, bundle: Path) -> None:
     assert len(found.searches) == 2
 
 
+def test_run_with_a_failing_known_failure_is_red(honest: Payload, bundle: Path) -> None:
+    """Such as one that no longer fails: every claim holds, and the run had exit code 1."""
+    payload = changed(honest, "environment.json", lambda data: data | {"failed": 1})
+
+    assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, and no claim did")
+
+
 def test_same_files_make_the_same_bundle(honest: Payload, tmp_path: Path) -> None:
     one, two = (packed(tmp_path / name, honest).read_bytes() for name in ("one.zip", "two.zip"))
 
