@@ -28,7 +28,7 @@ from equivtest.errors import EquivtestError, Misuse, shorten
 from equivtest.property import Property
 from equivtest.report import levels
 from equivtest.report.handover import Audited, Listed, Record
-from equivtest.report.levels import Level, levels_of
+from equivtest.report.levels import Level, levels_of, required_of
 from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
 from equivtest.search.chunks import Chunk, chunk_of
@@ -381,11 +381,6 @@ def require_case(record: Record) -> None:
     margins = (*record.margins.values(), *record.tensor_margins.values(), record.busy_s)
     if wrong := [margin for margin in margins if not margin >= 0]:
         raise ValueError(f"a line has a negative margin or time, {wrong[0]}")
-
-
-def required_of(properties: Mapping[str, Property]) -> dict[str, str]:
-    """Returns property -> subject, of all properties that a complete run judges."""
-    return {name: prop.subject for name, prop in properties.items() if not (prop.requires or prop.incomplete)}
 
 
 def day_of(started: str) -> datetime.date:

@@ -14,7 +14,6 @@ import pytest
 
 from equivtest.bundle.contents import suite_digest
 from equivtest.bundle.manifest import differences, read_manifest
-from equivtest.bundle.verify import required_of
 from equivtest.bundle.write import payload_of, write_bundle
 from equivtest.errors import BrokenSetup, EquivtestError, reason_of
 from equivtest.pytest_plugin.claim_reports import report_claim
@@ -226,7 +225,7 @@ class Controller:
             return []
         tallies = self.results.ordered()
         holes = {tally.listed.name: self._holes(tally) for tally in tallies}
-        return list(levels.in_lines(levels.levels_of(tallies, required_of(shipped()), holes)))
+        return list(levels.in_lines(levels.levels_of(tallies, levels.required_of(shipped()), holes)))
 
     def summary(self, width: int) -> list[str]:
         """Returns the last lines of the terminal's output."""

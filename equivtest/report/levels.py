@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from equivtest.cases.names import SUBJECTS
 from equivtest.report.tally import Tally
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
 
 PROGRAMS = "programs"
 LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -119,3 +123,8 @@ def in_lines(levels: Sequence[Level]) -> Iterator[str]:
     yield from map(str, levels)
     number = reached(levels)
     yield f"level {number} of {len(levels)} is reached" if number else "no level is reached"
+
+
+def required_of(properties: Mapping[str, Property]) -> dict[str, str]:
+    """Returns property -> subject, of all properties that a complete run judges."""
+    return {name: prop.subject for name, prop in properties.items() if not (prop.requires or prop.incomplete)}

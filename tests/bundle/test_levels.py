@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from equivtest.bundle.verify import listed_of, required_of
+from equivtest.bundle.verify import listed_of
 from equivtest.pytest_plugin.suite import shipped
-from equivtest.report.levels import LEVELS, in_lines, level_of, levels_of, reached
+from equivtest.report.levels import LEVELS, in_lines, level_of, levels_of, reached, required_of
 from equivtest.report.tally import Tally
 
 REQUIRED = {"collectives": "collectives", "scale": "scale", "ddp_mlp": "ddp_mlp", "decoder": "module"}
