@@ -80,6 +80,7 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     num_shards = _num_shards(first)
     if missing := [f"{number}/{num_shards}" for number in range(1, num_shards + 1) if number not in by_number]:
         raise Misuse(f"merge lacks the shard {', '.join(missing)}: name the reports of all {num_shards}")
+    _require_same_code(runs)
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -95,6 +96,16 @@ def _require_alike(first: Run, other: Run) -> None:
                 f"{_name(first)} and {_name(other)} differ in {name}: {old} and {new}: "
                 "merge shards of one commit, run with the same settings"
             )
+
+
+def _require_same_code(runs: Sequence[Run]) -> None:
+    """Raises Misuse if a file of the user's changed between two shards, which no commit need show."""
+    seen: dict[str, tuple[str, Run]] = {}
+    for run in runs:
+        for file, digest in (item for handover in run.handovers for item in handover.code.items()):
+            first, other = seen.setdefault(file, (digest, run))
+            if first != digest:
+                raise Misuse(f"{file} changed between {_name(other)} and {_name(run)}: run the shards again")
 
 
 def _num_shards(run: Run) -> int:

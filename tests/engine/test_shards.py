@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
 import pytest
+from msgspec import structs
 
 import equivtest.pytest_plugin.collection
 import equivtest.pytest_plugin.session
@@ -145,6 +146,18 @@ def test_shards_of_different_runs_raise_misuse(tmp_path: Path, changes: dict[str
     with pytest.raises(Misuse, match=message):
         merge(shards(tmp_path, **changes), tmp_path / "merged", COMMAND)
     assert not (tmp_path / "merged").exists()
+
+
+def test_file_that_changed_between_shards_raises_misuse(tmp_path: Path) -> None:
+    paths = [
+        write_run(
+            tmp_path / number, structs.replace(searched(record(0)), code={"mine.py": digest}), shard=f"{number}/2"
+        )
+        for number, digest in (("1", "a"), ("2", "b"))
+    ]
+
+    with pytest.raises(Misuse, match=r"mine.py changed between .*1 and .*2: run the shards again"):
+        merge(paths, tmp_path / "merged", COMMAND)
 
 
 def test_missing_shard_raises_misuse(tmp_path: Path) -> None:
