@@ -144,12 +144,16 @@ class PropertyItem(EquivtestItem):
         """Hands over fields of `Searched`."""
         start = pool_of(self.config).start
         searched = Searched(listed=self.listed, label=self.label, start=start, **found)
-        code = imported_code() if settings_of(self.config).report_dir is not None else {}
-        self.hand_over(searched=searched, code=code)
+        self.hand_over(searched=searched, code=self._code())
         return searched
+
+    def _code(self) -> dict[str, str]:
+        has_report = settings_of(self.config).report_dir is not None
+        return imported_code(self.config, self.prop.subject) if has_report else {}
 
     def perform(self) -> None:
         """Judges, unless the run takes what an interrupted one has judged; ends as both do."""
+        self._code()  # before the search, during which a file may change
         ending = earlier_endings(self.config).get(self.nodeid) or ending_of(self.judge())
         if ending.outcome == "failed":
             raise PlainFailure(ending.text)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from equivtest.errors import Misuse, shorten
 from equivtest.report.audits import WAITS
@@ -21,6 +23,7 @@ SAME = (
     "equivtest", "equivtest_commit", "folder_commit", "torch", "hypothesis", "python", "platform", "cpu",
     "accelerators", "poison", "backend", "device", "imports", "releases_of_imports", "arithmetic", "declared",
     "allow_unsupported", "profile", "seeds", "world_sizes", "dtypes", "subjects", "known_failures", "audit", "shard",
+    "own_lists", "suite_digest", "rootdir", "folder", "python_path",
 )  # fmt: skip
 """Fields of environment.json that both runs must share."""
 BUDGET_OVER = "left out: the budget is over"
@@ -36,6 +39,7 @@ class Ending(NamedTuple):
 
 endings_key = pytest.StashKey[Mapping[str, Ending]]()
 """Key of a search or an audit -> its ending in the interrupted run."""
+code_key = pytest.StashKey[dict[str, str]]()
 
 
 def key_of(searched: Searched) -> str:
@@ -58,11 +62,17 @@ def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...
             before, now = (shorten(str(each.get(name, "nothing"))) for each in (run.environment, current))
             raise Misuse(_refusal(directory, f"was judged with {name} {before}, this run has {now}"))
     found = tuple(each for each in run.handovers if _is_done(each))
-    code = {file: digest for each in found for file, digest in each.code.items()}
-    for file, digest in code.items():
-        if _digest_of(Path(file)) != digest:
+    for file, digest in dict.fromkeys(item for each in found for item in each.code.items()):
+        if digest_of(Path(file)) != digest:
             raise Misuse(_refusal(directory, f"was judged before {file} changed"))
-    return found
+    return tuple(_without_plan(each) for each in found)
+
+
+def _without_plan(handover: Handover) -> Handover:
+    """Returns it without the searches that the interrupted run planned, since this run may select others."""
+    found = handover.searched
+    assert found is not None
+    return replace(handover, searched=replace(found, listed=replace(found.listed, planned=())))
 
 
 def _refusal(directory: Path, why: str) -> str:
@@ -108,11 +118,27 @@ def ending_of(found: Searched) -> Ending:
     return Ending("passed")
 
 
-def imported_code() -> dict[str, str]:
-    """Returns the digest of each imported file that belongs to no installed package, by its path."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    paths = (Path(file) for file in files if file and file.endswith(".py"))
-    return {str(path): _digest_of(path) for path in paths if _is_users(path)}
+def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
+    """Returns the digest of each imported file and of the subject's, unless it is of an installed package, by its path.
+
+    A digest is that of the first call in the session: what is imported stays as it was, also if its file then changes.
+    """
+    found = config.stash.setdefault(code_key, {})
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | {_file_of(subject)}
+    for path in (Path(file) for file in files if file and file.endswith(".py") and file not in found):
+        if _is_users(path):
+            found[str(path)] = digest_of(path)
+    return dict(found)
+
+
+def _file_of(subject: str) -> str | None:
+    """Returns the file of a subject 'package.module:function', which the ranks alone import."""
+    module, colon, _ = subject.partition(":")
+    try:
+        spec = find_spec(module) if colon else None
+    except (ImportError, ValueError):  # the ranks say so
+        return None
+    return spec.origin if spec is not None else None
 
 
 def _is_users(path: Path) -> bool:
@@ -120,7 +146,7 @@ def _is_users(path: Path) -> bool:
     return "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in inside)
 
 
-def _digest_of(path: Path) -> str:
+def digest_of(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:

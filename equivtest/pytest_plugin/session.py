@@ -20,7 +20,8 @@ from equivtest.pytest_plugin.claim_reports import report_claim
 from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import host_events, hosts_of
-from equivtest.pytest_plugin.resume import endings_key, endings_of, take
+from equivtest.pytest_plugin.resume import digest_of, endings_key, endings_of, take
+from equivtest.pytest_plugin.settings import SHIPPED_LIST
 from equivtest.pytest_plugin.suite import properties_dir, shipped, version_of
 from equivtest.ranks.gloo import WORKERS
 from equivtest.ranks.poison import poison_in_words
@@ -271,7 +272,9 @@ class Controller:
             "left_out": sorted(self.results.left_out),
             "start": "; ".join(sorted(self.results.starts)) or settings.start,
             "releases_of_imports": versions_of(settings.imports),
+            "folder": os.getcwd(),
             "folder_commit": commit_of(Path.cwd()),
+            "python_path": os.environ.get("PYTHONPATH", ""),
             "allow_unsupported": sorted(settings.allowed),
             "excused": sorted(settings.excused),
             **({"shard": "/".join(map(str, settings.shard)), "selection": self.selection} if settings.shard else {}),
@@ -285,6 +288,7 @@ class Controller:
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
             "manifest": str(settings.manifest or ""),
             "known_failures": ", ".join(settings.known_failures) or "none",
+            "own_lists": {name: digest_of(Path(name)) for name in settings.known_failures if name != SHIPPED_LIST},
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
             "rootdir": str(self.config.rootpath),

@@ -162,8 +162,8 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 
 OF_ONE_RUN = frozenset(
     {
-        "command", "rootdir", "process", "started", "seconds", "start", "hosts", "host_events", "state", "complete",
-        "failed", "concluded",
+        "command", "rootdir", "folder", "python_path", "process", "started", "seconds", "start", "hosts", "host_events",
+        "state", "complete", "failed", "concluded",
     }
 )  # fmt: skip
 """Facts of an environment in which any two runs may differ."""

@@ -75,8 +75,11 @@ class Results:
             self.searches.setdefault((found.listed.name, found.label), found.records)
 
     def tally_of(self, listed: Listed) -> Tally:
-        """Returns the tally of a property; the first call creates it."""
-        return self.tallies.setdefault(listed.id, Tally(listed))
+        """Returns the tally of a property; the first call creates it, and the first with a plan gives it the plan."""
+        tally = self.tallies.setdefault(listed.id, Tally(listed))
+        if not tally.listed.planned:
+            tally.listed = listed
+        return tally
 
     def add_properties(self, properties: Iterable[Listed]) -> None:
         """Adds every property of the session, even if none of its items began."""

@@ -119,6 +119,8 @@ def search(prop, chunk, pool, known, failures_dir, *, until_s, gloo):
     if trait == "hangs" and not LOG.with_name("go").exists():
         log("hanging")
         time.sleep(60)
+    if trait == "edits":
+        LOG.with_name("test_fake.py").write_text(LOG.with_name("test_fake.py").read_text() + "# edited" + chr(10))
     if trait == "slow":
         time.sleep(0.05)
     if trait == "leftout":

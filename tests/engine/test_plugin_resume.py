@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ import pytest
 import equivtest.pytest_plugin.collection
 import equivtest.pytest_plugin.session
 import equivtest.verdicts.claims  # noqa: F401
-from equivtest.report.log import LOG
+from equivtest.report.log import LOG, read_run
 from tests.engine.fake_suite import log_of, make_suite, plugin_args, run_suite
 
 UNKNOWN = "--known-failures=none"
@@ -25,9 +27,9 @@ def make_killed_run(pytester: pytest.Pytester) -> None:
     """Kills a run whose first search has ended, while the second one runs."""
     make_suite(pytester, "a", "b_hangs")
     command = [sys.executable, "-m", "pytest", *plugin_args(), "-p", "no:cacheprovider", "--import-mode=importlib"]
-    process = subprocess.Popen(
-        [*command, "-n0", "--audit=off", UNKNOWN, SIZES, "--report=out"], cwd=pytester.path, stdout=subprocess.DEVNULL
-    )
+    options = ["-n0", "--audit=off", UNKNOWN, SIZES, "--report=out"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = pytester.popen([*command, *options], **quiet)  # which sets PYTHONPATH as run_suite does
     until_s = time.monotonic() + 60
     while "hanging" not in log_of(pytester):
         assert time.monotonic() < until_s
@@ -107,3 +109,80 @@ def test_resume_of_another_run_is_refused_in_one_line(
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: equivtest: *{line}"])
+
+
+def test_file_that_changed_while_it_was_judged_is_refused(pytester: pytest.Pytester) -> None:
+    """Its later searches were judged by what was imported before."""
+    make_suite(pytester, "a_edits", "b")
+    run_suite(pytester, SIZES, "--report=out", subprocess=True)
+
+    result = run_suite(pytester, SIZES, "--resume=out", subprocess=True)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *test_fake.py changed: run without --resume"])
+
+
+def test_subject_that_ranks_alone_import_is_refused_if_it_changed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
+    make_suite(pytester, "a")
+    with (pytester.path / "test_fake.py").open("a") as file:
+        file.write("\nb = make('lib_of_mine:linear')\n")
+    library = pytester.makepyfile(lib_of_mine="# first")
+    run_suite(pytester, SIZES, "--report=out", subprocess=True)
+    library.write_text("# second")
+
+    result = run_suite(pytester, SIZES, "--resume=out", subprocess=True)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *lib_of_mine.py changed: run without --resume"])
+
+
+def test_other_python_path_is_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_suite(pytester, "a")
+    run_suite(pytester, SIZES, "--report=out")
+    monkeypatch.setenv("PYTHONPATH", "other")
+
+    result = run_suite(pytester, SIZES, "--resume=out")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with python_path *, this run has other: *"])
+
+
+def test_same_tests_in_another_folder_are_refused(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    run_suite(pytester, SIZES, "--report=out")
+    other = pytester.mkdir("other")
+    for name in ("conftest.py", "test_fake.py"):
+        shutil.copy(pytester.path / name, other)
+
+    result = run_suite(pytester, SIZES, "--resume=out", f"--rootdir={other}", str(other))
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with rootdir *"])
+
+
+def test_edited_list_of_known_failures_is_refused(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a")
+    known = pytester.path / "mine.toml"
+    known.write_text("# first")
+    run_suite(pytester, SIZES, "--report=out", "--known-failures=mine.toml")
+    known.write_text("# second")
+
+    result = run_suite(pytester, SIZES, "--resume=out", "--known-failures=mine.toml")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with own_lists {'mine.toml': *}, this run has *"])
+
+
+def test_resumed_run_requires_what_it_plans_itself(pytester: pytest.Pytester) -> None:
+    """An interrupted run with -k planned fewer searches, and a failure in the others must reach the claims."""
+    make_suite(pytester, "a_wrong")
+    run_suite(pytester, "--world-sizes=2,3", "--report=out", "-k", "w2")
+
+    result = run_suite(pytester, "--world-sizes=2,3", "--resume=out", "-v")
+
+    result.stdout.fnmatch_lines(["*::a_wrong::equals_unsharded FAILED*"])
+    (tally,) = read_run(pytester.path / "out").results.ordered()
+    assert {label.partition("-")[0] for label in tally.listed.planned} == {"w2", "w3"}
