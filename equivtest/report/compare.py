@@ -14,6 +14,7 @@ from equivtest.report.coverage import Combination, Covered
 from equivtest.report.handover import Record
 from equivtest.report.log import Run
 from equivtest.report.tally import Tally, case_code
+from equivtest.report.text import on_faults
 from equivtest.verdicts.verdict import FAILING
 
 SCHEMA = 1
@@ -146,7 +147,13 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
     """
     sides = _side_of(old), _side_of(new)
     changes = sorted(
-        [*_in_claims(*sides), *_in_combinations(*sides), *_in_seconds(*sides), *_in_draws(*sides)],
+        [
+            *_in_claims(*sides),
+            *_in_combinations(*sides),
+            *_in_seconds(*sides),
+            *_in_draws(*sides),
+            *_in_tests(old, new),
+        ],
         key=lambda change: (CATEGORIES.index(change.category), change.property_name, change.claim),
     )
     categories = {change.category for change in changes}
@@ -158,6 +165,15 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
         changes=tuple(changes),
         failed_on=tuple(category for category in CATEGORIES if category in categories and category in causes),
     )
+
+
+def _in_tests(old: Run, new: Run) -> Iterator[Change]:
+    """Yields a change if more tests fail: a fault of the backend, a known failure or a required cell is no claim."""
+    before, after = (run.environment["failed"] for run in (old, new))
+    if before != after:
+        faults = on_faults(fault for text, fault in new.results.faults.items() if text not in old.results.faults)
+        category, example = ("worse", "; ".join(faults)) if after > before else ("better", "")
+        yield _change(category, ("all tests", ""), f"{before:,} failed", f"{after:,}", 0, example)
 
 
 OF_ONE_RUN = frozenset(

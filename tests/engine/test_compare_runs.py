@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from equivtest.errors import Misuse
 from equivtest.report.compare import CATEGORIES, Comparison, compare, in_words, parse_causes
-from equivtest.report.handover import Handover
+from equivtest.report.handover import BackendFault, Handover
 from equivtest.report.log import LOG, read_run
 from tests.engine.test_cli import call
 from tests.runs import record, searched, write_run
@@ -39,6 +40,14 @@ def categories(comparison: Comparison) -> dict[str, str]:
 
 CLAIM = "rowwise_linear: equals_unsharded"
 FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for number in (0, 1))
+
+
+def test_fault_of_the_backend_is_worse_though_every_claim_holds(tmp_path: Path) -> None:
+    faulty = structs.replace(HOLDS, faults=(BackendFault("all_reduce", "all_reduce of float32 adds nothing"),))
+    found = compared(tmp_path, HOLDS, faulty, failed=1)
+
+    line = "all tests: 0 failed -> 1: the backend is wrong: all_reduce of float32 adds nothing"
+    assert (categories(found), found.failed_on) == ({"worse": line}, ("worse",))
 
 
 @pytest.mark.parametrize(
