@@ -121,7 +121,7 @@ def ending_of(found: Searched) -> Ending:
 def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
     """Returns the digest of each imported file and of the subject's, unless it is of an installed package, by its path.
 
-    A digest is that of the first call in the session: what is imported stays as it was, also if its file then changes.
+    Each digest is from the first call in the session: what is imported stays as it was, also if its file then changes.
     """
     found = config.stash.setdefault(code_key, {})
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | {_file_of(subject)}

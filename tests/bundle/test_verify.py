@@ -52,7 +52,7 @@ def test_honest_bundle_is_verified(honest: Payload, bundle: Path) -> None:
 
 
 def test_run_with_a_failing_known_failure_is_red(honest: Payload, bundle: Path) -> None:
-    """Such as one that no longer fails: every claim holds, and the run had exit code 1."""
+    """Every claim holds, but an entry that no longer fails gave the run exit code 1."""
     payload = changed(honest, "environment.json", lambda data: data | {"failed": 1})
 
     assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, and no claim did")
