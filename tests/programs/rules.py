@@ -187,6 +187,37 @@ WRONG: dict[str, WrongRule] = {
 """Name -> wrong rule."""
 
 
+FROM_HISTORY: dict[str, WrongRule] = {
+    # Terms that each rank adds: pytorch 163193.
+    "bias_on_every_rank": WrongRule("term on every rank", "addmm", (aten.addmm.default,), always(SUM, WHOLE, Shard(1), Shard(0))),
+    "batched_bias_on_every_rank": WrongRule("term on every rank", "baddbmm", (aten.baddbmm.default,), always(SUM, WHOLE, Shard(2), Shard(1))),
+    "difference_on_every_rank": WrongRule("term on every rank", "sub", (aten.sub.Tensor,), always(SUM, SUM, WHOLE)),
+    "whole_joined_to_shares": WrongRule("term on every rank", "cat", (aten.cat.default,), lambda s, a: [[SUM, SUM, *[WHOLE] * (len(s) - 1)]]),
+    # Operators that are not linear: pytorch 163374, 165962.
+    "floor_of_shares": WrongRule("not linear", "floor", (aten.floor.default,), always(SUM, SUM)),
+    "sign_of_shares": WrongRule("not linear", "sign", (aten.sign.default,), always(SUM, SUM)),
+    "angle_of_shares": WrongRule("not linear", "atan2", (aten.atan2.default,), always(SUM, SUM, SUM)),
+    "shares_times_shares": WrongRule("not linear", "addcmul", (aten.addcmul.default,), always(SUM, SUM, SUM, SUM)),
+    "largest_of_sums": WrongRule("extremum", "amax", (aten.amax.default,), lambda s, a: [[SUM, SUM]]),
+    "shares_chosen": WrongRule("not linear", "where", (aten.where.self,), always(SUM, WHOLE, SUM, WHOLE)),
+    # Mean of means: pytorch 162692.
+    "deviations_averaged": WrongRule("mean of means", "std", (aten.std.correction,), reduced_to(AVG)),
+    # Dims that an operator works along: pytorch 172350, 170934, 186149.
+    "own_parts_multiplied": WrongRule("divided dim", "cumprod", (aten.cumprod.default,), kept(along=dim_named(1))),
+    "largest_of_own_rows": WrongRule("divided dim", "topk", (aten.topk.default,), kept(along=dim_named(2))),
+    "rows_of_own_written": WrongRule("divided dim", "scatter_add", (aten.scatter_add.default,), kept(num=3, along=dim_named(1))),
+    "median_of_own_rows": WrongRule("divided dim", "kthvalue", (aten.kthvalue.default,), kept(along=dim_named(2))),
+    "logarithms_of_own_rows": WrongRule("divided dim", "log_softmax", (aten._log_softmax.default,), kept(along=dim_named(1))),
+    "diagonal_of_own_rows": WrongRule("divided dim", "diagonal", (aten.diagonal.default,), lambda s, a: [[Shard(len(s[0]) - 2), Shard(0)]]),
+    "copies_of_own_rows": WrongRule("view", "repeat", (aten.repeat.default,), lambda s, a: [[Shard(dim + len(a[1]) - len(s[0])), Shard(dim)] for dim in range(len(s[0]))]),
+    # Gradients that are summed or divided: pytorch 118600.
+    "gradient_of_logarithms_of_own_rows": WrongRule("gradient's placement", "log_softmax", (aten._log_softmax_backward_data.default,), lambda s, a: [[Shard(dim)] * 3 for dim in dim_named(2)(s, a)]),
+    "gradient_by_shares": WrongRule("gradient's placement", "tanh", (aten.tanh_backward.default,), always(SUM, WHOLE, SUM)),
+}  # fmt: skip
+"""Further wrong rules, in places where torch had defects.  They were written after the enumerated calls, unseen by them."""
+WRONG |= FROM_HISTORY
+
+
 @contextmanager
 def planted(wrong: WrongRule) -> Iterator[None]:
     """Puts the wrong rule into torch's table for a while; no cached result of either rule outlives it."""
