@@ -7,6 +7,10 @@ from importlib import metadata
 import pytest
 import torch._dynamo  # noqa: F401  (an in-process run would import it twice, and torch crashes at the second import)
 
+from equivtest.pytest_plugin.suite import shipped
+
+shipped()  # pytester drops each module that a run in this process is the first to import
+
 CONFTEST = """
 import sys, time, types
 from contextlib import nullcontext

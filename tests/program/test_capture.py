@@ -381,7 +381,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a renamed rank": (lambda folder: second_rank(folder, rank=0), "is of rank 0: files of ranks were renamed"),
     "a touched unknown": (
         lambda folder: edited(folder, lambda told: told.update(touched=["x"])),
-        "that 'x' was touched",
+        "that 'x' was changed",
     ),
     "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "say different batch"),
     "a huge world": (says(world_size=2**62), "sizes that no run has"),

@@ -248,7 +248,7 @@ def test_texts_are_bounded_and_printable() -> None:
 
 def test_a_traceback_shows_the_ends_of_a_way_through_torch() -> None:
     """Its own frames, and of each run of torch's the first and the last."""
-    layer = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    layer = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     try:
         layer(torch.ones(1, 3))
     except RuntimeError as error:
