@@ -1,12 +1,12 @@
 """Proves, operation by operation, that a parallel module rounds nothing on the data it received.
 
 The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
-float64, where every difference becomes a sum.  By induction, the result of an operation there bounds its result on the
-data, and on any part of the data: partial sums in any order and of any ranks, and results of operations on parts that
-are added afterwards, since a sum and a linear map may change places.  If all magnitudes are integers
-times one unit, and at most 2**p of it, then all of these are values of a dtype with p significand bits, and equal;
-`equivtest.oracle.exact` has the reasoning.  Data that reach an operation outside these lists are refused, because
-nothing is known about it.
+float64, where every difference becomes a sum.  By induction, an operation's result on magnitudes bounds its result on
+the data, and on any part of the data: partial sums in any order and of any ranks, and results of operations on parts
+that are added afterwards, since a sum and a linear map may be exchanged.  If all magnitudes are integers times one
+unit, and at most 2**p of it, then all of these are values of a dtype with p significand bits, and equal;
+`equivtest.oracle.exact` has the reasoning.  Data that reach an operation outside the lists of this module are refused,
+because nothing is known about that operation.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forward and backward below autograd.
 """
@@ -125,7 +125,7 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
-        """Requires that the module's dtype and the dtype here hold every magnitude, in units of 2**unit."""
+        """Requires that the module's dtype and `dtype` can represent every magnitude in units of 2**unit."""
         largest = float(result.max()) if result.numel() else 0.0
         if not math.isfinite(largest):
             raise InexactData(f"{name} adds infinite or NaN values")

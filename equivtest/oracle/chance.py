@@ -30,7 +30,7 @@ def count_limits(num: int, probability: float, alarm: float, *, delta: float = D
 
     Args:
         probability: Probability of one event, above 0 and below 1.
-        alarm: Above 0 and below 1.
+        alarm: Allowed probability, above 0 and below 1.
         delta: Largest error of `probability`.
     """
     share = alarm / 2 / 2 / math.exp(num * delta / min(probability, 1 - probability))
@@ -43,5 +43,5 @@ def count_limits(num: int, probability: float, alarm: float, *, delta: float = D
 
 
 def agreement(probability: float) -> float:
-    """Returns the probability that two independent events of this one both happen, or both do not."""
+    """Returns the probability that two independent events of this probability both happen or both do not happen."""
     return probability**2 + (1 - probability) ** 2

@@ -5,12 +5,12 @@ On one mesh axis, a tensor that changes its placement is documented to call
     Shard(d) -> Replicate    an all_gather of its shard
     Partial  -> Replicate    an all_reduce of the whole
     Partial  -> Shard(d)     a reduce_scatter of the whole
-        Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, since gloo has none, an
-                                 all_gather of its shard and a chunk
-        Replicate -> Shard(d)    nothing; the same for an unchanged placement
+    Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, because gloo has no all_to_all, an
+                             all_gather of its shard and a chunk
+    Replicate -> Shard(d)    no collective; the same for an unchanged placement
 
-    and collectives need parts of one size: a sharded dim of n elements counts as w shards of
-    ceil(n / w).  A mesh of one rank redistributes nothing.
+Collectives need parts of one size: a sharded dim of n elements counts as w shards of ceil(n / w).  A mesh of one rank
+redistributes nothing.
 
 Source: torch.distributed.tensor.DTensor.redistribute, its docstring; Shard._to_replicate_tensor,
 _reduce_shard_tensor and _to_new_shard_dim in placement_types.py for the padding, shard_dim_alltoall

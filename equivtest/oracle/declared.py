@@ -52,8 +52,7 @@ _judged_by: ContextVar[Arithmetics] = ContextVar("arithmetics", default=TORCH_CP
 def arithmetic_of(dtype: str) -> Arithmetic:
     """Returns the arithmetic that the backend under test declares for a dtype.
 
-    Raises:
-        Misuse: it declares none.
+    Raises: Misuse: the backend declares no arithmetic for the dtype.
     """
     records = _judged_by.get()
     if dtype not in records:
@@ -88,7 +87,7 @@ def declared(arithmetics: Arithmetics) -> Iterator[None]:
 
 @functools.cache
 def load_arithmetics(name: str) -> Arithmetics:
-    """Imports the records of 'package.module:NAME'; '' stands for torch's on the CPU.
+    """Imports the records of 'package.module:NAME'; '' stands for torch's arithmetic on the CPU.
 
     Raises:
         Misuse: there is no such name, or it is no mapping from dtypes to their records.

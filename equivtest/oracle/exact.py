@@ -28,7 +28,7 @@ _INT64_BITS = 62  # limit for sums before int64 could overflow, with one bit to 
 
 
 class InexactData(EquivtestError, AssertionError):
-    """Data breaks the conditions of exactness: the drawing code is to blame, never a subject."""
+    """Raised if data breaks the conditions of exactness: the code that draws the data is to blame, never a subject."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ class ExpectedTensor:
     Attributes:
         value: The right value, global, float64.
         allowed: Largest absolute error per element, global, float64; None: equal by value.
-        layout: Its layout according to the case's contract.
+        layout: Layout of the tensor according to the case's contract.
         dtype: Name of the dtype that the subject must answer in.
-        derivation: Why `allowed` is what it is, for the message.
-        requires_grad: The flag that the answered tensor must carry; None: any.
+        derivation: Derivation of `allowed` in words, for the message.
+        requires_grad: The flag requires_grad that the answered tensor must have; None: either.
         is_symmetric: True if a correct subject's errors prefer no sign and share no rounding, so
             that their sums stay small: see `equivtest.verdicts.lean`.
         bits: The right value in the answer's own dtype, global, if nothing may round it and
@@ -90,10 +90,10 @@ def says_nothing(
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
     """Returns the error per element up to which a value shows as much as one within a bound that is not too wide.
 
-    A bound that is not too wide allows an error of limits.TOO_WIDE of the root mean square, or of `scale`.  If the
-    error of every element is no larger than that, or than the same fraction of the element, the value shows as much,
-    even if the roundings of a correct program could have been larger.  It rejects nothing: a value beyond it, but
-    within the bound, shows nothing.
+    A bound that is not too wide allows an error of up to limits.TOO_WIDE times the root mean square, or times `scale`.
+    If the error of every element is no larger than that, or than the same fraction of the element, the value shows as
+    much, even if the roundings of a correct program could have been larger.  The resolution rejects no value: a value
+    beyond it, but within the bound, shows nothing.
 
     Args:
         change: The change that must be detectable; None: the value itself.
@@ -113,7 +113,7 @@ class Expected:
     """All tensors that a subject must answer for one draw, by name.
 
     Attributes:
-        bits_used: name -> bits of the largest sum of magnitudes behind it.
+        bits_used: name -> bits of the largest sum of magnitudes from which the tensor's elements come.
         drops: name -> probability that an element is zero, independent of the others.
         again: Right answers of the draw's second run, by a backend whose order of summation may vary; None: the
             second run has the bits of the first.

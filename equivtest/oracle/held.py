@@ -1,6 +1,6 @@
-"""Assembles the values that the ranks really held: the operands of an operation.
+"""Assembles the values that the ranks really had: the operands of an operation.
 
-It never uses a collective, since collectives may be under test.
+This module never uses a collective, because collectives may be under test.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
     """Returns the global tensor `name`, bit by bit, or None if the ranks' answers do not make one.
 
-    A claim on `name` itself reports missing answers.  From replicas it takes the lowest rank's;
-    another claim compares them.  Operands are added in float64.
+    A claim on `name` itself reports missing answers.  Of replicas, the lowest rank's is returned; another claim
+    compares replicas.  Operands are added in float64.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}

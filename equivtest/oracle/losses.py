@@ -14,8 +14,7 @@ error: in 16 bits, where y is stored, that is u_o |y|, far more than a rounding 
 single roundings of storage and one sum over positions.
 
 If the other exponentials of a row add up to less than 2**-80, only the maximum remains:
-exp 0 = 1 and log 1 = 0 are exact, and so are later results as long as each of them is
-a number of the dtype: `rounded`.
+exp 0 = 1 and log 1 = 0 are exact, and so are later results as long as each is a number of the dtype: see `rounded`.
 
 Source: _log_softmax, _nll_loss_forward and _nll_loss_and_log_softmax_backward in
 torch/distributed/tensor/parallel/loss.py (2.13.0): the maximum is subtracted first, maximum and sum

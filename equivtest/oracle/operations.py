@@ -70,7 +70,7 @@ class Operations:
 
     Attributes:
         dtype: Name of the dtype in which every result is stored.
-        must_be_exact: True if an inexact result is the fault of the drawn values.
+        must_be_exact: True if an inexact result means that the drawn values are wrong.
         may_be_exact: False for real numbers, which are never exact.
     """
 
@@ -135,7 +135,7 @@ class Operations:
         """Returns the exact result if there is one, else the bounded one.
 
         Raises:
-            InexactData: it had to be exact.
+            InexactData: no result is exact, but one must be.
         """
         if self.may_be_exact:
             try:

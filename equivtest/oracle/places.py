@@ -35,7 +35,7 @@ class Place(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """Returns words that begin with a comma; for the line, 'file:12, `code`'."""
+        """Describes the place in words that begin with a comma; the line has the form 'file:12, `code`'."""
         inside = f", in {self.path}" if self.path else ""
         code = linecache.getline(self.file, self.line).strip()
         return f"{inside}, at {self.file}:{self.line}{f', `{code}`' if code else ''}" if self.file else inside

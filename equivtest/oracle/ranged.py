@@ -1,8 +1,8 @@
 """A tensor with a bound on the error of any correct program, and on the magnitude of the program's sums.
 
 It consists of three tensors of one shape: the value of the unsharded module, in the module's own dtype; the largest
-error of a correct program, element by element; and the sum of the magnitudes of the shares that ranks may hold of it,
-which a program may scale and move before it adds them.
+error of a correct program, element by element; and the sum of the magnitudes of the value's shares: each rank may have
+one share, and a program may scale and move shares before it adds them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 @dataclass
 class Origin:
-    """Origin of values.
+    """Origin of the values of a tensor and its views.
 
     Attributes:
-        is_constant: True if they do not depend on the module's inputs or parameters, such as a mask that the module
+        is_constant: True if the values do not depend on the module's inputs or parameters, as in a mask that the module
             makes.
     """
 

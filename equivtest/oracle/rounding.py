@@ -1,8 +1,8 @@
 """Bounds floating-point errors: the arithmetic of a backend, and its roundings.
 
 Every bound here holds for each element separately and for any order of summation; none is a
-tolerance.  If a correct kernel exceeds one, a rounding was forgotten: find it, name it,
-count it.
+tolerance.  If a correct kernel exceeds a bound, the bound has forgotten a rounding: find the rounding, name it, count
+it.
 
 Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and only one of the two
 is needed; n roundings in a row turn v into v (1 + t) with |t| <= gamma(n, u).
@@ -121,7 +121,7 @@ class Bounded:
         value: The right value, float64.
         allowed: Largest absolute error of a correct result per element, float64; infinite if
             overflow is possible, so that nothing is known.
-        derivation: Why `allowed` is what it is, for a message.
+        derivation: Derivation of `allowed` in words, for a message.
     """
 
     value: torch.Tensor

@@ -70,8 +70,8 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes floating-point tensors `Ranged` within its context, with a bound on the error of a correct program.
 
     Attributes:
-        undecided: The first operation whose choice a correct program need not share, and its place: then no result
-            has a bound; '' if there is none.
+        undecided: The first operation whose choice may differ in a correct program, and the operation's place; '' if
+            there is none.  If there is one, no result has a bound.
 
     Raises:
         InexactData: no bound is known for an operation.
@@ -92,7 +92,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def bounded(self, tensor: torch.Tensor) -> Bounded:
         """Returns a result and its bound, including the rounding if a replicated result is averaged over the ranks.
 
-        Later writes to the tensor do not reach it.
+        Later writes to the tensor do not change the returned result.
         """
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
@@ -314,7 +314,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*values_of(args))
 
     def _require_certain(self, name: str, *, is_certain: bool) -> None:
-        """Records the first operation whose outcome a correct program need not share."""
+        """Records the first operation whose outcome may differ in a correct program."""
         if not is_certain and not self.undecided:
             what = f"{UNDECIDED}{WORDS.get(name, name)}{self.places.here()}"
             self.undecided = f"{what}, compares values that may differ only by roundings"
@@ -375,7 +375,7 @@ def _unknown(name: str) -> InexactData:
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if an operation that may draw at random does; dropout and attention do not if they drop nothing."""
+    """True if an operation that may draw at random does draw; dropout and attention may drop nothing."""
     named = {each.name: each.default_value for each in func._schema.arguments}
     named |= dict(zip(named, args, strict=False)) | kwargs
     dropped = [named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), int | float)]
@@ -388,5 +388,5 @@ def _are_off(tree: Any) -> bool:
 
 
 def _is_constant(tree: Any) -> bool:
-    """True if nothing in it depends on the module's inputs or parameters."""
+    """True if no value in the operands depends on the module's inputs or parameters."""
     return all(each.origin.is_constant for each in leaves(tree) if isinstance(each, Ranged))

@@ -1,10 +1,10 @@
 """Operations that choose by comparing: each returns its choice, and whether a correct program makes the same choice.
 
-For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both are
-exact it is certain too, provided that the operation documents which of equal operands it takes.
+For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both operands are exact,
+the order is certain too, provided that the operation documents which of equal operands it takes.
 
 Source: torch.argmax, torch.max and torch.sort (2.13.0): the first of equal operands, and a stable sort keeps their
-order; torch.topk does not document it.
+order; torch.topk documents no such order.
 """
 
 from __future__ import annotations

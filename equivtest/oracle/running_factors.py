@@ -4,7 +4,7 @@ Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diago
 the powers of |U| - I.  Elimination of U finds each pivot in its place, and only zeros below it; elimination of its
 transpose divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the
 product of the inverse with its transpose those of at most M M', and Cholesky's algorithm of U'U those of at most
-2 |U|'|U|.  If the significand has room for them no step rounds, in any order.
+2 |U|'|U|.  If the significand has room for these numbers, no step rounds, in any order.
 
 A diagonal matrix of distinct powers of two is its own singular values except for their order and sign.
 
@@ -27,7 +27,7 @@ _OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_fa
 
 
 def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True if each matrix is such a U, and the dtype has room for all sums."""
+    """True if each matrix is such a U (see above), and the dtype has room for all sums."""
     if matrices.shape[-1] != matrices.shape[-2]:
         return False
     ones = torch.eye(matrices.shape[-1], dtype=torch.float64)
@@ -45,7 +45,7 @@ def _has_simple_root(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True if each is such a diagonal matrix, of powers with inverses."""
+    """True if each matrix is diagonal, with distinct powers of two whose inverses the dtype can represent."""
     sizes = matrices.diagonal(dim1=-2, dim2=-1).abs()
     if not torch.equal(torch.diag_embed(sizes), matrices.abs()) or not bool((torch.frexp(sizes)[0] == 0.5).all()):
         return False

@@ -13,13 +13,13 @@ from equivtest.oracle.running_roundings import Count
 
 @dataclass(frozen=True)
 class Out:
-    """Result of a kernel before it is stored.
+    """The result of a kernel before the kernel stores the result.
 
     Attributes:
         stores: How often each element is stored while it is computed, at most one term of a sum.
         one_by_one: True if each store adds one more term to the sum.
-        is_sum: True if a rank may hold only a part of its terms.
-        is_whole: True if no rank may hold a share of it, since it is no sum.
+        is_sum: True if a rank may have only a part of the terms of the result.
+        is_whole: True if no rank may have only a share of the result, because the result is no sum.
         flushes: True if zero may be stored in place of a subnormal number.
         dtype: Dtype of the repeated stores; None: the result's dtype.
         factors: A gradient, of which each rank may hold a share, and its whole factor; None: no such product.
@@ -37,7 +37,7 @@ class Out:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One call.
+    """One call of a kernel.
 
     Attributes:
         func: The operator.

@@ -1,10 +1,10 @@
-"""Bounds what one operation adds to the distance between two correct programs: see `equivtest.oracle.running_rules`.
+"""Bounds how far one operation moves two correct programs apart: see `equivtest.oracle.running_rules`.
 
 Both programs round: the unsharded module, and a parallel one.  Each computes in `accumulate`, where n terms in any
-    order
-have n roundings, plus SPARE.  Each stores the result once, in the tensor's dtype, which is no additional rounding
-if it computes in that dtype.  If the parallel program holds shares, one a rank, it stores each share; together these
-are no more than the shares' magnitudes.  A collective adds them, which rounds every sum of some shares to `reduce`.
+order have n roundings, plus SPARE.  Each stores the result once, in the tensor's dtype, which is no additional rounding
+if it computes in that dtype.  If each rank of the parallel program holds a share of a result, the rank stores that
+share; the stored shares add up to no more than the shares' magnitudes.  A collective adds the shares, and rounds every
+sum of some shares to `reduce`.
 
 Derived here.  A sum of some of the shares, or of their terms, is at most the sum of the positive or of the negative
 ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
@@ -29,7 +29,7 @@ from equivtest.tensors import dtype_name
 SPARE = 3  # roundings of a result in addition to its sum: a kernel may reorder factors, and divide by a number
 
 Count = int | torch.Tensor
-"""Number of roundings, of all elements or of each."""
+"""Number of roundings: one number for all elements, or one for each element."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,6 @@ class Roundings:
             parts: The result, with the errors of its operands.
             stores: Number of stores in the tensor's own dtype, for sums that are computed in it.
             added: The largest sums of some shares that a collective may add here; None: no collective adds.
-            added: The largest sums of some shares that a collective may add up here; nowhere else where None.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
@@ -146,7 +145,7 @@ class Roundings:
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds what all ranks store at a time: the whole, unless terms or shares are added in the stored dtype."""
+        """Bounds the sum of what all ranks store at once: the whole, unless terms or shares are added in that dtype."""
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 

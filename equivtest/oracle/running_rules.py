@@ -7,10 +7,11 @@ ones on m, once in the program and once in the unsharded module (`equivtest.orac
         a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) if it is summed
         a sum                  e = sum of e,  m = sum of m,  and own(m, n)
         monotonic f            e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
-        a maximum, a relu      e of the operands, since no maximum moves further than they do
+        a maximum, a relu      e of the operands, since no maximum moves further than its operands do
 
 Derived here: a program with any order of summation, on any ranks, rounds each partial result once, and each is a sum of
-some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m begins anew.
+some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m starts again from
+the value.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 3.3 (running error analysis).
 """

@@ -36,11 +36,11 @@ class Inconsistent(EquivtestError):
 
 @dataclass(frozen=True)
 class Right:
-    """The right value of one flat tensor.
+    """The right value of one flat tensor that a collective returns.
 
     Attributes:
-        value: If `allowed` is None, of the tensor's own dtype, and equal bit by bit if `is_moved`, else equal as a
-            number; float64 if there is a bound.
+        value: The right value: float64 if `allowed` is a bound, else in the tensor's own dtype.  Without a bound a
+            result must be equal, bit by bit if `is_moved`, else as a number.
         allowed: Largest error of each element; infinite if the right value is unknown.
     """
 

@@ -1,7 +1,7 @@
 """Computes what one operator of torch must return for operands that are known bit by bit.
 
-It computes the operator once more on the CPU and counts every rounding (`equivtest.oracle.running`).  The bound holds
-for any correct kernel, in the dtype in which the backend declares that its kernels compute.
+This module computes the operator once more on the CPU and counts every rounding (`equivtest.oracle.running`).  The
+bound holds for any correct kernel, in the dtype in which the backend declares that its kernels compute.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks
 
     Args:
         name: Name in torch's form: 'aten.mm.default'.
-        args, kwargs: Its arguments; an operand may be `Shares`.
-        ranks: Number of ranks that compute it together.
+        args, kwargs: Arguments of the operator; an operand may be `Shares`.
+        ranks: Number of ranks that compute the operator together.
 
     Raises:
         Unjudged: no bound is known for the operator.

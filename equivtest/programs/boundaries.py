@@ -25,7 +25,7 @@ BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 
 class Function(NamedTuple):
-    """A function whose operands are recorded if a part calls it, and its result too, unless it chooses among them."""
+    """A function whose operands are recorded if a part calls it; its result is too, unless it chooses operands."""
 
     name: str
     operands: tuple[str, ...]
@@ -83,10 +83,11 @@ class Known(NamedTuple):
     """A tensor that has names.
 
     Attributes:
-        reference: Gives the tensor; None when it is gone.
+        reference: Returns the tensor, or None after its memory was released.
         value: Name of its value.
-        gradient: Name of the gradient of all its uses; '' if each part that takes it has a gradient with its own name.
-        is_owed: True if a part gave it or took it, False if a function alone did.
+        gradient: Name of the gradient of all uses of the tensor; '' if each part that takes it names its gradient
+            itself.
+        is_owed: True if a part returned or took the tensor, False if only a function did.
     """
 
     reference: Callable[[], torch.Tensor | None]
@@ -96,12 +97,12 @@ class Known(NamedTuple):
 
 
 class Boundaries(TorchFunctionMode):
-    """Calls `meet` once for each input and output of every part; a tensor that is passed on counts when it came out.
+    """Calls `meet` once for each input and output of every part; a tensor that is passed on counts as an output only.
 
     An input that nothing computed, such as an input of the module itself, is left out.  As a torch function mode it
     also records the operands of `FUNCTIONS` within the part that calls them.
 
-    If no part gave a tensor, each part that takes the tensor takes a view.  The view's gradient comes from this part
+    If no part returned a tensor, each part that takes the tensor gets a view.  The view's gradient comes from this part
     alone, not from other users of the tensor.  A parallel part may wrap its input, as SequenceParallel wraps a plain
     tensor as a DTensor, and the wrapper's gradient comes from the part alone, too.
     """
@@ -179,7 +180,7 @@ class Boundaries(TorchFunctionMode):
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if an input that a part returns unchanged is copied, and so recorded a second time, by this name."""
+        """True if an input that a part returns unchanged is copied, and the copy is recorded under this name."""
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
@@ -245,7 +246,7 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Records a tensor under the names that it did not have before."""
+        """Records a tensor under those of the names that the tensor does not have yet."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)
@@ -267,7 +268,7 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 def copied_of(given: object, chosen: Collection[int]) -> object:
     """Copies the tensors with the chosen ids in the output of an unsharded part.
 
-    A parallel part may give another tensor there: an expert, for example, may send each rank its share of the tokens.
+    A parallel part may return another tensor there: an expert, for example, may send a part of the tokens to each rank.
     """
     with torch.enable_grad():  # a copy requires a gradient if the tensor does
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)

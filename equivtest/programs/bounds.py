@@ -1,4 +1,4 @@
-"""Checks if a module's bound can show an error; if not, finds the part at which it becomes too wide, and a way out."""
+"""Checks if a module's bound can show an error; if not, finds the part that makes the bound too wide, and a way out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """Returns the message, with the place and the ways out if they are known."""
+        """Returns the message, with the place and the remedies if they are known."""
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
@@ -71,7 +71,7 @@ def require_bounds(case: ModuleCase) -> None:
 
 
 def reason_in(case: Case) -> str:
-    """Returns the reason if a case of a module allows no conclusion, and remedies; '' for any other case."""
+    """Returns the reason and the remedies if a case of a module allows no conclusion; '' for any other case."""
     if isinstance(case, ModuleCase):
         try:
             require_bounds(case)
@@ -81,13 +81,13 @@ def reason_in(case: Case) -> str:
 
 
 def explained(error: Misuse) -> str:
-    """Returns the message of a refusal, with the part at fault, and dtypes and shapes that would do."""
+    """Returns the message of a refusal, with the part at fault, and with dtypes and shapes that allow a conclusion."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Finds the part at which the bound becomes too wide, and the ways around it, by trying."""
+    """Finds the part at which the bound becomes too wide; finds remedies by running smaller cases and other dtypes."""
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
         ways += "pass by_parts=True, or omit by_parts, to judge each part alone; or "
@@ -114,7 +114,7 @@ def _where(case: ModuleCase, first: str) -> str:
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
-    """Yields the case with one size after the other, then all, as small as possible; in its dtype, and in the widest.
+    """Yields smaller cases, in their dtype and in the widest: with each size as small as possible, then with all sizes.
 
     The last dim of one x belongs to the module, as features do.
     """

@@ -26,7 +26,7 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 class Candidate(NamedTuple):
-    """Fields that differ between the cases of one search, besides their mesh and dtype.
+    """The fields, besides mesh and dtype, in which the cases of one search differ.
 
     Attributes:
         mode: Exact integers or real values.
@@ -46,7 +46,7 @@ class CandidateSearch(NamedTuple):
 
     Attributes:
         varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
-        choices: Its values, the simplest first.
+        choices: The values of that field, the simplest first.
         fields: Fields that all cases share.
         by_parts: True if each part is judged alone; None: only if nothing else concludes.
     """
@@ -65,7 +65,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def unsharded(self) -> CandidateSearch:
-        """The search for the module alone, which every way to parallelize it shares."""
+        """The search for the unsharded module alone, which all ways to parallelize the module have in common."""
         return self._replace(parallelize="")
 
     @property
@@ -80,7 +80,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def shortest(self) -> dict[str, int]:
-        """Fields of cases that are only tried: one step stands for all, since each starts from the ranks' values."""
+        """Fields of cases that are only tried: one step is enough, because every step starts from the ranks' values."""
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
@@ -92,7 +92,7 @@ class CandidateSearch(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Lists every value of each size with the simplest of all other sizes, then later values of all sizes together.
+    """Lists each value of each size with the simplest values of the other sizes, then later values of all together.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -122,7 +122,7 @@ ByDtype = dict[str, list[Candidate]]
 def candidates_by_mesh(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[Shape, ByDtype]:
-    """Returns by mesh and dtype the candidates with exact sums; if there are none, those with a bound that concludes.
+    """Returns by mesh and dtype the candidates with exact sums; if there are none, the candidates with a narrow bound.
 
     Leaves out a mesh without candidates.
 
@@ -139,7 +139,7 @@ def candidates_by_mesh(
 def tried(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """Returns what `candidates_by_mesh` does, empty if there are none, and why cases were left out.
+    """Returns the same as `candidates_by_mesh`, but may be empty; also returns why cases were left out.
 
     Raises:
         Misuse: the batch cannot be divided on any mesh.
@@ -164,7 +164,7 @@ def tried(
 
 @functools.lru_cache(maxsize=64)
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
-    """Says why the unsharded module does not run in some dtypes, by their names; empty if it runs in none."""
+    """Returns for each dtype in which the unsharded module does not run the reason; empty if it runs in no dtype."""
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):
         with contextlib.suppress(Misuse):
@@ -176,7 +176,7 @@ def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> di
 def _tried_on(
     mesh: Shape, search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[ByDtype, list[str]]:
-    """Returns the same for one mesh."""
+    """Returns the result of `tried` for one mesh."""
     varied, choices = search.varied, search.choices
     dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(search, batch, dtypes))
     make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)
@@ -215,7 +215,7 @@ def _tried_on(
 def _too_narrow(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> Misuse:
-    """Returns the refusal of a step in these dtypes, which names dtypes that would do, found by trying."""
+    """Returns why a step is refused in these dtypes, and names dtypes in which a trial had a narrow bound."""
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
@@ -229,7 +229,7 @@ def _too_narrow(
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns by dtype the candidates that are judged part by part, and why there are no others.
+    """Returns by dtype the candidates that are judged part by part, and why other dtypes have none.
 
     Tries the simplest choice in one process: the bound of a part depends little on shapes and ranks.
     """

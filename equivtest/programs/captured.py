@@ -1,4 +1,4 @@
-"""A module that ran in a user's own job, in the forwards and backwards of one step."""
+"""Cases of a module that ran in a user's own job, in the forwards and backwards of one step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CapturedCase(ModuleCase):
     """A case whose values come from the ranks: none are drawn, and `parallelize` is never called.
 
     Attributes:
-        started: Outputs that got a gradient from outside of the module; it is given as a cotangent.
+        started: Outputs that got a gradient from outside of the module; the case has this gradient as a cotangent.
         with_gradient: Inputs that have a gradient.
         further: Fields of each micro-batch after the first, see `OWN`; gradients of parameters are the sum over all.
     """

@@ -31,7 +31,7 @@ __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 EXACT_MODE, REAL_MODE = "dense", "real"
 
 BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
-"""Every rank has the whole batch; or own rows, and gradients are averaged, added up, or equal to the whole batch's."""
+"""Every rank has the whole batch; or its own rows, and gradients are averaged, added up, or the whole batch's."""
 
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
@@ -39,10 +39,10 @@ ROWS = Layout((Shard(0),))
 """Layout of tensors with the rows of the batch, if each rank has different rows."""
 
 LARGEST = {"float32": (1, 3), "float64": (1, 3, 7), "bfloat16": (1,), "float16": (1,)}
-"""Largest odd integers that the strategy draws, by dtype: few bits are soon full."""
+"""Largest odd integers that the strategy draws, by dtype: a dtype with few significand bits holds only small sums."""
 
 REAL_DTYPES = ("float32", "float64")
-"""Dtypes of real numbers: kernels in 16 bits also round intermediate values, and no module declares where."""
+"""Dtypes in which real numbers are drawn; kernels in 16 bits also round intermediate values, at unknown places."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -52,7 +52,7 @@ class ModuleCase(MeshCase):
     Values are odd integers, on which the reference is exact if f only adds and multiplies (the oracle refuses data that
     some operation could round), or real numbers, on which it has a bound.
 
-    A module of one x has x_shape alone.  Any other names its inputs:
+    A module that takes one x has x_shape and no other inputs.  Any other module names its inputs:
 
         ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
 
@@ -130,7 +130,7 @@ class ModuleCase(MeshCase):
         )
 
     def accepts_none(self, answer: str) -> bool:
-        """True if no gradient is as good as zeros for this answer."""
+        """True if the subject may return no gradient in place of zeros for this answer."""
         what, _, name = answer.partition(".")
         return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.judge.zero_or_none)
 
@@ -304,7 +304,7 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers that each rank of a divided batch has separately, numbers too, stacked in a first dim."""
+        """Names the answers (also numbers) that differ on each rank of a divided batch, stacked in a first dim."""
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]

@@ -116,7 +116,7 @@ def check(
     raises: bool = False,
     **unknown: Never,
 ) -> Result:
-    """Judges a program at once, as `equivtest run` judges a property.
+    """Judges a program immediately, as `equivtest run` judges a property.
 
         result = equivtest.check(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
         print(result.ok, result)

@@ -396,6 +396,6 @@ def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns the case without the collectives that the backend refused, in a list; an empty list if none is left."""
+    """Returns the case without the collectives that the backend refused, in a list; empty if nothing is left."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]

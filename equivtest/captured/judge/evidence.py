@@ -110,7 +110,7 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 
 
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
-    """The rows of each share of a divided batch: dim 0 of the first input that differs between shares, or of any."""
+    """Returns the rows of each part of a divided batch: dim 0 of the first input that differs between parts, or any."""
     if manifest.batch == WHOLE:
         return None
     candidates = [shares for shares in inputs.values() if shares[0].dim()]
@@ -164,7 +164,7 @@ def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
 def _of_share(
     run: CapturedRun, ranks: list[int], name: str, what: str, shape: Shape | None = None
 ) -> tuple[torch.Tensor, list[int]]:
-    """Reads a tensor of the ranks that have the same rows, and names those whose values differ from the first."""
+    """Reads a tensor of the ranks that have the same rows; also returns the ranks with other values than the first."""
     placed = {rank: _read(run, rank, name) for rank in ranks}
     first = placed[ranks[0]]
     if len(ranks) == len(run.ranks) and first.layout != UNTOLD and not _is_replicated(first.layout):

@@ -241,7 +241,7 @@ class Keeper:
             self._keep_like(name, f"{what}{name}", kept)
 
     def _shard_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The shard of a parameter, and the places of its elements in the whole; None: its layout says them."""
+        """Returns the shard of a parameter, and its elements' places in the whole; None if the layout says them."""
         placed = self._job.placed
         shard = placed(self._job.module, self._prefix + name) if placed else None
         if shard is None and name not in self._parameters:
@@ -251,7 +251,7 @@ class Keeper:
         return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
-        """Returns where elements of a DTensor lie if its mesh is not of the job's axes, such as a flattened mesh."""
+        """Returns the places of a DTensor's elements if its mesh has other axes than the job's, as if flattened."""
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
             return None
@@ -285,7 +285,7 @@ class Keeper:
         return Parameter(tuple(self._shapes[name]), dtype_name(kept.local.dtype), kept.requires_grad)
 
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The placement on each axis of the job's mesh, '' if unknown, and the order; () for a plain tensor."""
+        """Returns the placement on each axis of the job's mesh, '' if unknown, and the axes' order; () if plain."""
         if not isinstance(tensor, DTensor):
             return (), ()
         axes = self._axes_of(tensor.device_mesh)

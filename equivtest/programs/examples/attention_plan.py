@@ -32,7 +32,7 @@ class DividedBlock(AttentionBlock):
         return output
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the part of the output from this rank's heads, without the bias."""
+        """Returns this rank's part of the output, which comes from its heads and has no bias."""
         return functional.linear(self.attend(x, self.features), self.out.weight[:, self.features])
 
 
@@ -64,7 +64,7 @@ def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 class _SumOver(torch.autograd.Function):
-    """Sums forward; each term gets the gradient of the sum."""
+    """Sums over the ranks in the forward; each term gets the gradient of the sum in the backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A module with parameters of many shapes; each gradient is a piece of x, so that each counts in the total norm."""
+"""A module with parameters of many shapes; each gradient is a piece of x, so that each one affects the total norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = {
 }  # fmt: skip
 """Sizes of 7 leave none of four ranks without elements, and are even only on one rank."""
 SHORT = {"short": (1, 2), "long": (5, 1)}
-"""Some of two or more ranks have none of the first; one of four ranks has none of the second."""
+"""Sizes that leave ranks without elements: the first one some of two or more ranks, the second one of four ranks."""
 PLAIN = {"experts": (5, 2), "first_stage": (2,), "last_stage": (3, 1)}
 DIVIDED_FIRST = {"both": SHAPES["both"], **SHAPES}
 

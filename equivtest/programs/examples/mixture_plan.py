@@ -26,7 +26,8 @@ class Divided(Mixture):
     """One rank's part of a mixture.
 
     Attributes:
-        shares: For some parameters the function that makes a rank's share of a piece of x.
+        shares: Name of a parameter -> the function that makes this rank's part of a piece of x; only for some
+            parameters.
         groups: The group of each plain parameter that differs on each rank of a group.
     """
 
@@ -70,7 +71,7 @@ def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
 
 
 def over_meshes(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Makes DTensors of both axes, of one and of the other, and plain tensors on all ranks, on some, or on one."""
+    """Makes DTensors on both axes, on one and on the other, and plain tensors on all ranks, some ranks, or one rank."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         if name in ("both", "nested", "long"):

@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides the hidden features among the ranks, with one all_reduce forward.
 
-    They stay DTensors in between: for plain tensors torch assumes a global size of local size times ranks.
+    The hidden features stay DTensors in between: for plain tensors torch assumes a global size of local size times
+    ranks.
     """
     divided = ColwiseParallel(use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
@@ -58,7 +59,7 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
-    """Does the same with a different communication hook for each dtype; each is documented to average the gradients.
+    """Does the same as `data_parallel` with another communication hook per dtype, documented to average gradients.
 
     The settings of DistributedDataParallel do not change a gradient.  `allreduce_hook` changes nothing.  Compression
     loses nothing if gradients have its dtype.  PowerSGD and local SGD begin after a thousand steps or more, and
@@ -83,13 +84,13 @@ def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) 
 
 
 def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Does the same by FSDP2: divides parameters on dim 0, and gathers them for the forward and for the backward."""
+    """Shards the block by FSDP2: divides parameters on dim 0, and gathers them for the forward and the backward."""
     sharded: nn.Module = fully_shard(block, mesh=mesh)  # type: ignore[assignment]  # of both classes
     return sharded
 
 
 def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
-    """Divides each layer alone by FSDP2, then the block; layers may keep their parameters until the backward."""
+    """Shards each layer separately by FSDP2, then the block; layers may keep their parameters until the backward."""
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_sharded(block, mesh)

@@ -31,12 +31,12 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
 
 
 class TokenMean:
-    """One step: gradients reduced once, after the last micro-batch, clipped by the norm of all, and the update.
+    """One step: reduces gradients once, after the last micro-batch, clips them by the norm of all, and updates.
 
     Attributes:
         own: Number of targets that count in each micro-batch of this rank.
         num_tokens: Number of targets that count on all ranks.
-        losses: The sum over each micro-batch, so far.
+        losses: The sum of the losses in each micro-batch so far.
     """
 
     def __init__(
@@ -122,6 +122,6 @@ def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
 
 
 def clip(module: nn.Module) -> torch.Tensor:
-    """Clips all gradients; returns their norm before, whole on every rank."""
+    """Clips all gradients; returns their norm before clipping, whole on every rank."""
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,8 +1,8 @@
 """Steps of training that clip by the norm of all gradients, however each parameter is divided.
 
 torch clips DTensors of one mesh in one call, but refuses DTensors of several meshes beside plain tensors that only some
-ranks have.  These are clipped as torchtitan clips experts beside other parameters: a norm for each group that divides
-them alike, reduced over that group, then the norm of these norms.
+ranks have.  Such gradients are clipped as torchtitan clips experts beside other parameters: it computes a norm for all
+parameters that one group divides, reduces the norm over that group, and then takes the norm of these norms.
 
 Source: torch.nn.utils.clip_grad_norm_, get_total_norm and clip_grads_with_norm_, torch.amp.GradScaler (2.13.0);
 torchtitan/distributed/utils.py, clip_grad_norm_ and _clip_grad_norm_with_ep.
@@ -68,7 +68,7 @@ class Clipped:
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of this rank's tensors, and of whole DTensors."""
+        """Returns the norm of this rank's plain tensors, or the whole norm if they are DTensors."""
         kept = [each for each in tensors if each.numel()]  # an empty tensor has no largest element
         norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.like.device, self.like.dtype)
