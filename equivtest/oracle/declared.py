@@ -52,7 +52,8 @@ _judged_by: ContextVar[Arithmetics] = ContextVar("arithmetics", default=TORCH_CP
 def arithmetic_of(dtype: str) -> Arithmetic:
     """Returns the arithmetic that the backend under test declares for a dtype.
 
-    Raises: Misuse: the backend declares no arithmetic for the dtype.
+    Raises:
+        Misuse: the backend declares no arithmetic for the dtype.
     """
     records = _judged_by.get()
     if dtype not in records:

@@ -135,7 +135,7 @@ class Operations:
         """Returns the exact result if there is one, else the bounded one.
 
         Raises:
-            InexactData: no result is exact, but one must be.
+            InexactData: the result is not exact, but must be.
         """
         if self.may_be_exact:
             try:

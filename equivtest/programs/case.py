@@ -200,7 +200,7 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Names the mesh, the options, and if the sizes that ranks may divide are multiples of the number of ranks."""
+        """Names the mesh and the options; says if sizes that ranks may divide are multiples of the number of ranks."""
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)

@@ -22,9 +22,9 @@ class Backend:
         name: Name of the process group's backend, as for torch.distributed.init_process_group.
         device: Type of the tensors' device, such as 'cpu' or 'cuda', without an index.
         imports: Modules that every rank imports first, such as a vendor's torch backend.
-        start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new
-            interpreter for each rank, as accelerators require. 'auto' forks on the CPU if a fork of the
-            server can run a backward.
+        start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new interpreter for each
+            rank, as accelerators require. 'auto' forks on the CPU if a fork of the server can run a backward, and
+            otherwise spawns.
         arithmetic: 'package.module:NAME' of the declaration of the backend's roundings, which bounds real
             values; '' for torch's kernels on the CPU and gloo.
         faults: True if collectives may be spoiled on request, as an audit does.
@@ -45,7 +45,7 @@ class Backend:
         """Checks in this process that torch knows the backend and has the device.
 
         Raises:
-            Misuse: torch lacks one of them; the message lists what is available.
+            Misuse: torch lacks the backend or the device; the message lists what is available.
         """
         if self.start not in STARTS:
             raise Misuse(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
@@ -123,7 +123,7 @@ def _check_name(name: str, device: str) -> None:
 
 
 def choose_device(backend: Backend, rank: int) -> torch.device:
-    """Returns the device of one rank and makes it current; ranks take the devices in turn."""
+    """Returns the device of one rank and makes that device current; the ranks take the devices in turn."""
     import torch
 
     if backend.device == "cpu":

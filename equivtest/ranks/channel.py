@@ -1,4 +1,4 @@
-"""Sends whole messages over a socket, each as its length and its bytes."""
+"""Sends whole messages over a socket: for each message its length, then its bytes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Channel:
 def close_in_forks(end: socket.socket) -> None:
     """Closes `end` in every child that this process forks.
 
-    Otherwise the other end would not notice the end of this process while such a child lives.
+    Without this, the process at the other end would not notice that this process has ended while such a child lives.
     """
     _not_for_forks.add(end)
 

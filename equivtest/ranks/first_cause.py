@@ -26,7 +26,7 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
     """Returns the reply of the rank that caused the failure, or None if no rank failed.
 
     Ranks that raised or were lost come first, then silent ranks, then ranks that only lost their peer,
-    then ranks that wait in a collective. Among equals the earliest counts.
+    then ranks that wait in a collective. Among replies of the same kind the earliest counts.
     """
     failed = [reply for reply in replies if reply.outcome in FAILED]
     return min(failed, key=lambda reply: (_remoteness(reply), reply.at_s, reply.rank), default=None)

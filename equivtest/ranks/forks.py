@@ -1,8 +1,8 @@
 """Tests if a process forked from this one can run a backward, which torch refuses after it has started threads.
 
-The first backward of a process starts a thread for each device that torch then knows, except the CPU: for a vendor's
-device and for a graphics card alike.  A backward that calls another about sixty levels deep starts one as well.  From
-then on torch raises in every process forked from it.  Source: Engine::start_device_threads and
+The first backward of a process starts a thread for each device that torch then knows, except the CPU: also for a
+vendor's device.  A backward that calls another backward about sixty levels deep starts a thread as well.  From then on
+torch raises in every process that is forked from that process.  Source: Engine::start_device_threads and
 Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
 """
 
@@ -21,7 +21,7 @@ _DONE = "done"
 def why_forks_fail() -> str:
     """Explains why a fork of this process cannot run a backward, with the number of threads here; '' if it can.
 
-    A fork that hangs is killed after limits.FORK_S by its own timer, because this process may end first.
+    The fork's own timer kills the fork after limits.FORK_S if it hangs, because this process may end first.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -37,7 +37,7 @@ def why_forks_fail() -> str:
 
 
 def _try_backward(write: int) -> NoReturn:
-    """Runs in the child: writes the outcome of a backward; never returns."""
+    """Runs in the child, writes the outcome of a backward, and never returns."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})

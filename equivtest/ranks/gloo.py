@@ -1,4 +1,4 @@
-"""Gives each gloo group one worker thread, because with two torch may free a string twice.
+"""Gives each gloo group one worker thread, because with two threads torch may free a string twice.
 
 By default two threads of a group take collectives off its queue.  After each collective a thread assigns the
 collective's name to a string that both threads share, without a lock: ProcessGroupGloo::runLoop, as read in the library

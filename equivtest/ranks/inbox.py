@@ -21,7 +21,7 @@ from equivtest.ranks.stacks import tidy
 from equivtest.ranks.wire import decode_message
 
 BROKE_OFF = ("raised", "misused", "lost", "declined")
-"""Outcomes after which the other ranks have only the grace period left."""
+"""Outcomes of a rank after which the other ranks have only the grace period left."""
 
 
 def silence(limit_s: float) -> str:
@@ -62,7 +62,7 @@ class Inbox:
     def await_replies(self, limit_s: float) -> list[Reply]:
         """Returns one reply per rank, by rank; ranks silent after `limit_s`, or after the grace, have timed out.
 
-        The detail of the first cause says where the other ranks were.
+        The reply that is the first cause says in its detail where the other ranks were.
         """
         deadline_s = time.monotonic() + limit_s
         failed = False

@@ -48,7 +48,7 @@ def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: s
 
 
 def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
-    """Returns how many of the later axes of its dim divide it before this axis."""
+    """Returns how many of the later axes that shard the same dim divide it before this axis."""
     placement, mesh = tensor.placements[axis], tensor.device_mesh
     if type(placement).__name__ != "_StridedShard":
         return 0

@@ -1,4 +1,4 @@
-"""Makes each mesh once per process; all processes take part in making it, members or not."""
+"""Makes each mesh once per process; all processes take part, also those that are not in the mesh."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def mesh_of(
     DeviceMesh(device, [3, 1]) makes a sorted group: its collectives use ranks 1, 0 at the mesh's coordinates
     0, 1, and a DTensor has the wrong shards (2.13.0).
 
-    Processes outside all meshes make a group as well, which runs nothing.  Otherwise some processes are in fewer
-    groups than others.  Then torch waits for ever if a later program makes groups with `use_local_synchronization`, as
-    FSDP2 does (finding 81).
+    Processes outside all meshes also make a group, in which nothing runs.  Otherwise some processes are in fewer groups
+    than others.  Then torch waits for ever if a later program makes groups with `use_local_synchronization`, as FSDP2
+    does (finding 81).
     """
     kind = torch.device(device).type
     if not groups:

@@ -11,7 +11,7 @@ import msgspec
 from equivtest.ranks.backend import Backend
 
 START_ID = 0
-"""Id of the reply that every rank sends without a request: it has joined the group."""
+"""Id of the reply that every rank sends without a request when it has joined the group."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -19,8 +19,8 @@ class Ready(msgspec.Struct, frozen=True):
 
     Attributes:
         start: 'forkserver' or 'spawn': how it starts ranks.
-        reason: Why the server cannot fork ranks, if start='auto' made it try; else ''.
-        problem: Why it cannot start any rank, or ''.
+        reason: Why the server cannot fork ranks, if start='auto' made the server try; else ''.
+        problem: Why the server cannot start any rank, or ''.
     """
 
     start: str
@@ -29,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """First message to a rank: its number and the parent's surroundings.
+    """First message to a rank: the rank's number, and the parent's environment, import path and directory.
 
     Attributes:
         visit: 'package.module:function' to call at each `Visit`.

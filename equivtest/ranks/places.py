@@ -21,12 +21,12 @@ _VISIT_THREAD = "ranks/rank.py"
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code, and the collective in which it waits.
+    """A line of code at which a rank was, and the collective in which the line waits.
 
     Attributes:
         collective: Name in the subject's call, such as 'all_reduce'; 'wait_tensor' or 'wait' if the
             line waits for an asynchronous one, '' outside collectives.
-        line: The innermost line outside torch, 'file.py:12'.
+        line: The innermost line outside torch, such as 'file.py:12'.
         function: Function with that line.
     """
 
@@ -73,9 +73,9 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
 
 
 def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
-    """Says where ranks hang, and where ranks were that only lost their peers; maybe ''.
+    """Describes where ranks hang, and where ranks were that only lost their peers; '' if no place is known.
 
-    If every rank is in a collective, but not the same one, that comes first.
+    If every rank is in a collective, but they are in different ones, the text begins with that.
 
     Args:
         noun: 'rank', or 'process' if the ranks of a mesh have other numbers than the replies.

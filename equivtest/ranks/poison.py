@@ -4,7 +4,7 @@
            else changes.  With another C library this does nothing: `poison_in_words` says so.
     nan    torch fills its own uninitialised tensors with NaN, but only in its deterministic mode,
            which chooses other kernels too.
-    none   neither: memory keeps its old contents.
+    none   neither of the two: memory keeps its old contents.
 
 Source: mallopt(3), M_PERTURB: malloc fills with the complement of the byte set; glibc manual,
 "Memory Allocation Tunables": malloc does not fill memory from the per-thread cache, hence
@@ -43,7 +43,7 @@ def poison_in_words() -> str:
 
 @contextmanager
 def poisoned(poison: str) -> Iterator[None]:
-    """Fills new memory of this process as `poison` says while the context lasts.
+    """Fills new memory of this process in the way that `poison` names, while the context lasts.
 
     Afterwards malloc keeps its setting until the next visit.  A thread that is within calloc while the setting
     is removed may get memory that is not zero (glibc 2.36), and the threads that run collectives use calloc.

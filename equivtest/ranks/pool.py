@@ -44,7 +44,7 @@ class _Outstanding:
 
     @property
     def cut_off(self) -> str:
-        """Why ranks lost their host during the visit, or ''."""
+        """Returns why ranks lost their host during the visit, or ''."""
         return "" if self.world is None else self.world.cut_off
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
@@ -70,8 +70,8 @@ class Pool:
         max_worlds: Number of worlds that live at once; the least recently used one ends first.
         visit: 'package.module:function' that ranks call, see `World`.
         environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
-        beside: An open pool whose server forks the ranks of this pool too, since a server takes seconds to start.
-            Do not use it for variables that a process reads only at its start.
+        beside: An open pool whose server also forks the ranks of this pool, because a server takes seconds to start. Do
+            not use this if `environment` has variables that a process reads only at its start.
         hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; ''
             for ranks of this machine.
         server: Started earlier for the same backend; the pool ends it.
@@ -255,7 +255,7 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
-        """Sends a visit; tries again with new ranks if others lost their host first."""
+        """Sends a visit; tries again with new ranks if the first ranks have lost their host."""
         for _ in range(limits.HOST_TRIES - 1):
             with contextlib.suppress(HostLost):
                 return self._try_to_begin(subject, case, fault, watch)
@@ -290,7 +290,7 @@ class Pool:
     def _hung(self) -> Finding | None:
         """Collective that hung in a probe: then no visit starts any more, on any world size and in any dtype.
 
-        It is unknown which cases call the collective, and each of them would use its whole time limit.
+        Nothing shows which cases call the collective, and each of these cases would use its whole time limit.
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 

@@ -58,7 +58,7 @@ def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> Non
 
 
 Probe = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
-"""Runs a collective; returns this rank's actual and expected value."""
+"""Runs a collective; returns the actual and the expected value on this rank."""
 
 # Renamed in torch 2.13, which warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

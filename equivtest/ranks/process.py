@@ -22,7 +22,7 @@ class Ending:
     """Exit of a rank's process, and its time by time.monotonic(); `code` is None if no process saw the exit.
 
     Attributes:
-        cut_off: Fate of its host, if the host was lost; else ''.
+        cut_off: What happened to the rank's host, if the host was lost; else ''.
     """
 
     code: int | None
@@ -31,7 +31,7 @@ class Ending:
 
     @property
     def is_certain(self) -> bool:
-        """True if the rank cannot answer any more; otherwise only its connection shows that."""
+        """True if the rank certainly cannot answer any more; otherwise only the closed connection suggests that."""
         return self.code is not None or bool(self.cut_off)
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class RankProcess(Forked):
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:
-        """Returns the ends of its output and of its stacks, once it has ended."""
+        """Returns the last parts of the rank's output and of its stacks, once the rank has ended."""
         return read_tail(self.output), read_tail(self.stacks)
 
 
@@ -133,8 +133,8 @@ class Launcher(Protocol):
     """Starts ranks, here or on other hosts.
 
     Attributes:
-        ready: How it starts ranks; None before the first.
-        is_local: True if its ranks live on this machine and share its files.
+        ready: How the launcher starts ranks; None before the first rank.
+        is_local: True if the launcher's ranks live on this machine and share its files.
     """
 
     ready: Ready | None
@@ -142,7 +142,7 @@ class Launcher(Protocol):
 
     @property
     def alive(self) -> bool:
-        """True if it can still start ranks."""
+        """True if the launcher can still start ranks."""
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
         """Starts the ranks of a new world; each waits for its `Start` message.
@@ -159,7 +159,7 @@ class Launcher(Protocol):
         """Returns the Python stacks of running ranks, by rank."""
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Waits until it is known for each rank if its host is still there."""
+        """Waits until each rank's host has answered, or is known to be lost."""
 
     def close(self) -> None:
         """Ends the remaining ranks; a second call does nothing."""

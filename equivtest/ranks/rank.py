@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 Answers = tuple[Answer, ...] | None
-"""One answer per draw; None from a rank that takes no part."""
+"""The answers to a visit, one per draw; None from a rank that takes no part."""
 
 VisitFunction = Callable[[str, Case, Backend], Answers]
 

@@ -1,4 +1,4 @@
-"""Creates scratch directories: two per world, the harness's in memory if possible; each is removed with its owner."""
+"""Creates scratch directories, two per world; the harness's is in memory if possible.  Removes them at the end."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def sweep() -> None:
 def sweep_after(owner: int) -> None:
     """Removes the directories of a process that ends or has ended, except those that it still uses.
 
-    The process may have closed one connection and live on with others.  If it ends, the kernel releases its
-    locks one by one, so this waits.  A directory that is unlocked twice in a row is not just being made.
+    The process may still live: it may have closed one of several connections.  If it ends, the kernel releases its
+    locks one by one, so this waits.  If a directory is unlocked twice in a row, no process is just about to lock it.
     """
     left = {path for path in scratch_directories() if _owner_of(path) == owner}
     unlocked: set[Path] = set()

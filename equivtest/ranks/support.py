@@ -1,4 +1,4 @@
-"""Learns what a backend can do, from a probe of each collective, once per world size and dtype."""
+"""Finds out what a backend can do: probes each collective once per world size and dtype."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """True if the backend is wrong, and does not only lack the collective."""
+        """True if the backend is wrong; False if it works or only lacks the collective."""
         return self.kind not in ("works", "refused")
 
     @property
@@ -93,7 +93,7 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """Collective that left no world alive, if one did: then no case of the dtype runs there any more."""
+        """Collective whose probe left no world alive, if any did: then no case of the dtype runs on that world size."""
         return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property

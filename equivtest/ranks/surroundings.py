@@ -1,4 +1,4 @@
-"""Sets up a rank's surroundings: the parent's environment, its own output, and its end without a parent."""
+"""Sets up a rank's process: the parent's environment, the rank's own output file, and its end if the parent ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def enter(start: Start) -> None:
-    """Takes over the parent's environment, import path and directory; on another host adds only variables."""
+    """Takes over the parent's environment, import path and directory; on another host only adds variables."""
     be_rank()
     if start.store is None:
         os.environb.clear()

@@ -1,4 +1,4 @@
-"""Imports and traces once, before ranks are forked from here, what every rank would need first."""
+"""Imports and traces what every rank needs first: once, in the process from which the ranks are forked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivtest.base import limits
 
 
 def warm() -> None:
-    """Imports what tensor parallelism imports lazily, and leaves no thread and no group behind.
+    """Imports the modules that tensor parallelism imports lazily; leaves no thread and no group behind.
 
     One column-wise and one row-wise linear run on a fake group that is larger than any real one, so
     that no real group matches an entry of torch's caches.  `torch.distributed.nn` is imported before that group

@@ -48,7 +48,7 @@ class World:
 
     Raises:
         BrokenSetup: a rank cannot start; the message has the first one's traceback.
-        HostLost: a rank lost its host before it had started.
+        HostLost: a rank lost its host before the rank had started.
 
     Attributes:
         cut_off: Why ranks lost their host in the last visit, for which the subject is not to blame; else ''.
@@ -122,7 +122,7 @@ class World:
 
     @property
     def deaths(self) -> list[str]:
-        """Ends of ranks that had answered all requests.
+        """Describes how ranks ended that had answered all requests.
 
         Empty if this process ended them, or if a host was lost: then a rank on another host may end for that
         reason too.
@@ -171,8 +171,8 @@ class World:
         """Returns one reply per rank, by rank, to the request of `start_visit`; never waits for ever.
 
         Ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the first failure,
-        have timed out.  After any failure the world is dead.  Only directories that are being removed remain,
-        and `kill` waits for them.
+        have timed out.  After any failure the world is dead.  Only directories that are being removed remain; `kill`
+        waits for their removal.
 
         Args:
             keep_if_all_raised: The case should be refused: the world survives if every rank raised within `grace_s`
@@ -213,7 +213,7 @@ class World:
         self._end(limits.STOP_S)
 
     def kill(self) -> None:
-        """Ends the ranks at once; a second call only waits for the removal of the directories."""
+        """Ends the ranks immediately; a second call only waits for the removal of the directories."""
         self._end(0.0)
 
     def _is_in_step(self) -> bool:

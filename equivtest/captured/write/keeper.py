@@ -251,7 +251,7 @@ class Keeper:
         return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
-        """Returns the places of a DTensor's elements if its mesh has other axes than the job's, as if flattened."""
+        """Returns where a DTensor's elements lie if its mesh has other axes than the job's, as a flattened mesh has."""
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
             return None

@@ -2,7 +2,8 @@
 
 It listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
 directory of the run's owner.  A pool that requests a world receives each rank's connection, which it then owns, and
-a pipe that reports the rank's end.  A message each way every limits.BEAT_S shows the hub which hosts are there.
+a pipe that reports the rank's end.  The hub and each slot exchange a message every limits.BEAT_S, which shows the hub
+the hosts that are still there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from equivtest.ranks.hosts.secret import NotTheSame, admitting
 from equivtest.ranks.scratch import sweep_after
 
 CLOSE = b"c"
-"""Message of the owner: the run is over."""
+"""Message of the owner to the hub: the run is over."""
 
 _hello_decoder = msgspec.msgpack.Decoder(messages.Hello)
 _slot_decoder = msgspec.msgpack.Decoder(messages.FromSlot)
@@ -252,10 +253,11 @@ class Hub:
             await asyncio.sleep(limits.WATCH_S / 10)
 
     def _start_anew(self) -> None:
-        """Makes torchrun restart all slots, since a slot that was cut off for some time does not rejoin the others.
+        """Makes torchrun restart all slots, because a slot that was cut off for some time does not rejoin the others.
 
-        The others forget it, and it does not ask.  Source: _sanitize in torch/distributed/elastic/rendezvous/
-        dynamic_rendezvous.py, _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
+        The other slots' agents drop that slot, and its agent does not ask to join again.  Source: _sanitize in
+        torch/distributed/elastic/rendezvous/ dynamic_rendezvous.py, _invoke_run in
+        torch/distributed/elastic/agent/server/api.py (2.13.0).
         """
         self._changed_s = time.monotonic()
         if all(slot.hello.restarts_left > 0 for slot in self._slots.values()):

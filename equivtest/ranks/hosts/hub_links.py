@@ -1,4 +1,4 @@
-"""State that the hub keeps of one slot, one pool and one rank, and the choice of slots for a world."""
+"""The state that the hub keeps about a slot, a pool or a rank, and the choice of slots for a world."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKET_BYTES = 2**17
 
 
 class Gone(Exception):
-    """There is no world; see `NoWorld` for `kind`."""
+    """Raised if there is no world; see `NoWorld` for `kind`."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -37,9 +37,9 @@ class SlotLink:
 
     Attributes:
         address: Address of its host, as seen here.
-        gone: Why it was lost; '' while it is there.
+        gone: Why the slot was lost; '' while it is connected.
         offset_s: Seconds to add to its clock to get this machine's, within the time of one message.
-        stacks: Stacks of its ranks, by token, as they arrive.
+        stacks: Stacks of the slot's ranks, by token, as they arrive.
     """
 
     connection: socket.socket

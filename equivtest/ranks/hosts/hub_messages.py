@@ -35,11 +35,11 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
     """Introduces a slot, with torchrun's numbers.
 
     Attributes:
-        rank, world_size: Its number among all slots, and how many there are.
-        group_rank: Its host's number.
+        rank, world_size: The slot's number among all slots, and the number of slots.
+        group_rank: Number of the slot's host.
         host: Name of the machine.
         master: Address at which others reach the first slot's host.
-        identity: Version of the code there, see `identity`.
+        identity: Version of the code on the slot's host, see `identity`.
         restarts_left: Number of times that torchrun can still restart it.
     """
 
@@ -118,8 +118,8 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     """Reports a forked rank.
 
     Attributes:
-        scratch: Its directory there.
-        environment: Variables to add to its environment.
+        scratch: Directory of the rank on its host.
+        environment: Variables to add to the rank's environment.
     """
 
     token: str
@@ -142,7 +142,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         at_s: Time by the reader's clock.
         cut_off: See `equivtest.ranks.process.Ending`.
-        output, stacks: The ends of its output and of its stacks.
+        output, stacks: The last parts of the rank's output and of its stacks.
     """
 
     token: str
@@ -200,7 +200,7 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
     """One rank of a world, with two descriptors: its connection, and a pipe that is readable once it has ended.
 
     Attributes:
-        where: Its process and host, in words.
+        where: Process and host of the rank, in words.
         offset_s: Seconds to add to its clock to get this machine's.
         local_rank, local_world_size, group_rank: Its number among the world's ranks on its host, how many these are,
             and the number of the host in the world.

@@ -30,7 +30,7 @@ class HubDoor:
         path: Path of its socket.
 
     Raises:
-        BrokenSetup: no process listens there.
+        BrokenSetup: no process listens at the socket.
     """
 
     def __init__(self, path: str) -> None:

@@ -36,8 +36,8 @@ class RunHub:
         port: Port at which the hub listens.
 
     Raises:
-        Misuse: it cannot listen there.
-        BrokenSetup: the process does not start.
+        Misuse: the hub cannot listen at the address.
+        BrokenSetup: the hub's process does not start.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes) -> None:
@@ -85,7 +85,7 @@ class RunHub:
         """Returns the number of slots of each host, once all are connected.
 
         Raises:
-            BrokenSetup: they do not connect within limits.HOSTS_S.
+            BrokenSetup: the slots do not connect within limits.HOSTS_S.
         """
         answer = self._ask(messages.AskSlots())
         assert isinstance(answer, messages.Slots)

@@ -1,8 +1,8 @@
-"""Reads the secret that a run shares with its ranks on other hosts, and proves to each side that the other knows it.
+"""Reads the secret that a run shares with its ranks on other hosts; proves to each side that the other knows it too.
 
-Until a peer has proved that, no message of it is decoded: both sides read a fixed number of bytes, within a limit.
-Each side answers a challenge of the other.  An answer is valid only for one side and one connection.  Later messages
-are neither encrypted nor signed.
+Until a peer has proved this, none of its messages is decoded: both sides read a fixed number of bytes, within a time
+limit.  Each side answers a challenge of the other.  An answer is valid only for one side and one connection.  Later
+messages are neither encrypted nor signed.
 Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a pre-shared key, without its encryption.
 """
 

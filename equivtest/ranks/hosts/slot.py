@@ -46,7 +46,7 @@ def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
     """Reads torchrun's variables of this process.
 
     Raises:
-        Misuse: they are missing or invalid.
+        Misuse: torchrun's variables are missing or invalid.
     """
     numbers = {}
     for name in ("RANK", "WORLD_SIZE", "GROUP_RANK"):
@@ -111,7 +111,7 @@ class Slot:
                 server.close()
 
     def _connect(self) -> Channel | None:
-        """Opens a connection on which the hub has accepted the slot; None if there was none in time.
+        """Opens a connection on which the hub has accepted the slot; None if no connection succeeded in time.
 
         Raises:
             Refused: the hub has rejected the slot.

@@ -35,7 +35,7 @@ class CannotSpoil(EquivtestError):
 
 @dataclass
 class Visit:
-    """One run of a subject on this rank: the planned fault and the calls so far."""
+    """State of this rank during one run of a subject: the planned fault and the calls so far."""
 
     fault: Fault = field(default_factory=Fault)
     called: list[Collective] = field(default_factory=list)
@@ -48,7 +48,7 @@ _lock = threading.Lock()  # a backward calls from another thread
 
 
 def plan(fault: Fault) -> None:
-    """Plans this fault for each run of a subject from now on, until the next call."""
+    """Plans this fault for each later run of a subject, until this function is called again."""
     _visit.fault = fault
     begin()
 
@@ -73,7 +73,7 @@ def operations() -> AbstractContextManager[Any]:
 
 
 def begin() -> None:
-    """Marks the begin of a subject's run: collectives count from 0."""
+    """Marks the beginning of a subject's run, from which collectives are numbered from 0."""
     _visit.called = []
 
 
@@ -97,7 +97,7 @@ _Group: Any = dist.ProcessGroup  # torch's stub lists wrong constructors
 
 
 class FaultyGroup(_Group):  # type: ignore[misc]
-    """A process group that passes every call on to one of the real backend, except the planned one.
+    """A process group that passes every call, except the planned one, on to a group of the real backend.
 
     Args:
         backend: Name of the real backend.

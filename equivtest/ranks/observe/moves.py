@@ -1,4 +1,4 @@
-"""Describes methods of torch's ProcessGroup: which arguments are operands and results, and what a rank has alone.
+"""Describes methods of torch's ProcessGroup: the arguments that are operands and results, and a rank's own results.
 
 Source: torch/csrc/distributed/c10d/init.cpp, class ProcessGroup (2.6.0 to 2.13.0, which renamed some).
 """
@@ -15,13 +15,13 @@ from torch import distributed as dist
 Arguments = Sequence[Any]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-"""Kinds that reduce their operands, so that a fault may count an operand twice."""
+"""Kinds of collective that reduce operands, so that a fault may count an operand twice."""
 BARRIERS = ("barrier", "monitored_barrier")
-"""Methods of a process group that move no values: noted if a rank is watched, and never spoiled."""
+"""Methods of a process group that move no values: a watched rank notes them, and no fault spoils them."""
 FROM_ANY = "recv_anysource"
 """A method that takes the first message, so that its sender cannot be known afterwards."""
 WITHOUT_OPERAND_OF_ALL = ("broadcast", "scatter", "send", "recv")
-"""Kinds for which not every rank has an operand."""
+"""Kinds of collective in which not every rank has an operand."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def flat_tensors(held: Any) -> list[torch.Tensor]:
 
 
 def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Arranges tensors in lists as `held` has them."""
+    """Arranges tensors in lists of the same form as `held`."""
     if isinstance(held, torch.Tensor):
         return next(tensors)
     return [_shaped_like(part, tensors) for part in held]
@@ -128,7 +128,7 @@ def _fill_with(result: Any, operand: torch.Tensor) -> None:
 
 
 def _nothing(results: Any, operands: Any, rank: int) -> None:
-    """Keeps the rank's tensors."""
+    """Does nothing: the rank's tensors stay as they are."""
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
@@ -166,7 +166,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """Fills an all_to_all's results with the rank's own operands, as far as they fit."""
+    """Fills an all_to_all's results with the rank's own operands, if their sizes fit."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])

@@ -1,4 +1,4 @@
-"""Notes of a watched visit: plain data, one note after the other in a file, tensors as bytes."""
+"""Notes on a watched visit: plain data in a file, one note after the other; tensors are bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
         options: 'phase'; of an operator's end, its place among all calls as 'order'; of a collective: 'op', 'factor' of
             a 'premul', 'root', 'group_name', the number of elements of each result as 'room', and others.
-        was_changed: True if something else wrote to the operands in the meantime.
+        was_changed: True if something else wrote to the operands between the call and its end.
         error: Text of the exception.
         at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
     """

@@ -64,8 +64,8 @@ def is_recordable(group: dist.ProcessGroup) -> bool:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every collective while it is active, at most limits.MAX_COLLECTIVES.
 
-    It returns NotImplemented for a DTensor's operator, and the DTensor then calls the collectives on plain
-    tensors: torch asks a mode before subclasses, and a mode does not see its own calls.
+    It returns NotImplemented for an operator on DTensors; the DTensor then calls the collectives on plain tensors,
+    which the recorder sees.  torch asks a mode before subclasses, and a mode does not see its own calls.
 
     Args:
         members: Processes of the mesh, in mesh order.
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Collective(kind, 0 if kind == "barrier" else _bytes_of(handed), phase, self._name(group)))
 
     def _name(self, group: object) -> str:
-        """Returns 'mesh', or the processes of another group."""
+        """Returns 'mesh' for the group of the mesh, and the processes of any other group."""
         ranks = _ranks_of(group)
         if ranks is None:
             return "an unknown group"

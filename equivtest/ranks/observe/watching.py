@@ -2,7 +2,7 @@
 
 `equivtest.diagnose.blame` watches a visit to find the call that a failure comes from.  A collective is noted
 when it is called and again when it is complete, an operator on DTensors and a local operation when they begin and when
-they end.  The notes therefore also show a call that never ends.
+they end.  So the notes also show a call that never ends.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for operators and local operations, also in a backward;
 `equivtest.ranks.observe.faults` sees collectives, because DistributedDataParallel calls them from C++.
@@ -45,7 +45,7 @@ from equivtest.ranks.observe.notes import (
 from equivtest.tensors import same_bits
 
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
-"""Parts of the names of operators whose results are no values, or depend on the operands' memory layout."""
+"""Parts of the names of operators that return no values, or whose results depend on the operands' memory layout."""
 
 HANDLERS = ("torch.distributed.tensor._dispatch", "torch.distributed.tensor._tp_conv")
 """Modules of the handlers by which DTensor computes some operators without a rule.
@@ -81,7 +81,7 @@ class Watch:
 
     @property
     def is_full(self) -> bool:
-        """True if the notes are so large that further operations are left out."""
+        """True if the notes are so large that no further operations are noted."""
         return self._file.closed or self._file.tell() > limits.WATCHED_BYTES
 
     def note(self, **fields: Any) -> None:
@@ -357,7 +357,7 @@ def _is_computed(types: Sequence[type], given: Any) -> bool:
 
 
 def _is_seen(func: Any) -> bool:
-    """True for torch's own operators whose results depend only on the values of their operands."""
+    """True for an operator of torch itself whose results depend only on the values of the operands."""
     name = func.overloadpacket.__name__
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     return func.namespace == "aten" and not is_random and not any(part in name for part in UNSEEN)
