@@ -2,8 +2,8 @@
 
 Letters: w ranks, n elements of one size, L elements of all sizes together.
 
-Every rank has w * n elements of each kind of operand, one size after the other.  A collective with
-one tensor per rank takes the first n of them; one with a part for every rank takes all.
+Every rank has w * n elements of each kind of operand, one size after the other.  A collective with one tensor per rank
+takes the first n elements; a collective with a part for every rank takes all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of collectives on the ranks, from the operands of all ranks at once.
+"""Computes the results of collectives on the ranks, from the operands of all ranks.
 
 Letters: w ranks, n elements of one size.
 

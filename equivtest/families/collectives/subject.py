@@ -2,8 +2,8 @@
 
 Letters: w ranks, n elements of one size.
 
-Results are copied as soon as a call has returned, or has been waited for, so that one which comes later is
-seen.
+Each result is copied as soon as the call has returned or has been waited for, so that a result that comes too late is
+noticed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and
 torch/distributed/_functional_collectives.py (2.13.0).
@@ -50,7 +50,7 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 
 
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
-    """Begins and ends the calls as the case has it; each result is all sizes' one after the other."""
+    """Begins the calls and ends them as `case.waits` says; a result has all sizes' results, one after the other."""
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}

@@ -2,8 +2,8 @@
 
 Letters: w ranks, n elements of one size.
 
-Memory for results lies within a larger storage, and is not written to before.  The memory on both sides of it and
-between its elements is, and no collective may write there.
+Memory for results lies within a larger storage, and is not written to before.  The memory on both sides of a result and
+between its elements is written to before, and no collective may write there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Room:
 
     Attributes:
         stride, offset, order: Fields of the case.
-        kept: Storages of earlier calls, which this call reuses in their order; None: its memory is new.
+        kept: Storages of earlier calls, which this call reuses in the same order; None if its memory is new.
         storages: Storages of its results.
         handed: Operands that are copies, each with its original.
     """

@@ -1,4 +1,4 @@
-"""One cross entropy of logits whose classes are shared by the ranks.
+"""One cross entropy of logits whose classes are divided among the ranks.
 
 Letters: P positions (product of the dims of the target), C classes.
 """
@@ -29,8 +29,8 @@ class CrossEntropyCase(ActivationCase):
         positions: Dims of the target, none to four; the logits x are (C,) or (N, C, ...).
         num_classes: C, the dim of x that is divided among the ranks.
         reduction: 'none', 'sum' or 'mean', which divides by the weights of the targets that count.
-        ignore_index: The target that does not count, a class or any other number.
-        ignored: Positions that certainly have it: 'none', 'some' (every second one) or 'all'.
+        ignore_index: The target that does not count: a class, or any other number.
+        ignored: Positions that always have this target: 'none', 'some' (every second one) or 'all'.
         weighted: Whether each class has a weight.
         target_is_dtensor, weight_is_dtensor: Pass these as DTensors.
         requires_grad: ('x',) or ().

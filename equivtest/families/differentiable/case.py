@@ -1,4 +1,4 @@
-"""Collectives with a backward: what each rank has, what it gets, and what it gets back.
+"""Collectives with a backward: each rank's operands, results and gradients.
 
 Letters: w ranks, n elements of one part.
 """
@@ -20,10 +20,11 @@ class Call:
     """A collective on w parts of each rank, or on its first part.
 
     Attributes:
-        function: In torch.distributed.nn.functional if it begins with 'nn_', else a functional collective.
+        function: Name of a function in torch.distributed.nn.functional if it begins with 'nn_', else of a functional
+            collective.
         result: 'reduced': the sum of the first parts. 'parts': the sum of all parts, one for each rank. 'copied': the
             root's first part. 'gathered': the first parts of all ranks. 'scattered': one part of the root for each
-            rank. 'exchanged': one part from each rank. 'uneven': `DifferentiableCase.split` elements of them.
+            rank. 'exchanged': one part from each rank. 'uneven': `DifferentiableCase.split` elements from each rank.
         is_rooted: Whether one rank is the root; each rank is the root once.
         op: 'sum' or 'avg', of what reduces.
     """

@@ -1,4 +1,4 @@
-"""One dropout of an activation that the ranks share, or that each holds whole."""
+"""One dropout of an activation that is divided among the ranks, or that every rank has whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One dropout: its result, once the dropped elements are known.
+"""Computes the result of one dropout from the elements that the subject dropped.
 
 Letters: p probability of being dropped, u_a and u_o unit roundoffs of accumulation and storage.
 
@@ -38,7 +38,7 @@ def expect_dropout(case: DropoutCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Expects the same, but without the elements that are zero in the ranks' output."""
+    """Expects the same, but drops the elements that are zero in the ranks' output."""
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
 

@@ -22,7 +22,7 @@ RANDOM_MODES = (("dense",), *[("dense", "real", "dense", "real")] * 9)
 IDENTITY_MODES = (("dense",), *[("dense", "special", "real", "special")] * 9)
 PROBABILITIES = (0.5, 0.5, 0.25, 0.75, 0.5, 0.1, 0.3, 0.9, 0.0, 1.0)
 FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
-"""Mostly so many that a row of them tells of chance: two masks of 56 agree once in 2**56 times."""
+"""Numbers of features, most so large that one row shows if masks are random: two masks of 56 agree once in 2**56."""
 
 
 def kind_of_probability(p: float) -> float:

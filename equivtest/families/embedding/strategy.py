@@ -10,4 +10,4 @@ embedding_cases = cases_of(EmbeddingCase, dangerous=("num_embeddings", "output_l
 refused_embedding_cases = cases_of(
     RefusedEmbeddingCase, only=("misfit", "leading", "num_embeddings", "embedding_dim", "output_layout")
 )
-"""The ids are whole: no rank has to know their global shape."""
+"""Every rank has all ids, so no rank has to know their global shape."""

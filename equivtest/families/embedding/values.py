@@ -2,9 +2,9 @@
 
 Letters: T tokens, V num_embeddings, D embedding_dim, p significand bits; n_v how often id v occurs.
 
-The gradient of row v is the sum of n_v rows of the cotangent.  In exact modes each of these holds
-odd integers up to 2**p / n_v, so that every sum of any of them is an integer up to 2**p: a value of
-the dtype, in any order and on any number of ranks.  The oracle checks this of every draw.
+The gradient of row v is the sum of n_v rows of the cotangent.  In exact modes each of these rows has odd integers up to
+2**p / n_v, so that every sum of any of them is an integer up to 2**p: a value of the dtype, in any order and on any
+number of ranks.  The oracle checks this of every draw.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
 """

@@ -25,7 +25,7 @@ REAL_MODES = ("real", "real-cancelling")
 
 
 def _by_features(fields: Fields) -> tuple[str, ...]:
-    """Returns placements of the side that is divided by features, mostly so."""
+    """Returns placements of the tensor that the style divides by features; most of them divide the features."""
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
 

@@ -29,7 +29,7 @@ class NormCase(ActivationCase):
         sequence_dim: The leading dim that is divided among the ranks.
         features: D; with one or two a norm preserves little except signs, and bounds conclude nothing.
         parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
-        eps: Added to the variance or the mean square.
+        eps: The number that is added to the variance or to the mean square.
         x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
             computes the global shape of a plain tensor as local size times ranks.
         use_local_output: Option of torch's style: answer a plain tensor instead of a DTensor.

@@ -40,7 +40,7 @@ class OperatorCase(Case):
         operands: Global shape of each operand.
         arguments: (name, value) of each argument that is no tensor.
         placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, for numbers,
-            'partial(OP)'; every rank has another share of a partial operand.
+            'partial(OP)'; each rank has a different share of a partial operand.
         other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
         holds: Contents of each operand: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
             empty: the contents in the operator's entry of the table.

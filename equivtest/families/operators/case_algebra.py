@@ -1,9 +1,9 @@
-"""Operators of linear algebra, on matrices for which every step of theirs is exact.
+"""Operators of linear algebra, on matrices for which every step of the algorithm is exact.
 
 Elimination of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, subtracts whole
-numbers and divides them by one; a triangular one needs no Householder reflection, as xLARFG says; a diagonal one of
-powers of two is its own eigenvalues, and its singular values by magnitude.  A product of reflections I - t v v' is of
-whole numbers where v and t are.
+numbers and divides them by one; a triangular matrix needs no Householder reflection, as xLARFG says; the diagonal of a
+diagonal matrix of powers of two has its eigenvalues, and their magnitudes are its singular values.  A product of
+reflections I - t v v' has whole numbers if v and t have.
 
 Source: LAPACK 3.12, xPOTRF, xGETRF, xSYTRF, xLARFG, xGEEV and xGESDD, which torch calls on the CPU.
 """

@@ -1,6 +1,6 @@
-"""Arguments and operands of operators that take a shape apart, move it or pick from it, made from the shape.
+"""Arguments and operands, made from a shape, for operators that split tensors, move elements or pick elements.
 
-Like `equivtest.families.operators.case_forms`, the simplest first.
+The simplest come first, as in `equivtest.families.operators.case_forms`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Operators that draw at random or leave memory as it is, called so that what they give is certain.
+"""Operators that draw at random or leave memory unwritten, called with arguments for which only one result is right.
 
-Chances of zero and one, distributions of no width, a bin that holds whatever is drawn.
+The arguments are probabilities of zero and one, distributions of zero width, and a bin that contains every number
+drawn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Signatures of operators: shapes of operands and arguments, made from one shape.
+"""Signatures of operators: the shapes of operands, and arguments, both made from one shape.
 
-A form takes a shape and gives the signatures that an operator is called with on it, the simplest first; what the
-operator does not take is left out by who asks (`equivtest.families.operators.case_table.signatures_of`).
+A form takes a shape and returns the signatures with which an operator is called on this shape, the simplest first.  The
+caller leaves out signatures that the operator does not accept
+(`equivtest.families.operators.case_table.signatures_of`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ class Signature:
     """One way to call an operator.
 
     Attributes:
-        shapes: Global, of each operand.
-        arguments: By name, of all that is no tensor.
-        holds: What each operand holds, if the operator's entry does not say it: see `OperatorCase.holds`.
+        shapes: Global shape of each operand.
+        arguments: Every argument that is no tensor, by name.
+        holds: Contents of each operand, if the operator's entry does not name them: see `OperatorCase.holds`.
     """
 
     shapes: tuple[Shape, ...]

@@ -51,14 +51,14 @@ class Operator:
         kinds: Kind of each operand; all further operands are floats.
         domain: Domain of the values of operands that are floats.
         domains: Domains of the first operands if they differ; all further ones have ANY.
-        is_exact: True if results are values of that domain, or numbers of as few bits, so that they must be equal.
+        is_exact: True if results are values of the domain, or numbers of as few bits, so that results must be equal.
             Sums and products need no mark: the certificate proves them exact.
         adds_cotangents: True if the gradient of an exact operator adds up cotangents, or parts of them, and computes
             nothing else.
         cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.
         rounds: True if results are rounded, so that 16 bits are too few for a conclusion.
-        num_dims: Numbers of dims of the shapes that it takes.
-        has_samples: True if its forms are samples from torch's list, which name the contents of operands.
+        num_dims: Numbers of dims of the shapes that the operator takes.
+        has_samples: True if the operator's forms are samples from torch's list, which name the contents of operands.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Operators on each element alone, or on the elements of several operands at the same index."""
+"""Operators on each element separately, or on the elements of several operands at the same index."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Operators and forms from torch's own list, as `python -m studies.operator_forms` writes them into `forms.jsonl`.
 
-A form is called as its text says: in "x0, 2, dim=x1" the names stand for the operands, all else is a literal.
+The text of a form shows how the operator is called: in "x0, 2, dim=x1" names stand for operands, and all else is a
+literal.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0).
 """

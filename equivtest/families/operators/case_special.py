@@ -1,4 +1,4 @@
-"""Special functions, and the other operators of torch's list that work on each element alone."""
+"""Special functions, and the other operators of torch's list that work on each element separately."""
 
 from __future__ import annotations
 

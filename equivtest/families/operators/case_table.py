@@ -1,4 +1,4 @@
-"""The operators that are judged, each with the signatures that it is called with.
+"""The operators that are judged, each with the signatures with which it is called.
 
 Source: names and arguments as torch documents them; torch.testing._internal.common_methods_invocations.op_db (2.13.0)
 lists them.
@@ -86,7 +86,7 @@ class Result:
     """Shape and dtype of one result of a call.
 
     Attributes:
-        operands: Numbers of the operands that it is differentiable by.
+        operands: Numbers of the operands for which the result has a gradient.
     """
 
     shape: Shape

@@ -1,4 +1,4 @@
-"""The collectives of the operators that have any documented."""
+"""The collectives of the operators that document collectives."""
 
 from __future__ import annotations
 

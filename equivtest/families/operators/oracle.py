@@ -1,6 +1,6 @@
 """Computes an operator's results on whole operands, and the error that a correct answer may have.
 
-For each result and each gradient it uses the first of these that applies:
+For each result and each gradient the oracle uses the first rule that applies:
 
 1. equality, if the operator only chooses among exactly known values, or returns no numbers;
 2. equality, if the certificate proves that nothing rounds;

@@ -1,9 +1,10 @@
 """The calls that are enumerated: every form of every operator, under combinations of placements of its operands.
 
-A call has axes: the form, the placement of each operand and of the cotangents, and the kind of values.  Three more are
-whether all operands are placed alike, which operand alone is a sum of shares, and whether the named dim is divided.
-A table of strength 1 has each value of each axis, one of strength 2 each pair of values of two axes, of every operator.
-Calls of one operator follow each other: they run in the same process with other arguments, shapes and placements.
+The axes of a call are the form, the placement of each operand and of the cotangents, and the kind of values.  Three
+more are whether all operands are placed alike, which operand is the only partial one, and whether the named dim is
+divided.  A table of strength 1 has each value of each axis, one of strength 2 each pair of values of two axes, of every
+operator.  Calls of one operator follow each other: they run in the same process with other arguments, shapes and
+placements.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 """Reductions at depth 1: an operand after the first has no averages, and no operand has minima."""
 WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
-"""Operators that are called on whole operands alone: DTensor tries every combination of placements of seven tensors for
+"""Operators that are called only on whole operands: DTensor tries every combination of placements of seven tensors for
 their gradient, which takes longer than a minute (finding 69)."""
 
 MAX_FORMS = 6
-"""Forms of an operator at most."""
+"""Largest number of forms of an operator."""
 MAX_ROWS = 200
-"""Combinations of an operator's form that are looked at."""
+"""Largest number of combinations of one form that the table is chosen from."""
 
 MAX_CALLS = {IN_PLACE: 3, OUT: 2}
-"""Calls of an operator in these ways, in a gate; its function has all."""
+"""Largest number of calls of an operator in these two ways, in a gate; the operator's function has all calls."""
 
 
 ENUMERATED = tuple(HAND_WRITTEN)
 """Operators whose known failures are complete."""
 PARTS = 8
-"""Searches that share the operators."""
+"""Number of searches among which the operators are divided."""
 
 
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
@@ -93,7 +94,7 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 
 
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
-    """Yields the combinations of a form; those in which all is whole come last."""
+    """Yields the combinations of a form; combinations with only whole operands come last."""
     numbers = range(len(signature.shapes))
     if name in WHOLE_ALONE:
         yield signature, ("replicate",) * len(numbers), "replicate", REAL_MODE

@@ -34,7 +34,7 @@ MAX_AXES = 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RedistributeCase(ActivationCase):
-    """output = x, under other placements; its gradient is the cotangent, under x's.
+    """output = x under other placements; the gradient is the cotangent under x's placements.
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
@@ -43,8 +43,8 @@ class RedistributeCase(ActivationCase):
         shape: Global shape of the tensor, up to four dims; sizes may be 0.
         source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'.  A target
             is partial only on axes with the same partial source.
-        cotangent: Placements of the cotangent; empty: those of the output, with replicated instead of
-            partial if it is returned as a plain tensor.
+        cotangent: Placements of the cotangent; empty: the output's placements, with replicated instead of partial if
+            the output is returned as a plain tensor.
         road: 'dtensor': a DTensor is the leaf, and a DTensor is answered.
             'local': from_local, redistribute, to_local; the leaf is the local tensor.
             'full_tensor': from_local, full_tensor; the target is replicated.

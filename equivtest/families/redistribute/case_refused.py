@@ -17,9 +17,9 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
     """A redistribution that every rank must refuse in the same way; the case's target is a valid one.
 
     Attributes:
-        misfit: The request instead of it. 'to_partial': partial sums of a tensor that is not partial;
-            'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first
-            axis should divide a dim that the tensor does not have.
+        misfit: The invalid request that replaces the target. 'to_partial': partial sums of a tensor that is not
+            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first axis should
+            divide a dim that the tensor does not have.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"

@@ -1,4 +1,4 @@
-"""The product of a DTensor and a number: the smallest family, there to be read and copied."""
+"""The product of a DTensor and a number: the smallest family, as an example to read and copy."""
 
 SUBJECTS = {
     "scale": "equivtest.families.scale.subject:scale",

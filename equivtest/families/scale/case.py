@@ -1,4 +1,4 @@
-"""A tensor that the ranks share, multiplied by a number."""
+"""A tensor that is divided among the ranks, multiplied by a number."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class PerceptronCase(TrainingCase):
         tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
             'transposed': out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters.
             A tied weight is called in_proj.weight.
-        checkpointed: The part that the backward computes again instead of storing it: a layer, 'hidden': in_proj and
-            the activation together, or 'wrapped': each layer separately, in torch's wrapper of modules; ''.
-            Captures of a layer that is computed twice are those of the second time.
+        checkpointed: The part that the backward computes again, so that the forward does not store it: a layer,
+            'hidden': in_proj and the activation together, or 'wrapped': each layer separately, in torch's wrapper of
+            modules; ''.  If a layer is computed twice, the captures are from the second time.
         x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 

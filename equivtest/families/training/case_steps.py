@@ -19,12 +19,12 @@ class TrainingCase(Case):
     """One forward and backward, or several with an update after each.
 
     Attributes:
-        optimizer: What updates the parameters; 'none': one forward and backward alone.
+        optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
         steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
-        lr, momentum, weight_decay, foreach: Of the optimizer; momentum of SGD alone.
+        lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is
             at most about this; 0: they are not.
-        norm_type: Which norm: '1', '2' or 'inf'.
+        norm_type: Type of the norm: '1', '2' or 'inf'.
     """
 
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "none"

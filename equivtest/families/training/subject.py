@@ -1,4 +1,4 @@
-"""A perceptron and its training on one rank, however it is made parallel: what all its subjects share.
+"""A perceptron and its training on one rank: the code that all subjects use, however they make it parallel.
 
 Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13.0).
 """

@@ -1,1 +1,1 @@
-"""ZeRO-3: parameters that lie divided among the ranks and are fetched for use."""
+"""ZeRO-3: parameters that are divided among the ranks and are fetched when they are used."""

@@ -49,7 +49,7 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     @property
     def num_rows(self) -> int:
-        """Size of the dim of positions that the ranks may share."""
+        """Size of the dim of positions that may be divided among the ranks."""
         return self.positions[0] if self.positions else 1
 
     @property

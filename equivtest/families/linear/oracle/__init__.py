@@ -32,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Output, parameters and gradients of the unsharded layer: met exactly, or within a bound on real values.
+    """Returns output, parameters and gradients of the unsharded layer: exact, or with a bound on real values.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.

@@ -5,8 +5,8 @@ cotangent G (T, N).
 
 One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's
 output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own shard, so P, the sum
-of the magnitudes of the ranks' partial sums, is known; if a subject does not split it, fewer
-numbers are rounded.  One rank computes all other sums.
+of the magnitudes of the ranks' partial sums, is known; if a subject does not split the contraction, fewer numbers are
+rounded.  One rank computes all other sums.
 
 Bounds: `equivtest.oracle.contractions`.
 """

@@ -1,4 +1,4 @@
-"""The bits that torch's own unsharded linear layer answers: what one rank alone must give too."""
+"""Computes the bits that torch's own unsharded linear layer returns: a world of one rank must return the same bits."""
 
 from __future__ import annotations
 

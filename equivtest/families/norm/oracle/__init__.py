@@ -1,6 +1,6 @@
 """One layer_norm or rms_norm on real values: the float64 reference and how far a correct subject may be off.
 
-Nothing crosses ranks but the gradients of weight and bias, which are summed over all tokens.
+Ranks exchange only the gradients of weight and bias, which are summed over all tokens.
 
 Bounds: `equivtest.families.norm.oracle.norms`.
 """

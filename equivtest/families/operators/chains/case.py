@@ -43,8 +43,8 @@ class ChainCase(OperatorCase):
     """Results of the steps, and the gradients of the operands, given cotangents of the results.
 
     Attributes:
-        steps: One to six; only the first result of each is judged.
-        context: What the chain runs in.
+        steps: One to six calls; only the first result of each call is judged.
+        context: The context of torch in which the chain runs.
     """
 
     operator: Annotated[str, OneOf(("chain",))] = "chain"

@@ -1,4 +1,4 @@
-"""Cases of chains: each step takes what an earlier one gave, and often is an earlier one again with something else."""
+"""Cases of chains: each step takes the result of an earlier step, and often repeats an earlier call with one change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def chain_cases(
 
 @dataclass
 class _Chain:
-    """Fields drawn so far."""
+    """The fields of a chain that are drawn so far."""
 
     dtype: str
     context: str

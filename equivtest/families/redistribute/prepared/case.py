@@ -1,4 +1,4 @@
-"""One tensor through a module whose inputs, outputs or both are prepared: taken to other placements."""
+"""One tensor through a module whose inputs, outputs or both are prepared: redistributed to other placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to shard a parameter that FSDP2 documents not to take."""
+"""Ways to shard a parameter that FSDP2 does not support, by its documentation."""
 
 from __future__ import annotations
 

@@ -46,12 +46,13 @@ class EngineCase(DataParallelCase):
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
         sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
-        saved_after: The step after whose update everything is saved, then loaded by a new engine with other values,
-            which continues; 0: none.
-        predivide_factor: Gradients are divided by it before they are reduced, and multiplied by it after.
-        prescales: Whether they are divided by the number of ranks before they are reduced, whatever that factor.
+        saved_after: Number of a step: after its update the engine saves everything, and a new engine with other values
+            loads that and continues; 0: nothing is saved.
+        predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it after.
+        prescales: Whether gradients are divided by the number of ranks before they are reduced, for any
+            predivide_factor.
         gradient_clipping: Limit for the norm of all gradients together; larger ones are scaled down to it
-            before each update; 0: never.  Unlike the others this may change answers.
+            before each update; 0: never.  Unlike the other options, this one may change answers.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
     """

@@ -7,12 +7,11 @@ Letters: w ranks, N elements and P parameters of the whole model, u unit roundof
 A factor f divides gradients before they are reduced and multiplies them after.  It changes
 only roundings: up to four for the two scalings and their reciprocals, none if f is a power of two.
 
-Clipping starts from the averaged gradients g that the ranks really held.  Each parameter's norm is taken in
-float64; after that, each step counts as one rounding of float32, though some are in float64:
-the sum of squares is stored, reduced (w - 1) and its root taken; P groups of parameters at most
-are squared, summed and rooted again; then 1e-6, the sum, the limit and the quotient.  Within these roundings c
-lies between two numbers.  If both are 1 gradients stay unchanged, to the last bit; else the
-reciprocal, its storage and the product round once more each.
+Clipping starts from the averaged gradients g that the ranks really had.  Each parameter's norm is taken in float64;
+after that, each step counts as one rounding of float32, though some are in float64: the sum of squares is stored,
+reduced (w - 1) and its root taken; P groups of parameters at most are squared, summed and rooted again; then 1e-6, the
+sum, the limit and the quotient.  Within these roundings c lies between two numbers.  If both numbers are 1, gradients
+stay unchanged to the last bit; else the reciprocal, its storage and the product round once more each.
 
 Source: get_grad_norm_direct and unscale_and_clip_grads in deepspeed/runtime/zero/stage3.py and
 stage_1_and_2.py, combine_grad_norm_groups in runtime/utils.py, get_norm_dtype in

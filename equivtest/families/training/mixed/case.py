@@ -17,7 +17,7 @@ NARROW = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MixedCase(DataParallelCase):
-    """A data-parallel case of style fsdp2 whose parameters are float32 and are computed with in fewer bits.
+    """A data-parallel case of style fsdp2 with float32 parameters and with computations in fewer bits.
 
     Sharded, clipped and updated tensors are float32.  A layer takes and multiplies `param_dtype`; the activation
     gets its output and the gradient of its output in `output_dtype`; gradients of parameters are added
@@ -27,7 +27,7 @@ class MixedCase(DataParallelCase):
         param_dtype: One of NARROW.
         reduce_dtype: 'float32' or one of NARROW; '': param_dtype.
         output_dtype: 'float32' or param_dtype; '': param_dtype.
-        casts_inputs: Whether inputs are cast to param_dtype; if not, x has that dtype, and outputs too.
+        casts_inputs: Whether FSDP2 casts inputs to param_dtype; if not, x already has that dtype, and so have outputs.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
     """

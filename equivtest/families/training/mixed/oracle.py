@@ -1,4 +1,4 @@
-"""A perceptron under FSDP2 with mixed precision, which differs from others in its casts.
+"""A perceptron under FSDP2 with mixed precision, which differs from other perceptrons by its casts.
 
 Letters: P param_dtype, R the dtype of reductions, O the dtype of layers' outputs, float32 the parameters'.
 
@@ -43,7 +43,7 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Operations on a batch in so many equal parts; each part may be exact in its own unit."""
+    """Operations on a batch that is cut into equal parts; each part may be exact in a different unit."""
 
     num_parts: int = 1
 
@@ -64,7 +64,7 @@ class PartedOperations(Operations):
 
 
 class MixedReference(Reference):
-    """The unsharded module with the casts of one that is sharded."""
+    """The unsharded module with the casts of a sharded module."""
 
     case: MixedCase
 

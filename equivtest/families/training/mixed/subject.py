@@ -1,4 +1,4 @@
-"""torch's FSDP2 with mixed precision: a perceptron of float32 parameters, computed with and reduced in fewer bits.
+"""torch's FSDP2 with mixed precision: a perceptron with float32 parameters that computes and reduces in fewer bits.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
 """

@@ -1,4 +1,4 @@
-"""A perceptron of two layers and its training, each step from the state after the step before it.
+"""A perceptron of two layers and its training; each step starts from the state that the step before it left.
 
 Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
 W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
@@ -8,7 +8,7 @@ over T, across ranks; data parallelism contracts only T, and averages.
 
 With the ranks' values, each operation is judged alone, from its actual operands.  The allowed error of
 an earlier operation is therefore not passed on, and nothing grows with depth or
-steps.  If every operation is right within its bound, so is the whole except for these roundings.
+steps.  If every operation is right within its bound, the whole computation is right except for these roundings.
 
 Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
 gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.

@@ -31,11 +31,11 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 
 class StatusError(RuntimeError):
-    """A parameter is not in the status that an operation needs."""
+    """Raised if a parameter does not have the status that an operation needs."""
 
 
 class DtypeError(TypeError):
-    """Parameters of several dtypes do not fit one flat buffer."""
+    """Raised if parameters have several dtypes, which do not fit one flat buffer."""
 
 
 class Status(enum.Enum):
@@ -68,7 +68,7 @@ class PartitionedParameter:
 
 @dataclass
 class Fetch:
-    """A fetch under way; `wait` ends it."""
+    """A fetch that has begun; `wait` ends it."""
 
     parameters: Sequence[PartitionedParameter]
     work: dist.Work | None

@@ -1,4 +1,4 @@
-"""Cases of the life of parameters under ZeRO-3: most operations can be done, some are to be refused."""
+"""Cases of the life of parameters under ZeRO-3: most operations are possible, some must be refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_MORE = (False, False)
 class Course:
     """State of a sequence of operations, from which the next possible operation is drawn.
 
-    It decides what is drawn, never what is right.
+    The course decides which operations are drawn, never which answers are right.
     """
 
     def __init__(self, num_parameters: int) -> None:

@@ -1,4 +1,4 @@
-"""The life of unpartitioned parameters: a value each, and whether it may be used.
+"""The life of unpartitioned parameters: each has a value, and a status that says if it may be used.
 
 Letters: w ranks, c and x a rank's cotangent and factor.  Per use the gradient of a parameter is
 sum(c x) / w over the ranks' rows; a step subtracts LEARNING_RATE times the sum of gradients.
@@ -35,7 +35,7 @@ class Parameter:
     """One parameter at one moment; tensors are (*shape), float64.
 
     Attributes:
-        fetched_by: Number of the operation that fetched it last; -1: none has.
+        fetched_by: Number of the operation that fetched the parameter last; -1: no operation has.
     """
 
     value: torch.Tensor
@@ -47,10 +47,10 @@ class Parameter:
 
 @dataclass
 class Model:
-    """Parameters by number, and the operations on them, which a refused one leaves as they are.
+    """Parameters by number, and the operations on them; a refused operation changes no parameter.
 
     Attributes:
-        outputs: Of the last operation, by parameter: (w, *shape), float64.
+        outputs: Outputs of the last operation, by parameter: (w, *shape), float64.
     """
 
     case: LifecycleCase

@@ -1,4 +1,4 @@
-"""The memory that a part of a program holds: every storage that came about in it and is still alive."""
+"""Measures the memory of a part of a program: every storage that was made in that part and is still alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivtest.base import limits
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes, while it is active, every storage that an operator gives; never keeps one alive.
+    """Records, while it is active, every storage that an operator makes; never keeps a storage alive.
 
     A storage is alive as long as anything refers to it, be it Python, autograd or a collective under
     way: torch keeps a storage's Python object for as long (2.13.0).
