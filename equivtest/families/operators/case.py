@@ -18,7 +18,7 @@ from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"
 REAL_DTYPES = ("float32", "float64")
-"""The dtypes that real numbers are drawn in: kernels of 16 bits round what they keep for themselves."""
+"""The dtypes in which real numbers are drawn: kernels of 16 bits also round intermediate values."""
 
 MAX_AXES = 2
 MAX_DIMS = 5  # of a batch of volumes
@@ -133,7 +133,7 @@ class OperatorCase(Case):
 
     @property
     def is_documented(self) -> bool:
-        """Whether the collectives that the operator calls are known."""
+        """Whether the operator documents the collectives that it calls."""
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
 
@@ -145,7 +145,7 @@ class OperatorCase(Case):
         return results_of(self.operator, self.operands, self.arguments, named, self.holds)
 
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The results, of whole operands."""
+        """Returns the results of the operator on whole operands."""
         return run(self.operator, operands, self.arguments)
 
     @property
@@ -166,7 +166,7 @@ class OperatorCase(Case):
 
     @property
     def dim(self) -> Argument:
-        """The argument of that name, or None."""
+        """The argument `dim`, or None."""
         return dict(self.arguments).get("dim")
 
     def kind_of(self, number: int) -> str:
@@ -183,7 +183,7 @@ class OperatorCase(Case):
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """The size of the dim of the first operand that an index counts along."""
+        """Size of the dim of the first operand into which an index points."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
@@ -213,7 +213,7 @@ class OperatorCase(Case):
 
     @property
     def passed_on(self) -> tuple[str, ...]:
-        """Names of results that something else is computed of."""
+        """Names of results from which other results are computed."""
         return ()
 
     def has_gradient(self, result: Result) -> bool:
@@ -223,7 +223,7 @@ class OperatorCase(Case):
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Describes the tensors; a partial operand is the stack of the shares that are reduced to it.
 
-        A refusal, by the operator or in the backward alone, is an answer too: text of any length.
+        A refusal, by the operator or only in the backward, is also an answer: text of any length.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}
@@ -242,7 +242,7 @@ class OperatorCase(Case):
 
     @property
     def shard_kind(self) -> str:
-        """The worst of the operands: 'even', 'uneven' or 'empty'."""
+        """The kind of the worst sharded operand: 'even', 'uneven' or 'empty'."""
         kinds = {
             shard_kind(shape, self.operand_layout(number), self.mesh_shape)
             for number, shape in enumerate(self.operands)

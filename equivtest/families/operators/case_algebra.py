@@ -28,7 +28,7 @@ from equivtest.families.operators.case_operator import (
 
 
 def _square(shape: Shape) -> Shape:
-    """Matrices of as many rows as columns."""
+    """Returns the shape of matrices with as many rows as columns."""
     return (*shape[:-2], shape[-1], shape[-1])
 
 
@@ -37,13 +37,13 @@ def _alone(shape: Shape) -> Signatures:
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """A matrix, and two columns, or as many as it has rows."""
+    """Returns a matrix and some columns: two, or as many as the matrix has rows."""
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Householder's vectors, a factor of each, and maybe two columns that they are applied to."""
+    """Returns Householder's vectors, a factor for each, and in some forms two columns to which they are applied."""
 
     def form(shape: Shape) -> Signatures:
         square = _square(shape)
@@ -53,7 +53,7 @@ def _reflections(*, columns: bool = False) -> Form:
 
 
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
-    """Operands of one or several domains in front, whole numbers behind."""
+    """Makes an operator whose first operands have one or several domains and whose others have whole numbers."""
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
 
@@ -78,7 +78,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """A matrix, and what is written on its diagonal, or on the one above."""
+    """Returns a matrix, and what the operator writes on its diagonal or on the diagonal above."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

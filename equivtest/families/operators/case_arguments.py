@@ -51,7 +51,7 @@ def narrows(shape: Shape) -> list[Arguments]:
 
 
 def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
-    """One number for each dim, along which something is done, or the like."""
+    """Returns calls with one number for each dim."""
 
     def make(shape: Shape) -> list[Arguments]:
         return [(("dim", dim), (name, value), *arguments.items()) for dim in dims_of(shape) for value in values]
@@ -162,7 +162,7 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns calls by dims counted from the front; findings/52 is about other dims."""
+    """Returns calls with dims that are counted from the front; findings/52 is about dims counted from the end."""
     found: list[Arguments] = []
     for dim in range(len(shape)):
         ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
@@ -194,7 +194,7 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """An index of one row along each dim, and what is added there."""
+    """Returns an index of one row along each dim, and the operand that is added at that row."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)

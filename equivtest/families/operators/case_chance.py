@@ -15,7 +15,7 @@ from equivtest.families.operators.case_operator import BITS, POSITIVE, chooses, 
 
 
 def _all_drawn(x: torch.Tensor) -> torch.Tensor:
-    """Draws every index once, so that the sorted result is certain."""
+    """Draws every index once, so that the sorted result has one right value."""
     return torch.multinomial(x, x.shape[-1]).sort(-1).values
 
 

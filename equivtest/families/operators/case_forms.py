@@ -36,12 +36,12 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """One operand of the shape."""
+    """Returns one operand of the shape."""
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Two operands that are broadcast to the shape: both have it, or one has dims of size 1 or fewer dims."""
+    """Returns two operands that are broadcast to the shape: both have it, or one has dims of size 1 or fewer dims."""
 
     def form(shape: Shape) -> Signatures:
         thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))
@@ -54,7 +54,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Three operands; one may be broadcast."""
+    """Returns three operands, one of which may be broadcast."""
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape
@@ -65,22 +65,22 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """One operand and a number, one of several."""
+    """Returns one operand and a number, which is one of several numbers."""
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
 
 def dims_of(shape: Shape) -> tuple[int, ...]:
-    """Each dim counted from the front and from the end."""
+    """Returns each dim twice: counted from the front, and counted from the end."""
     return tuple(dim for front in range(len(shape)) for dim in (front, front - len(shape)))
 
 
 def along(**arguments: Argument) -> Form:
-    """One operand and one of its dims."""
+    """Returns one operand and one of its dims."""
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
 
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
-    """One operand, and the dims that go: all, one, or several; kept with size 1 or not."""
+    """Returns one operand and the reduced dims: all, one, or several; they are kept with size 1, or removed."""
 
     def form(shape: Shape) -> Signatures:
         found: list[Arguments] = [()] if all_dims else []
@@ -97,7 +97,7 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 
 
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
-    """One operand, and arguments that are made from its shape."""
+    """Returns one operand, and arguments that are made from its shape."""
     return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
 
 
@@ -146,5 +146,5 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """The signatures of all of them."""
+    """Returns the signatures of all these forms."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

@@ -12,7 +12,7 @@ from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, PO
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
-    """The order may be 'inf', which a case's code can spell."""
+    """Computes a norm; the order may be the text 'inf', because the code of a case can contain that."""
     return torch.linalg.vector_norm(x, float(ord), **how)
 
 

@@ -26,7 +26,7 @@ FILE = Path(__file__).with_name("forms.jsonl")
 
 IN_PLACE, OUT = "in place", "out"
 WAYS = ("", IN_PLACE, OUT)
-"""The function; the method that writes to its first operand, here a copy; the function that is given its result."""
+"""Ways to call an operator: as a function, as a method that writes to its first operand (here a copy), with `out=`."""
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
@@ -73,7 +73,7 @@ def way_of(name: str) -> str:
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the positional arguments and those by name."""
+    """Returns the positional arguments, and the arguments passed by name."""
     tree = _parsed(call)
     positional = [_value(each, operands) for each in tree.args]
     return positional, {str(each.arg): _value(each.value, operands) for each in tree.keywords}

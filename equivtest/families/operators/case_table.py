@@ -55,7 +55,7 @@ OPERATORS = {
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """Calls the operator; gives its results in order.  Some warn of what becomes NaN, which is judged like all else."""
+    """Calls the operator and returns its results in order.  Hides warnings of NaN, which is judged like any value."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = OPERATORS[name].call(*operands, **dict(arguments))
@@ -120,7 +120,7 @@ def results_of(
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """Returns what each looks like, and the operands that it has a gradient for."""
+    """Returns the shape and dtype of each result, and the operands for which it has a gradient."""
     return tuple(
         Result(tuple(each.shape), str(each.dtype).removeprefix("torch."), _operands_of(each, operands))
         for each in results

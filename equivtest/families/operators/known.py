@@ -25,7 +25,7 @@ def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Sha
 
 
 def _first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
-    """The shape of what each rank holds of the first operand."""
+    """Returns the shape of each rank's part of the first operand."""
     return _local_shapes(case, case.operands[0], case.operand_layout(0))
 
 
@@ -71,7 +71,7 @@ def reduced_by(case: OperatorCase) -> str:
 
 
 def is_divided_too(case: OperatorCase) -> bool:
-    """True if the first operand is divided along one mesh axis and partial along the other."""
+    """True if the first operand is divided along one mesh axis and partial along the other axis."""
     return bool(reduced_by(case)) and is_divided(case)
 
 
@@ -110,7 +110,7 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
 
 
 def divides_index_otherwise(case: OperatorCase) -> bool:
-    """True if some rank's part of an index has more rows, along another dim than the indexed one, than its operand."""
+    """True if some rank's part of an index has more rows than the rank's operand along a dim that is not indexed."""
     if not has_shorter_index(case):
         return False
     texts = {text for placements in case.placements for text in placements if text.startswith("shard")}
@@ -190,7 +190,7 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the text by which a form of torch's own list is called; '' of all others."""
+    """Returns the text by which a form of torch's own list is called; '' for any other form."""
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text
@@ -212,7 +212,7 @@ def takes_mean(case: OperatorCase) -> bool:
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True unless the batch is whole or has a row on each rank, and all other operands are whole."""
+    """True unless the batch is whole or has a row on each rank, and every other operand is whole."""
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

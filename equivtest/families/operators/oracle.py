@@ -39,7 +39,7 @@ PROVED = "equal: no operation of the unsharded operator can round these values"
 UNKNOWN = "nothing is concluded: "
 
 FINEST = 2.0**-40
-"""The unit in which numbers are counted; what has a finer one counts as no multiple of any number."""
+"""The unit in which numbers are counted; a number with a finer unit counts as no multiple of any number."""
 
 Tensors = dict[str, torch.Tensor]
 Founds = Mapping[str, Found]
@@ -111,7 +111,7 @@ def judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _undivided(case: OperatorCase) -> OperatorCase:
-    """Returns the same call on whole operands: where elements live does not change what is right."""
+    """Returns the same call on whole operands, because placements do not change the right results."""
     placements = tuple(
         tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
     )
@@ -245,7 +245,7 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     DTensor divides a whole tensor by the number of ranks before it adds partial sums (2.13.0).
 
     Raises:
-        InexactData: something may round.
+        InexactData: an operation may round.
     """
     fewest = min(case.dtypes, key=SIGNIFICAND_BITS.__getitem__)
     certificate = Certificate(DTYPES[fewest])

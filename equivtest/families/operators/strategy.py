@@ -25,7 +25,7 @@ from equivtest.property import Space
 T = TypeVar("T")
 NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
 PICKS = tuple(range(60))
-"""Indices into a table whose length depends on other draws, modulo that length, so that they shrink well."""
+"""Indices into a table whose length depends on other draws; taken modulo that length, so that they shrink well."""
 
 DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
 REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))
@@ -53,10 +53,10 @@ POOLS = frozenset(
 """Operators that are right only if every rank has rows and channels: findings/67."""
 
 BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
-"""Operators whose backward torch gets right only there: findings/73."""
+"""Operators whose backward torch computes right only if every rank has rows and channels: findings/73."""
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
-"""Operators that are right only if all operands are divided by batch, or none: findings/72."""
+"""Operators that are right only if all operands are divided by batch, or no operand is: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
@@ -69,7 +69,7 @@ REDUCTIONS = ("sum", "mean", "amax", "amax of ties", "linalg.vector_norm", "soft
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
     """Draws cases of these operators, on sizes around multiples of the world size.
 
-    Operators that always round are drawn in float32 and float64 alone, if the space has them.
+    Operators that always round are drawn only in float32 and float64, if the space has these dtypes.
     """
     return _operator_cases(space, tuple(operators))
 
@@ -85,7 +85,7 @@ def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns sizes of a dim: 1 to 3, near the ranks and twice the ranks; what is not shared evenly three times; 0."""
+    """Returns sizes of a dim: 1 to 3, near the number of ranks and its double, uneven ones three times, and 0."""
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
     return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
@@ -221,7 +221,7 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Returns signatures of an operator that does not take the shape drawn, such as one without elements.
+    """Returns other signatures of an operator that does not take the drawn shape, such as a shape without elements.
 
     There are none if the installed torch does not take the operator at all.
     """
@@ -233,7 +233,7 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
     """Returns the first operator that the installed torch takes, and its signatures.
 
     Raises:
-        Misuse: there is none.
+        Misuse: torch takes none of the operators.
     """
     for name in names:
         if signatures := _simplest(name):
@@ -286,7 +286,7 @@ PROMOTING = frozenset(
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Replicated, or one time in three divided along some dim."""
+    """Returns replicated placements, or one time in three placements that divide some dim."""
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
@@ -294,7 +294,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Mostly all of them, sometimes one or none."""
+    """Returns mostly all of the numbers, sometimes one of them or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

@@ -40,15 +40,15 @@ CHAINED = (
     "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
     "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "triu", "addcmul", "log_softmax",
 )  # fmt: skip
-"""Operators that take what others give, and that torch gets right when they are called alone."""
+"""Operators that take the results of other operators, and that torch computes correctly when called alone."""
 
 NAMES = (*CHAINED, *SPECIALS * 3)
 DRAWN_CONTEXTS = ("",) * 6 + (*CONTEXTS[1:], AUTOCAST, FLATTENED)
 TAKEN_OVER = frozenset({"log_softmax"})
-"""Operators that `loss_parallel` takes for a part of a cross entropy."""
+"""Operators that `loss_parallel` treats as a part of a cross entropy."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
-"""Most elements of a result: the larger of the first, and the second times the number of ranks."""
+"""Largest number of elements of a result: the first number, or the second times the ranks if that is larger."""
 
 
 def chain_cases(
@@ -184,7 +184,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """Not what findings 40, 51 and 52 speak of: a dim counted from the end."""
+    """False for the calls in findings 40, 51 and 52, which count a dim from the end."""
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
@@ -206,7 +206,7 @@ def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) ->
 
 
 def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
-    """True if the ranks share the placement's dim evenly, or it divides none."""
+    """True if the placement divides its dim evenly among the ranks, or divides no dim."""
     placement = parse_placement(text)
     return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 
@@ -217,7 +217,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tu
 
 
 def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
-    """No dim is divided along both mesh axes: findings/55."""
+    """Replicates along the second mesh axis if both axes would divide the same dim: findings/55."""
     is_nested = len(placements) == 2 and placements[0] == placements[1] and placements[0].startswith("shard")
     return (placements[0], "replicate") if is_nested else placements
 
