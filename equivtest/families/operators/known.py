@@ -98,8 +98,8 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if one row is picked by an index that is whole, of an operand that is partial or divided along that dim,
-    which leaves some rank no row."""
+    """True if a whole index picks one row of an operand that is partial or divided along that dim, so that some
+    rank has no row."""
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
     x, index = case.operands

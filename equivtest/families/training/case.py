@@ -26,7 +26,7 @@ SCALARS = ("total_norm", "storages")
 CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
 ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
-"""Roles of answers to the first step, by how their names begin; all others are state."""
+"""Roles of the first step's answers, by the beginning of their names; all other answers are state."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -102,7 +102,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_dims(self) -> int:
-        """Dims of the activations, the feature dim included."""
+        """Number of dims of the activations, with the feature dim."""
         return len(self.leading) + 1
 
     @property
@@ -122,16 +122,16 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_sums(self) -> int:
-        """Number of equal parts of the batch, each of which has sums that must fit that dtype."""
+        """Number of equal parts of the batch; the sums of each part must fit the dtype `narrowest`."""
         return 1
 
     @property
     def num_hidden_parts(self) -> int:
-        """Among how many ranks the hidden features are divided, and with them the sums over them."""
+        """Number of ranks among which the hidden features, and the sums over hidden features, are divided."""
         return self.world_size
 
     def dtype_of(self, name: str) -> str:
-        """Name of the dtype of a tensor that is given or answered."""
+        """Name of the dtype of an input or an answer."""
         return self.dtype
 
     @property
@@ -144,7 +144,7 @@ class PerceptronCase(TrainingCase):
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias', less those that are not there."""
+        """The names 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and 'out_proj.bias', as far as they exist."""
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class PerceptronCase(TrainingCase):
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
     def parameter_at(self, place: str) -> str:
-        """The parameter that is found at a place."""
+        """The name of the parameter at a place of the module."""
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
     def is_used_in_out_proj(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """Names of the captured activations of one step, and of their gradients if they have some."""
+        """Names of the captured activations of one step, and of the gradients that they have."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
@@ -192,7 +192,7 @@ class PerceptronCase(TrainingCase):
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """The answers that tell what an update has left, in order."""
+        """Names of the answers with the tensors that an update has left, in order."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:

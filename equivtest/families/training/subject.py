@@ -61,7 +61,7 @@ class Mlp(nn.Module):
         return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
 
     def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """function(x), which the backward computes again if this part is checkpointed."""
+        """Returns function(x); the backward computes it again if this part is checkpointed."""
         if part != self.checkpointed:
             return function(x)
         output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
@@ -74,7 +74,7 @@ class Mlp(nn.Module):
 
 
 class TransposedLinear(nn.Linear):
-    """A linear layer whose weight is (in_features, out_features), like that of the tied layer."""
+    """A linear layer whose weight has the shape (in_features, out_features), as the other layer's tied weight has."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (*leading, in_features) -> (*leading, out_features)."""
@@ -174,7 +174,7 @@ class PerceptronRun:
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place; gives their norm over all parameters before, 0-dim, whole on every rank."""
+        """Scales the gradients in place; returns their norm before over all parameters, 0-dim, whole on every rank."""
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
@@ -208,7 +208,7 @@ class PerceptronRun:
         self.found[name] = copy if isinstance(copy, DTensor) else Placed(copy, self.layouts[name])
 
     def _capture(self) -> None:
-        """Remembers what the layers take and give, and the gradients of these, without touching them."""
+        """Records the inputs and outputs of the layers, and their gradients, without changing them."""
         in_proj, out_proj = self.model.get_submodule("in_proj"), self.model.get_submodule("out_proj")
         in_proj.register_forward_pre_hook(lambda _, args: self._remember("in_proj.input", args[0], with_grad=False))
         in_proj.register_forward_hook(lambda _, args, output: self._remember("in_proj.output", output))

@@ -27,8 +27,8 @@ Special = Callable[[Step, torch.Tensor], torch.Tensor]
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
 LOCAL_MAP, MODULE = "local_map", "distribute_module"
 SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE, LOCAL_MAP, MODULE)
-"""Steps that are no operators: other placements; out of DTensors and in again; a view of a copy, multiplied in place,
-which is one row, or all with two dims swapped; a function of what each rank holds, or a module, that multiplies."""
+"""Steps that are no operators: a change of placements; out of DTensors and in again; a view of a copy (one row, or all
+with two dims swapped) that is multiplied in place; a product by a function of each local tensor or by a module."""
 
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
 IMPLICIT, LOSS_PARALLEL, FLATTENED = "implicit_replication", "loss_parallel", "flattened mesh"

@@ -98,7 +98,7 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def has_documented_collectives(self) -> bool:
-        """True if the collectives that ranks call are known."""
+        """True if the collectives that the ranks call are documented."""
         return self.style == "zero3" and bool(self.fetch)
 
     @property
@@ -121,7 +121,7 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Parameters that are frozen too, which an update must leave as they are."""
+        """The parameters whose `state` is answered: also frozen ones for 'param', which an update must not change."""
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layout_of(self, name: str, shape: Shape) -> Layout:

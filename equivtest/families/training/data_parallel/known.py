@@ -22,7 +22,7 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
 
 
 def has_empty_trained_shard(case: DataParallelCase) -> bool:
-    """True if some rank holds nothing of a trained parameter."""
+    """True if some rank has no element of a trained parameter."""
     return case.worst_shard_kind(f"param.{name}" for name in case.trained_names()) == "empty"
 
 

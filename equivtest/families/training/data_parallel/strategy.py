@@ -35,7 +35,7 @@ DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 @Cases
 def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
-    """Cases whose first weight FSDP2 does not take as it is to be sharded.
+    """Cases whose first weight FSDP2 cannot shard in the requested way.
 
     Shrinks to one rank that is asked for a dim that a weight does not have.
     """
@@ -153,6 +153,6 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick_clipping(draw: Draw) -> dict[str, Any]:
-    """What gradients are clipped to, in half of the trained cases."""
+    """Draws the norm to which gradients are clipped, in half of the trained cases."""
     clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

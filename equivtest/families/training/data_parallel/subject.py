@@ -40,7 +40,7 @@ def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers
 
 
 class DataParallelRun(PerceptronRun):
-    """A visit whose steps take several micro-batches, whose captured tensors are concatenated."""
+    """A visit whose steps take several micro-batches; the tensors captured in the micro-batches are concatenated."""
 
     case: DataParallelCase
 

@@ -115,5 +115,5 @@ class EngineCase(DataParallelCase):
 
     @property
     def predivides(self) -> bool:
-        """True if the factor is used."""
+        """True if the engine uses `predivide_factor`."""
         return self.predivide_factor != 1 and not self.prescales

@@ -67,7 +67,7 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 @st.composite
 def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """The same for stages 1 and 2, without the options for stage 3 only."""
+    """Cases for DeepSpeed's engine in stages 1 and 2, without the options of stage 3."""
     case = draw(engine_cases(space))
     usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
     return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
@@ -81,7 +81,7 @@ def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dic
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
-    """A size around one of `numels`, or beyond all of them on either side."""
+    """Draws a size around one of `numels`, or smaller or larger than all of them."""
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
     return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]

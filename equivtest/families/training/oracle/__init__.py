@@ -130,7 +130,7 @@ class Reference:
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
-        """The sums over tokens that gradients of parameters are."""
+        """The sums over tokens from which the gradients of parameters come."""
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
@@ -194,7 +194,7 @@ class Reference:
         return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
-        """Forward and backward of one step: the gradients that the case asks for, as an update takes them.
+        """Runs forward and backward of one step; returns the requested gradients, as an update takes them.
 
         Args:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.

@@ -26,7 +26,7 @@ ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one pa
 
 
 def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """(N, H), what the second layer multiplies with."""
+    """Returns the weight (N, H) by which the second layer multiplies."""
     weight = parameters[case.parameter_at("out_proj.weight")]
     return weight.T if case.tied == "transposed" else weight
 

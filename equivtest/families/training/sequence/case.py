@@ -46,7 +46,7 @@ class MlpCase(PerceptronCase):
 
     @property
     def sequence_is_uneven(self) -> bool:
-        """True if ranks have different amounts of x and of the output."""
+        """True if ranks have different numbers of elements of x and of the output."""
         return self.leading[self.sequence_dim] % self.world_size != 0
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
@@ -63,5 +63,5 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """The worst of the sequence and the hidden features: 'even', 'uneven' or 'empty'."""
+        """The worse kind of the sequence's and the hidden features' shards: 'even', 'uneven' or 'empty'."""
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

@@ -140,7 +140,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option of that name, only if the case requests it: it came with 0.18."""
+        """Returns the option only if the case requests it, because DeepSpeed has the option since 0.18."""
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
@@ -195,7 +195,7 @@ class DeepSpeedRun(DataParallelRun):
         return self.make_optimizer()
 
     def load(self, folder: str) -> None:
-        """Takes parameters and states from what was saved.
+        """Loads the saved parameters and states.
 
         Raises:
             RuntimeError: DeepSpeed has found nothing to load.
