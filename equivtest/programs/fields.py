@@ -96,7 +96,7 @@ class World(Part):
 
     @property
     def batch_place(self) -> int:
-        """Index of the axis along which the batch is divided."""
+        """Index of the mesh axis along which the batch is divided."""
         return self.axes.index(self.batch_axis) if self.batch_axis else 0
 
 
