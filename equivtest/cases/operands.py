@@ -6,7 +6,7 @@ from equivtest.layout import Layout, Partial, Replicate, Shard
 
 
 def partial_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh axes on which no rank holds the value."""
+    """The mesh axes along which the layout is partial: each rank has an operand of a reduction, none has its result."""
     return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
 
 

@@ -46,8 +46,9 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 class Drawing:
     """Picks entries by Hypothesis.
 
-    Entries carry the name of their axis, because Hypothesis takes draws from equal tables for the same thing: it
-    then spends five examples in six on copies of one, with one draw repeated at another's place.
+    Each entry carries the name of its axis.  Without it, the tables of two axes can be equal, and Hypothesis treats
+    draws from both as the same draw.  It then spends five examples in six on copies of another example, in which the
+    value of one draw is repeated in place of another draw's value.
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
 

@@ -280,7 +280,11 @@ def is_in_backward() -> bool:
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:
-    """True if nothing computed this input; an operand that only chooses may be detached."""
+    """True if no operation computed this tensor.
+
+    An operand or a result without a gradient counts as computed, since it may be detached: topk, for example, only
+    needs an operand's values to choose from them.
+    """
     return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
 

@@ -141,7 +141,7 @@ class PropertyItem(EquivtestItem):
         )
 
     def hand_over_findings(self, **found: Any) -> Searched:
-        """Hands over fields of `Searched`."""
+        """Returns the findings as a `Searched`, and adds it to the data that the controller gets."""
         start = pool_of(self.config).start
         searched = Searched(listed=self.listed, label=self.label, start=start, **found)
         self.hand_over(searched=searched, code=self._code())

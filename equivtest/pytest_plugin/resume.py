@@ -90,7 +90,10 @@ def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
 
 
 def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
-    """Returns the endings that this process's items take; the controller sends them to xdist workers."""
+    """Returns how items of the interrupted run ended, by node id: in this run they end alike, without a search.
+
+    Under xdist the controller sends this to each worker.
+    """
     if endings_key not in config.stash:
         sent = getattr(config, "workerinput", {}).get("equivtest_endings", "{}")
         config.stash[endings_key] = msgspec.json.decode(sent, type=dict[str, Ending])

@@ -28,7 +28,7 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Formats the traceback without the harness's frames, most of torch's frames and the marks under the lines."""
+    """Formats the traceback; leaves out the harness's frames, most of torch's, and the marks under source lines."""
     trace = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException | None] = [trace]
     while links:

@@ -128,7 +128,7 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
         Whether the claim still fails, and the message.
 
     Raises:
-        BrokenSetup, Misuse: nothing is shown, see `require_conclusion`.
+        BrokenSetup, Misuse: the run proves nothing either way, see `require_conclusion`.
     """
     case = from_data(data["case"])
     verdicts = judge(data["subject"], case, pool, [CLAIMS[data["claim"]]], limit_s=data["limit_s"])

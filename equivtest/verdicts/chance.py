@@ -26,14 +26,15 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 @dataclass(frozen=True)
 class Count:
-    """The number of elements with one event.
+    """The number of elements for which an event happened, such as that they were kept.
 
     Attributes:
         rank: The rank whose elements were counted; for a pair of ranks, the second.
         what: Description of the elements.
-        num, count: Number of elements, and of those with the event.
-        probability: Probability of the event for one element.
-        pairs: True if two ranks' elements are compared.
+        num: Number of elements.
+        count: Number of elements for which the event happened.
+        probability: Probability that the event happens for one element.
+        pairs: True if elements of two ranks are compared with each other.
     """
 
     rank: int

@@ -32,7 +32,9 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Returns output, parameters and gradients of the unsharded layer: exact, or with a bound on real values.
+    """Returns the output, parameters and gradients of the unsharded layer.
+
+    They are exact, except that if the draw's values are real, the output and gradients have bounds.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.

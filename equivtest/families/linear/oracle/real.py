@@ -56,7 +56,9 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
 
 
 def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
-    """Bounds all results of the layer, with flattened leading dims, by name.
+    """Bounds all computed results of the layer, and returns them by name.
+
+    The leading dims of the output and of x's gradient are flattened.
 
     Args:
         given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,

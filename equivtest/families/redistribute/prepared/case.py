@@ -18,15 +18,15 @@ STYLES = ("input", "output", "input_output")
 class PreparedCase(RedistributeCase):
     """output = x, through a module that returns its input.
 
-    With one mesh axis, and one DTensor or plain tensor; the target is never partial.
+    The mesh has one axis.  x is a DTensor or a plain tensor; the target is never partial.
 
     Attributes:
         style: The prepared tensors: 'input', 'output' or 'input_output'.
         middle: For 'input_output', the placement under which the module gets x.
         x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
             computes the global shape of a plain tensor as local size times ranks.
-        use_local_input: For 'input_output': the module gets a plain tensor, with even shards.
-        use_local_output: A plain tensor is answered.
+        use_local_input: For 'input_output': the module gets a plain tensor; the shards under `middle` must be even.
+        use_local_output: The prepared module returns a plain tensor.
         as_kwarg: Pass x by name.
     """
 

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
-    """True if in_proj's product uses another kernel for x than for a view of x, which has other strides.
+    """True if in_proj's product uses another kernel for x than for a view of x, because the view has other strides.
 
-    Not contiguous, of one row: a view's outer strides fit its inner ones.  If the weight needs a
-    gradient strides do not matter (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
+    This happens if x is not contiguous and has one row: the outer strides of its view then fit the inner ones, and
+    those of x do not.  If the weight needs a gradient, the kernel does not depend on strides (should_fold in
+    aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading
     is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and case.in_features > 1

@@ -1,6 +1,7 @@
 """The collectives of a fetch of parameters.
 
-Letters: w ranks, s_i and A_i elements of one partition of parameter i and of all of them.
+Letters: s_i is the number of elements in one partition of parameter i, and A_i the number in all its partitions
+together, padding included.
 """
 
 from __future__ import annotations

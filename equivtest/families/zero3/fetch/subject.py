@@ -162,7 +162,8 @@ def fetch_by_all_reduce(
     """Starts one all_reduce of one flat buffer; the parameters are views of it from the start.
 
     Args:
-        make_buffer: Makes the buffer, like a partition and with so many elements.
+        make_buffer: (a partition, number of elements) -> a flat buffer of that many elements, of the partition's dtype
+            and on its device.
     """
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
     with launching(parameters):

@@ -23,22 +23,25 @@ HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
 
 
 def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Lists collectives: each micro-batch gathers layers along the column, and reduces output and x's gradient by row.
+    """Lists the collectives of one rank, along its row and along its column of the mesh.
 
-    When parameters are distributed along the row, its first rank scatters t parts of ceil(H / t) hidden features of a
-    parameter, and broadcasts out_proj's bias, which has no hidden features.  Along the column each rank cuts its own
-    part.
+    When parameters are distributed along the row, the row's first rank scatters t parts of each parameter, with
+    ceil(H / t) hidden features each.  It broadcasts out_proj's bias, which has no hidden features.  Along the column
+    each rank cuts out its own part.
 
-    Forward, each layer takes an all_gather along the column: of a parameter of r rows in this column of the mesh
-    ceil(r / d) rows, padding included.  The sum of H products for an output element ends in an all_reduce of
-    T N numbers along the row.  Backward, released parameters are gathered again.  The gradient of x, which each rank of
-    a row has only from its own hidden features, takes an all_reduce of T K numbers along the row; the output's
-    gradient, being whole, takes none.  If gradients are reduced, a layer's gradients take one reduce_scatter along the
-    column of d times its parts.  No other gradient crosses a row: each rank has what its hidden features need.
+    The rest happens in each micro-batch.  Forward: each layer takes an all_gather along the column.  If this column of
+    the mesh has r rows of a parameter, each rank gives ceil(r / d) rows, padding included.  An element of the output is
+    a sum of H products; an all_reduce of T N numbers along the row completes it.
 
-    An axis of one rank takes nothing, except that parameters are distributed all the same.
+    Backward: released parameters are gathered again.  Each rank of a row computes x's gradient only from its own hidden
+    features, so an all_reduce of T K numbers along the row adds these terms.  The output's gradient is whole on each
+    rank and takes no collective.  If gradients are reduced, each layer takes one reduce_scatter of its gradients along
+    the column; its input is d times as large as the rank's parts of the layer.  No other gradient crosses a row,
+    because each rank already has what its hidden features need.
 
-    Source: Shoeybi et al., Megatron-LM (2019), section 3: f and g, an all_reduce each, backward and forward;
+    An axis of one rank takes no collective, except that parameters are still distributed along a row of one rank.
+
+    Source: Shoeybi et al., Megatron-LM (2019), section 3: f, an all_reduce backward, and g, an all_reduce forward;
     Rajbhandari et al., ZeRO (2020), section 5.3; `_apply` of ColwiseParallel and RowwiseParallel in
     torch/distributed/tensor/parallel/style.py and `_init_sharding_spec_tp` in _fully_shard/_fsdp_param.py (2.13.0).
     """
