@@ -160,9 +160,7 @@ def test_program_that_declines_the_probe_on_several_axes_raises_misuse(pool: Poo
     """On another mesh of as many ranks it may accept, and there it is unknown how rows are divided."""
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
-    with pytest.raises(
-        Misuse, match=r"does not support the mesh \(3, 1\), on which it was tried: three are one too many"
-    ):
+    with pytest.raises(Misuse, match=r"was tried on the mesh \(3, 1\) and does not support it: three are one too many"):
         resolved(prop, pool, Space((3,), limits.DTYPES))
 
 
