@@ -27,7 +27,7 @@ from equivtest.cases.case import from_data, import_cases
 from equivtest.errors import EquivtestError, Misuse, shorten
 from equivtest.property import Property
 from equivtest.report import levels
-from equivtest.report.handover import Audited, Listed, Record
+from equivtest.report.handover import Audited, Record, listed_of
 from equivtest.report.levels import Level, levels_of, required_of
 from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
@@ -234,7 +234,8 @@ class _Check:
         parts = parts_of(prop, environment.plan, sizes, pinned)
         audits = environment.audit == "on" and not prop.refuses_only and max(sizes, default=1) > 1
         labels = tuple(part.label for part in parts)
-        tally = Tally(listed_of(name, prop, (*labels, AUDIT_LABEL) if audits else labels, has_audit=audits))
+        planned = (*labels, AUDIT_LABEL) if audits else labels
+        tally = Tally(listed_of(prop, path="", name=name, planned=planned, has_audit=audits))
         if prop.resolve is not None and self.pool is None:
             self.found.notes.append(f"the cases of {name} are not derived: its ranks choose them; --rerun starts some")
         counts = {}
@@ -353,23 +354,6 @@ def _require_suite(environment: Environment, results: Results) -> None:
         wanted, here = getattr(environment, name), metadata.version(name)
         if wanted != here:
             raise Misuse(f"the bundle was made with {name} {wanted}, here is {here}: install the bundle's release")
-
-
-def listed_of(name: str, prop: Property, planned: tuple[str, ...], *, has_audit: bool) -> Listed:
-    return Listed(
-        path="",
-        name=name,
-        subject=prop.subject,
-        statement=prop.statement,
-        source=prop.source,
-        claims=tuple(claim.name for claim in prop.claims),
-        of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
-        conclusive_dtypes=tuple(prop.conclusive_dtypes),
-        conclusive_shards=tuple(prop.conclusive_shards),
-        shards=prop.shards,
-        has_audit=has_audit,
-        planned=planned,
-    )
 
 
 def require_case(record: Record) -> None:

@@ -18,7 +18,7 @@ from equivtest.pytest_plugin.pools import gloo_of, pool_of, take_faults
 from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.report.folder import FAILURES
-from equivtest.report.handover import Failure, Handover, KnownState, Listed, Record, Searched
+from equivtest.report.handover import Failure, Handover, KnownState, Listed, Record, Searched, listed_of
 from equivtest.search.known import KnownFailure
 from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
 
@@ -123,20 +123,13 @@ class PropertyItem(EquivtestItem):
     def listed(self) -> Listed:
         """The property, with the labels of all its items in the session."""
         items = [item for item in self.session.items if isinstance(item, PropertyItem)]
-        prop, (path, name) = self.prop, self.property_id
-        return Listed(
+        path, name = self.property_id
+        return listed_of(
+            self.prop,
             path=path,
             name=name,
-            subject=prop.subject,
-            statement=prop.statement,
-            source=prop.source,
-            claims=tuple(claim.name for claim in prop.claims),
-            of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
-            conclusive_dtypes=tuple(prop.conclusive_dtypes),
-            conclusive_shards=tuple(prop.conclusive_shards),
-            shards=prop.shards,
-            has_audit=settings_of(self.config).audits_property(prop),
             planned=tuple(item.label for item in items if item.property_id == self.property_id),
+            has_audit=settings_of(self.config).audits_property(self.prop),
             line=self.line,
         )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from equivtest.property import Property
 
 TORCHS = "fails on gloo and the CPU too"
 """Begins the reason of a failure on another backend that is torch's own: see `equivtest.search.differential`."""
@@ -101,6 +104,27 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """Node id under which pytest reports the property's claims."""
         return f"{self.path}::{self.name}"
+
+
+def listed_of(
+    prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
+) -> Listed:
+    """Returns a property as a run lists it; see `Listed` for the arguments."""
+    return Listed(
+        path=path,
+        name=name,
+        subject=prop.subject,
+        statement=prop.statement,
+        source=prop.source,
+        claims=tuple(claim.name for claim in prop.claims),
+        of_any_dtype=tuple(claim.name for claim in prop.claims if not claim.by_dtype),
+        conclusive_dtypes=tuple(prop.conclusive_dtypes),
+        conclusive_shards=tuple(prop.conclusive_shards),
+        shards=prop.shards,
+        has_audit=has_audit,
+        planned=planned,
+        line=line,
+    )
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,13 +12,12 @@ import msgspec
 from equivtest.base.profiles import AUDIT_LABEL, PROFILES
 from equivtest.bundle.bag import write_bag
 from equivtest.bundle.contents import Results, read_json, read_records, result_of, suite_digest, write_json
-from equivtest.bundle.verify import listed_of
 from equivtest.bundle.write import payload_of
 from equivtest.property import Property
 from equivtest.pytest_plugin.machine import cpu_name
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.report import results as results_of_run
-from equivtest.report.handover import Audited, Coverage, Failure, Record
+from equivtest.report.handover import Audited, Coverage, Failure, Record, listed_of
 from equivtest.report.tally import Tally
 from equivtest.search.chunks import Chunk, chunk_of
 from equivtest.search.planned import parts_of
@@ -47,7 +46,9 @@ def bundle_of(search_of: Callable[[Property, Chunk], Searched], audited: Audited
     """
     prop = shipped()["scale"]
     parts = parts_of(prop, PROFILES["smoke"], SIZES)
-    tally = Tally(listed_of("scale", prop, (*(part.label for part in parts), AUDIT_LABEL), has_audit=True))
+    tally = Tally(
+        listed_of(prop, path="", name="scale", planned=(*(part.label for part in parts), AUDIT_LABEL), has_audit=True)
+    )
     searches = {}
     for part in parts:
         records, coverage, failures = search_of(prop, chunk_of(part, DTYPES, world_sizes=SIZES))
@@ -81,7 +82,7 @@ def recounted(payload: Payload) -> Payload:
     results = read_json(payload["results.json"], Results)
     (result,) = results.properties
     labels = sorted(result.searches)
-    tally = Tally(listed_of("scale", prop, (*labels, AUDIT_LABEL), has_audit=True))
+    tally = Tally(listed_of(prop, path="", name="scale", planned=(*labels, AUDIT_LABEL), has_audit=True))
     counts = {}
     for label in labels:
         records = read_records(payload.get(f"searches/scale/{label}.jsonl", b""))

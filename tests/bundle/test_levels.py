@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from equivtest.bundle.verify import listed_of
 from equivtest.pytest_plugin.suite import shipped
+from equivtest.report.handover import listed_of
 from equivtest.report.levels import LEVELS, in_lines, level_of, levels_of, reached, required_of
 from equivtest.report.tally import Tally
 
@@ -16,7 +16,7 @@ def judged(*names: str, kinds: str = "holds", claim: str = "") -> list[Tally]:
     """Returns complete tallies, in which every claim holds except `claim`, which is of the kind."""
     tallies = []
     for name in names:
-        tally = Tally(listed_of(name, shipped()[name], ("w2-0",), has_audit=False))
+        tally = Tally(listed_of(shipped()[name], path="", name=name, planned=("w2-0",), has_audit=False))
         tally.done.add("w2-0")
         for each in tally.listed.claims:
             tally.kinds[each][kinds if each == claim else "holds"] += 1
