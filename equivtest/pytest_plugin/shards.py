@@ -51,9 +51,12 @@ def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
     ids = sorted(item.nodeid for item in items)
     session.config.stash[selection_key] = hashlib.sha256("\n".join(ids).encode()).hexdigest()
     shard_of = {name: number for number, names in enumerate(shards, 1) for name in names}
-    left = [item for item in items if shard_of.get(_property_of(item), 1) != shard[0]]
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        (kept if shard_of.get(_property_of(item), 1) == shard[0] else left).append(item)
     session.config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    items[:] = kept
 
 
 def divide(properties: Collection[str], num_shards: int) -> list[frozenset[str]]:

@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,7 +105,7 @@ class Run:
     properties: tuple[Listed, ...]
     handovers: tuple[Handover, ...]
 
-    @property
+    @cached_property
     def results(self) -> Results:
         return results_of([self])
 
