@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of the file.
 
     Attributes:
-        waiver: Entries like those of known_failures.toml, each with `link` and `expires`.
+        waiver: Entries with the fields of known_failures.toml; each must have `link` and `expires`.
     """
 
     backend: Backend
@@ -84,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def merged(self, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Returns the options of a run: those of the manifest and `given`.
+        """Returns the options of a run: the manifest's, and `given`.
 
         Raises:
             Misuse: both name one.
@@ -139,7 +139,7 @@ def parse(data: Mapping[str, Any]) -> Manifest:
     for number, waiver in enumerate(manifest.waiver, start=1):
         for name in ("link", "expires"):
             if not waiver.get(name):
-                raise Misuse(f"waiver {number}: {name} is missing: name where it is tracked, and its last day")
+                raise Misuse(f"waiver {number}: {name} is missing: name the page that tracks the failure, and the last day of the waiver")
     return manifest
 
 
@@ -147,7 +147,8 @@ def differences(manifest: Manifest, records: Iterable[Record]) -> tuple[list[str
     """Compares the claims on collectives with the verdicts on calls of each collective alone.
 
     Returns:
-        What holds and is not claimed, and what is claimed and was not judged, as 'dtype:function_reduction'.
+        Collectives that hold without a claim, and claimed collectives that no verdict judged, as
+        'dtype:function_reduction'.
     """
     judged: set[str] = set()
     for record in records:

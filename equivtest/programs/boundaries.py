@@ -246,7 +246,7 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Records a tensor under those of the names that the tensor does not have yet."""
+        """Records a tensor under each name that it does not have yet."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)

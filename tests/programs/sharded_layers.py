@@ -80,7 +80,7 @@ ALL = LAYERS | {
     "mse_loss": ("columns", lambda h: F.mse_loss(h, 3 * h.detach())),
     "product": ("rows", lambda h: h),
 }
-"""Those, and layers on torch as it is."""
+"""The layers with a wrong rule, and layers on unchanged torch."""
 
 
 class Layer(nn.Module):

@@ -54,7 +54,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns three operands, one of which may be broadcast."""
+    """Returns the form of three operands; the call may broadcast one."""
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape

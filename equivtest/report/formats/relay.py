@@ -79,7 +79,9 @@ def _evidence(result: Result) -> dict[str, str]:
 
 
 def _blame(run: Run, failures: Sequence[Failure]) -> tuple[str, str]:
-    """Returns the category and the confidence: those of all failures, if they agree.
+    """Returns the category and the confidence that all failures share.
+
+    If only the categories are equal, the confidence is 'low'.  If the categories differ, it is ('unknown', 'low').
 
     Each failing case has run again in new ranks.  If it then held, the failure depends on earlier visits.
     """
