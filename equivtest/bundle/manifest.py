@@ -139,7 +139,10 @@ def parse(data: Mapping[str, Any]) -> Manifest:
     for number, waiver in enumerate(manifest.waiver, start=1):
         for name in ("link", "expires"):
             if not waiver.get(name):
-                raise Misuse(f"waiver {number}: {name} is missing: name the page that tracks the failure, and the last day of the waiver")
+                raise Misuse(
+                    f"waiver {number}: {name} is missing: name the page that tracks the failure, and the last day of "
+                    "the waiver"
+                )
     return manifest
 
 
