@@ -218,8 +218,30 @@ def test_run_that_ends_without_an_exception_is_never_alike(kind: str) -> None:
             Mismatch("output", 0, "1", "3", (0,)),
             False,
         ),
+        (
+            "value",
+            Mismatch("output", 0, "1", "2", (0,), extent="1"),
+            Mismatch("output", 0, "1", "2", (1,), extent="1"),
+            True,
+        ),
+        (
+            "value",
+            Mismatch("output", 0, "1", "2", (0,), extent="1"),
+            Mismatch("output", 0, "1", "2", (1,), extent="2"),
+            False,
+        ),
+        ("value", Mismatch("output", 0, "1", "2", (0,)), Mismatch("output", 0, "1", "2", (1,)), False),
     ],
-    ids=["same collectives", "other collectives", "other refusal", "other roundings", "NaN alone"],
+    ids=[
+        "same collectives",
+        "other collectives",
+        "other refusal",
+        "other roundings",
+        "NaN alone",
+        "same extent",
+        "other extent",
+        "other element",
+    ],
 )
 def test_failures_are_alike_by_result_or_element(
     kind: str, mismatch: Mismatch, other: Mismatch, *, alike: bool
