@@ -1,4 +1,4 @@
-"""Operators of torch on DTensors, one call of one operator per case."""
+"""Family of cases that call one torch operator on DTensors."""
 
 SUBJECTS = {
     "dtensor_operators": "equivtest.families.operators.subject:operators",

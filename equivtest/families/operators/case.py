@@ -1,4 +1,4 @@
-"""One call of one operator of torch on DTensors, forward and backward."""
+"""Defines `OperatorCase`: one call of one torch operator on DTensors, forward and backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from equivtest.layout import Layout, Partial, parse_placement, shard_kind
 
 EXACT_MODE, REAL_MODE = "dense", "real"
 REAL_DTYPES = ("float32", "float64")
-"""The dtypes in which real numbers are drawn: kernels of 16 bits also round intermediate values."""
+"""Dtypes for which values with a full significand are drawn.
+
+Kernels of 16-bit dtypes also round intermediate values, for which no bound is known.
+"""
 
 MAX_AXES = 2
 MAX_DIMS = 5  # of a batch of volumes
@@ -29,10 +32,10 @@ Placements = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OperatorCase(Case):
-    """results = operator(operands, arguments), and the gradients of the operands, given cotangents of the results.
+    """Fixes one call, `results = operator(*operands, **arguments)`, and the cotangents of its backward.
 
-    DTensor chooses the placements of results and gradients.  Each is judged under its own placements, which must be the
-    same on every rank.
+    DTensor chooses the placements of the results and of the operands' gradients. Each tensor is judged under the
+    placements that it came with, which must be equal on every rank.
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
@@ -40,7 +43,7 @@ class OperatorCase(Case):
         operands: Global shape of each operand.
         arguments: (name, value) of each argument that is no tensor.
         placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, for numbers,
-            'partial(OP)'; each rank has a different share of a partial operand.
+            'partial(OP)'; each rank has another term of a partial operand.
         other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
         holds: Contents of each operand: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
             empty: the contents in the operator's entry of the table.
@@ -128,24 +131,25 @@ class OperatorCase(Case):
 
     @property
     def definition(self) -> Operator:
-        """The operator's entry in the table."""
+        """Returns the operator's entry in the table `OPERATORS`."""
         return OPERATORS[self.operator]
 
     @property
     def is_documented(self) -> bool:
-        """Whether the operator documents the collectives that it calls."""
+        """True if torch documents which collectives this call runs: a sum of an operand that is not partial, without
+        gradient."""
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Shape, dtype and differentiable operands of each result of the unsharded operator."""
+        """Describes each result of the unsharded call: shape, dtype, and the operands that it has a gradient for."""
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         named = tuple(name or self.dtype for name in dtypes)
         return results_of(self.operator, self.operands, self.arguments, named, self.holds)
 
     def call(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the results of the operator on whole operands."""
+        """Calls the operator on whole operands and returns its results."""
         return run(self.operator, operands, self.arguments)
 
     @property
@@ -166,33 +170,34 @@ class OperatorCase(Case):
 
     @property
     def dim(self) -> Argument:
-        """The argument `dim`, or None."""
+        """Returns the value of the call's argument `dim`, or None if it has none."""
         return dict(self.arguments).get("dim")
 
     def kind_of(self, number: int) -> str:
-        """Returns the kind of the operand of that number."""
+        """Returns the kind of operand `number`: 'floats', 'index', 'bools' or 'whole' (int64)."""
         return kind_of(self.definition, self.holds, number)
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain of the values of the operand of that number."""
+        """Returns the domain that the values of operand `number` are drawn from, such as 'positive'."""
         return domain_of(self.definition, self.holds, number)
 
     def dtype_of(self, number: int) -> str:
-        """Returns the name of the dtype that the operand of that number has."""
+        """Returns the name of the dtype of operand `number`."""
         other = self.other_dtypes[number] if self.other_dtypes else ""
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """Size of the dim of the first operand into which an index points."""
+        """Returns the size of the first operand's dim that the call's index operand points into."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
     def operand_layout(self, number: int) -> Layout:
-        """Placements, partial ones included."""
+        """Returns the layout of operand `number`; it may have partial placements."""
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
     def reduction(self, number: int) -> tuple[str, int]:
-        """Returns (op, number of shares) of the reduction that gives an operand's value; ('', 1) for a whole one."""
+        """Returns (op, number of terms) of the reduction that gives the value of a partial operand; ('', 1) for any
+        other operand."""
         layout = self.operand_layout(number)
         axes = partial_axes(layout)
         if not axes:
@@ -202,28 +207,29 @@ class OperatorCase(Case):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def cotangent_layout(self, number: int) -> Layout:
-        """Returns the layout that the cotangent of the result of that number has."""
+        """Returns the layout of the cotangent of result `number`."""
         texts = self.cotangents[number] if self.cotangents else ("replicate",) * len(self.mesh_shape)
         return Layout(tuple(map(parse_placement, texts)))
 
     def graded(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands that require a gradient and have one."""
+        """Returns the numbers of the operands that require a gradient and that some result is differentiable for."""
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
     @property
     def passed_on(self) -> tuple[str, ...]:
-        """Names of results from which other results are computed."""
+        """Returns the names of the results that later steps take as input; a single call has none."""
         return ()
 
     def has_gradient(self, result: Result) -> bool:
-        """True if the result is differentiable by an operand that requires a gradient."""
+        """True if the result is differentiable for an operand that requires a gradient."""
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors; a partial operand is the stack of the shares that are reduced to it.
+        """Describes the tensors by name.
 
-        A refusal, by the operator or only in the backward, is also an answer: text of any length.
+        A partial operand has one more dim per partial axis, with the term of each rank. The answers `refused` and
+        `grad.refused` hold the text of an error, of any length, by which the operator or its backward refuses the call.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}
@@ -242,7 +248,7 @@ class OperatorCase(Case):
 
     @property
     def shard_kind(self) -> str:
-        """The kind of the worst sharded operand: 'even', 'uneven' or 'empty'."""
+        """Returns the kind of the worst sharded operand: 'even', 'uneven' or 'empty'."""
         kinds = {
             shard_kind(shape, self.operand_layout(number), self.mesh_shape)
             for number, shape in enumerate(self.operands)

@@ -1,9 +1,9 @@
 """Operators of linear algebra, on matrices for which every step of the algorithm is exact.
 
-Elimination of a bidiagonal matrix with ones on its diagonal, or of its product with its own transpose, subtracts whole
-numbers and divides them by one; a triangular matrix needs no Householder reflection, as xLARFG says; the diagonal of a
-diagonal matrix of powers of two has its eigenvalues, and their magnitudes are its singular values.  A product of
-reflections I - t v v' has whole numbers if v and t have.
+Elimination of a bidiagonal matrix B with ones on its diagonal, or of `B.T @ B`, subtracts integers and divides them by
+one. A triangular matrix needs no Householder reflection, by the definition of xLARFG. A diagonal matrix of powers of
+two has its diagonal as eigenvalues and their magnitudes as singular values. A product of reflections I - t v v' has
+integers if t and v have integers.
 
 Source: LAPACK 3.12, xPOTRF, xGETRF, xSYTRF, xLARFG, xGEEV and xGESDD, which torch calls on the CPU.
 """
@@ -28,22 +28,23 @@ from equivtest.families.operators.case_operator import (
 
 
 def _square(shape: Shape) -> Shape:
-    """Returns the shape of matrices with as many rows as columns."""
     return (*shape[:-2], shape[-1], shape[-1])
 
 
 def _alone(shape: Shape) -> Signatures:
+    """Returns one operand: square matrices."""
     return (Signature((_square(shape),)),)
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """Returns a matrix and some columns: two, or as many as the matrix has rows."""
+    """Returns a square matrix and a right-hand side of two columns, or of as many columns as the matrix has."""
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns Householder's vectors, a factor for each, and in some forms two columns to which they are applied."""
+    """Returns a form with Householder vectors and their factors; with `columns`, also two columns that they are applied
+    to."""
 
     def form(shape: Shape) -> Signatures:
         square = _square(shape)
@@ -53,7 +54,8 @@ def _reflections(*, columns: bool = False) -> Form:
 
 
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
-    """Makes an operator whose first operands have one or several domains and whose others have whole numbers."""
+    """Makes an operator without rounding; `domain` names the domain of each of the first operands, and the others hold
+    integers."""
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
 
@@ -65,7 +67,7 @@ def _crossed(shape: Shape) -> Signatures:
 
 
 def _reduced_rows(shape: Shape) -> Signatures:
-    """Yields reductions of indexed rows into rows of the first operand."""
+    """Returns calls of `index_reduce`, which reduces rows of the third operand into indexed rows of the first."""
     found = []
     for signature in along()(shape):
         dim = dict(signature.arguments)["dim"]
@@ -78,7 +80,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns a matrix, and what the operator writes on its diagonal or on the diagonal above."""
+    """Returns calls of `diagonal_scatter`: a matrix, and the values for its diagonal or for the diagonal above."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)
@@ -88,7 +90,7 @@ def _diagonals(shape: Shape) -> Signatures:
 
 
 _REMOVED = (_exactly("cholesky", torch.cholesky, SQUARES),) if hasattr(torch.ops.aten, "cholesky") else ()
-"""Operators that torch 2.15.0 has removed."""
+"""Operators that torch 2.15.0 no longer has."""
 
 ROWS = (
     *_REMOVED,

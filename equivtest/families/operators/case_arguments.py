@@ -1,6 +1,6 @@
-"""Arguments and operands, made from a shape, for operators that split tensors, move elements or pick elements.
+"""Builds arguments and signatures from a shape, for operators that split tensors, or that move or pick elements.
 
-The simplest come first, as in `equivtest.families.operators.case_forms`.
+Each function returns the simplest first, like the forms in `equivtest.families.operators.case_forms`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Returns shapes: flat, two neighbouring dims merged, an even dim split in two, one more dim of size 1."""
+    """Returns new shapes for the operand: flat, two neighbouring dims merged, an even dim split in two, a dim of size 1
+    added."""
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
         found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
@@ -51,7 +52,7 @@ def narrows(shape: Shape) -> list[Arguments]:
 
 
 def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
-    """Returns calls with one number for each dim."""
+    """Returns a function from a shape to calls that pass each dim with each of the values, as the argument `name`."""
 
     def make(shape: Shape) -> list[Arguments]:
         return [(("dim", dim), (name, value), *arguments.items()) for dim in dims_of(shape) for value in values]
@@ -144,7 +145,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """The first operand of the whole shape."""
+    """Returns pairs of shapes that broadcast, of which the first operand always has the whole shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 
@@ -162,7 +163,7 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns calls with dims that are counted from the front; findings/52 is about dims counted from the end."""
+    """Returns slices along dims counted from the front; findings/52 is about dims counted from the end."""
     found: list[Arguments] = []
     for dim in range(len(shape)):
         ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
@@ -175,7 +176,7 @@ def uneven_splits(shape: Shape) -> list[Arguments]:
 
 
 def selected_beside(shape: Shape) -> Signatures:
-    """Returns calls that write into one row."""
+    """Returns calls of `select_scatter`, which writes the second operand into one row of the first."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     return tuple(
         Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
@@ -185,7 +186,7 @@ def selected_beside(shape: Shape) -> Signatures:
 
 
 def sliced_beside(shape: Shape) -> Signatures:
-    """Returns calls that write into all rows except the first."""
+    """Returns calls of `slice_scatter`, which writes the second operand into all rows of the first except row 0."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
     return tuple(
         Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))
@@ -194,14 +195,17 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """Returns an index of one row along each dim, and the operand that is added at that row."""
+    """Returns calls with an operand, an index of one or two rows along a dim, and the rows that are added there."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
 def images(*, transposed: bool = False) -> Form:
-    """Images (N, C, 3, W), or lines (N, C, W), of the shape's N, C and W; a kernel for 2 or C channels, and a bias."""
+    """Returns a form for convolutions: an input (N, C, 3, W) or (N, C, W), a kernel, and in some signatures a bias.
+
+    N, C and W are the sizes of the shape. The kernel gives two channels; with `groups=C` it gives C channels.
+    """
 
     def form(shape: Shape) -> Signatures:
         n, c, w = shape

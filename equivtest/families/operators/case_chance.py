@@ -1,7 +1,6 @@
-"""Operators that draw at random or leave memory unwritten, called with arguments for which only one result is right.
+"""Operators that draw at random or leave memory unwritten, called so that only one result is right.
 
-The arguments are probabilities of zero and one, distributions of zero width, and a bin that contains every number
-drawn.
+For example: probabilities 0 and 1, distributions of zero width, one bin that contains every number drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from equivtest.families.operators.case_operator import BITS, POSITIVE, chooses, 
 
 
 def _all_drawn(x: torch.Tensor) -> torch.Tensor:
-    """Draws every index once, so that the sorted result has one right value."""
+    """Draws every index once by `multinomial` and sorts the result, so that only one result is right."""
     return torch.multinomial(x, x.shape[-1]).sort(-1).values
 
 

@@ -1,8 +1,7 @@
-"""Signatures of operators: the shapes of operands, and arguments, both made from one shape.
+"""Builds forms: functions that turn one shape into the signatures with which an operator is called.
 
-A form takes a shape and returns the signatures with which an operator is called on this shape, the simplest first.  The
-caller leaves out signatures that the operator does not accept
-(`equivtest.families.operators.case_table.signatures_of`).
+A signature has the shapes of all operands, and the arguments. A form returns the simplest signature first.
+`equivtest.families.operators.case_table.signatures_of` leaves out signatures that the operator does not accept.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Arguments = tuple[tuple[str, Argument], ...]
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to call an operator.
+    """Describes one way to call an operator.
 
     Attributes:
         shapes: Global shape of each operand.
@@ -36,12 +35,13 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns one operand of the shape."""
+    """Returns a form with one operand, which has the shape."""
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns two operands that are broadcast to the shape: both have it, or one has dims of size 1 or fewer dims."""
+    """Returns a form with two operands that broadcast to the shape: both have it, or one has dims of size 1 or fewer
+    dims."""
 
     def form(shape: Shape) -> Signatures:
         thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))
@@ -54,7 +54,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns the form of three operands; the call may broadcast one."""
+    """Returns a form with three operands of the shape, or with one of the last two smaller so that it is broadcast."""
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape
@@ -65,22 +65,22 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns one operand and a number, which is one of several numbers."""
+    """Returns a form with one operand and one of the numbers `values`, passed as the argument `name`."""
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
 
 def dims_of(shape: Shape) -> tuple[int, ...]:
-    """Returns each dim twice: counted from the front, and counted from the end."""
+    """Returns each dim twice, counted from the front and from the end: `(5, 7) -> (0, -2, 1, -1)`."""
     return tuple(dim for front in range(len(shape)) for dim in (front, front - len(shape)))
 
 
 def along(**arguments: Argument) -> Form:
-    """Returns one operand and one of its dims."""
+    """Returns a form with one operand and the argument `dim`, which takes every dim."""
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
 
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
-    """Returns one operand and the reduced dims: all, one, or several; they are kept with size 1, or removed."""
+    """Returns a form with one operand and the dims that are reduced: all, one or several, with or without `keepdim`."""
 
     def form(shape: Shape) -> Signatures:
         found: list[Arguments] = [()] if all_dims else []
@@ -97,12 +97,15 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 
 
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
-    """Returns one operand, and arguments that are made from its shape."""
+    """Returns a form with one operand, and with arguments that `make` computes from its shape."""
     return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
 
 
 def indexed(*, same_dims: bool) -> Form:
-    """An operand, a dim, and an index into that dim: of as many dims, no larger in the others, or of one dim."""
+    """Returns a form with an operand, the argument `dim`, and an index into that dim.
+
+    The index has as many dims as the operand and is no larger in the other dims; without `same_dims` it has one dim.
+    """
 
     def form(shape: Shape) -> Signatures:
         found = []
@@ -120,7 +123,7 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Two operands of one shape, or of two that differ in the dim along which they are joined."""
+    """Returns a form with two or three operands that are joined along each dim; one operand may be longer in that dim."""
 
     def form(shape: Shape) -> Signatures:
         found = [Signature((shape, shape), (("dim", dim),)) for dim in dims_of((*shape, 1) if new_dim else shape)]
@@ -134,7 +137,10 @@ def joined(*, new_dim: bool) -> Form:
 
 
 def products(*dims: str) -> Form:
-    """Operands whose dims are named by letters: b, m and k are the shape's, from the end, n is 2 and o is 3."""
+    """Returns a form for matrix products, whose operands' dims are named by letters: `products("mk", "kn")`.
+
+    The sizes of b, m and k come from the shape's first, last but one and last dim; n is 2 and o is 3.
+    """
 
     def form(shape: Shape) -> Signatures:
         if len(shape) < 2:
@@ -146,5 +152,5 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Returns the signatures of all these forms."""
+    """Returns a form with the signatures of all these forms, in order."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

@@ -1,4 +1,4 @@
-"""Operators on images and volumes, and norms over them."""
+"""Operators on images and volumes, and normalization operators."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _beside(*tails: tuple[int, ...]) -> Form:
-    """Images (N, C, H, W) of the shape's N and C, two rows high, three columns wide; or with these sizes."""
+    """Returns a form with images (N, C, H, W): N and C from the shape, and each of `tails` as (H, W)."""
     return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
 
 
 def _volumes(shape: Shape) -> Signatures:
-    """Volumes (C, D, H, W) of the shape's C, D and H."""
+    """Returns volumes (C, D, H, 2), where C, D and H are the sizes of the shape."""
     return (Signature(((*shape, 2),)),)
 
 
 def _scaled(*how: str) -> Form:
-    """(N, C, *shape) beside a weight and a bias, of C or of the last dims."""
+    """Returns a form with an input, a weight and a bias; weight and bias have the size of the last dim, or of dim 1 for
+    "channels"."""
 
     def form(shape: Shape) -> Signatures:
         last = shape[1:2] if "channels" in how else shape[-1:]
@@ -72,7 +73,7 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """Returns calls that resize to the same size and to twice that size."""
+    """Returns images, and calls that resize them to the same size or to twice that size."""
     x = (shape[0], shape[1], 2, 3)
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 
@@ -82,7 +83,7 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
 
 
 def _corners(num_dims: int) -> Form:
-    """Images or volumes, and of each of some places the corner that is looked up."""
+    """Returns a form for `grid_sampler`: images or volumes, and a grid whose coordinates are corners."""
 
     def form(shape: Shape) -> Signatures:
         places = (2,) if num_dims == 2 else (1, 2)

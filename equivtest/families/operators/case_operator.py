@@ -1,4 +1,4 @@
-"""Describes an operator for the table: how it is called, its operands, and how its results can be judged."""
+"""Defines `Operator`, an entry of the table of operators: its call, its operands, and how its results can be judged."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ import torch
 from equivtest.families.operators.case_forms import Form, each
 
 ANY, POSITIVE, UNIT, POWERS, DISTINCT = ("any", "positive", "unit", "powers", "distinct")
-"""Contents of operands: any sign; positive; magnitude below 1; powers of two; all different."""
+"""Contents of an operand: numbers of any sign; positive numbers; magnitudes below 1; powers of two; numbers that are
+all different."""
 ABOVE, FRACTION, BITS, SIGNS = ("above", "fraction", "bits", "signs")
-"""More contents: above 1; between 0 and 1; zeros and ones; ones with either sign."""
+"""More contents: numbers above 1; between 0 and 1; zeros and ones; 1 or -1."""
 BIDIAGONAL, SQUARES, DIAGONAL = MATRICES = ("bidiagonal", "squares", "diagonal")
-"""Square matrices: upper bidiagonal with a unit diagonal; transpose of such a matrix times the matrix; diagonal with
-different powers of two."""
+"""Contents that are square matrices: upper bidiagonal with ones on the diagonal; `B.T @ B` for such a matrix B;
+diagonal with different powers of two."""
 
 FLOATS, INDEX, BOOLS, WHOLE = KINDS = ("floats", "index", "bools", "whole")
-"""Numbers of the case's dtype; int64 that count along a dim of the first operand; bools; int64 from 0 to 7."""
+"""Kinds of operands: numbers of the case's dtype; int64 indices into a dim of the first operand; bools; int64 from 0 to
+7."""
 
 BELOW = "below"
-"""The first word of 'below 5': int64 from 0 to 4."""
+"""First word of a content such as 'below 5', which means int64 from 0 to 4."""
 
 CONTENTS = (
     ANY, POSITIVE, UNIT, POWERS, DISTINCT, ABOVE, FRACTION, BITS, SIGNS, *MATRICES, BOOLS, WHOLE,
 )  # fmt: skip
-"""Contents of an operand that a form may name, besides 'below NUMBER'."""
+"""Every content of an operand that a signature may name, except 'below NUMBER'."""
 
 
 def is_content(text: str) -> bool:
-    """True if a form may name this content."""
+    """True if the text is one of `CONTENTS`, or 'below NUMBER' with a positive number."""
     word, _, number = text.partition(" ")
     return text in CONTENTS or (word == BELOW and number.isdecimal() and int(number) > 0)
 
@@ -42,7 +44,7 @@ ALONE = each()
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator, and how it is called.
+    """Describes one operator: how it is called, and what its operands must contain.
 
     Attributes:
         name: The name in torch's list of operators, followed by a word for a special form.
@@ -75,11 +77,11 @@ class Operator:
     has_samples: bool = False
 
     def kind_of(self, number: int) -> str:
-        """Returns the kind that the operand of that number has."""
+        """Returns the kind of operand `number`."""
         return self.kinds[number] if number < len(self.kinds) else FLOATS
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain that the values of the operand of that number are from."""
+        """Returns the domain that the values of operand `number` are drawn from."""
         return self.domain if not self.domains else self.domains[number] if number < len(self.domains) else ANY
 
 
@@ -92,7 +94,10 @@ def rounded(name: str, call: Call, form: Form = ALONE, **how: Any) -> Operator:
 
 
 def in_place(method: str) -> Call:
-    """Calls the method on the first operand times one, and returns that; a clone of a partial one would be whole."""
+    """Returns a call that runs the method, such as 'add_', on a copy of the first operand and returns the copy.
+
+    The copy is `x.mul(1)`, because `x.clone()` makes a partial DTensor whole.
+    """
 
     def call(x: torch.Tensor, *others: torch.Tensor, **arguments: Any) -> torch.Tensor:
         copied = x.mul(1)

@@ -1,4 +1,4 @@
-"""Operators on whole numbers, and operators that copy, work in place, or make a tensor like another tensor."""
+"""Operators on integers and bools, and operators that copy, work in place, or make a tensor like another tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on each element separately, or on the elements of several operands at the same index."""
+"""Elementwise operators of one or several operands."""
 
 from __future__ import annotations
 

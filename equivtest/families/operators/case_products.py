@@ -1,4 +1,4 @@
-"""Operators that multiply matrices, and convolutions."""
+"""Matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivtest.families.operators.case_operator import Call, Operator
 
 
 def _of_either(of_lines: Call, of_images: Call) -> Call:
-    """The first for (N, C, W), the second for (N, C, H, W)."""
+    """Returns a call that runs the first function for input (N, C, W) and the second for input (N, C, H, W)."""
     return lambda x, *others, **how: (of_images if x.dim() == 4 else of_lines)(x, *others, **how)
 
 

@@ -1,4 +1,4 @@
-"""Operators along dims that are reduced, or ordered."""
+"""Operators that reduce, accumulate or normalize along dims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from equivtest.families.operators.case_operator import BITS, BOOLS, DISTINCT, PO
 
 
 def _norm(x: torch.Tensor, ord: float | str, **how: Any) -> Any:
-    """Computes a norm; the order may be the text 'inf', because the code of a case can contain that."""
+    """Computes a vector norm.
+
+    `ord` may be the text 'inf', because a case's code can hold that text but no infinity in arguments.
+    """
     return torch.linalg.vector_norm(x, float(ord), **how)
 
 
@@ -56,4 +59,4 @@ ROWS = (
 )
 
 TIES = chooses("amax of ties", torch.amax, reduced(), domain=SIGNS, adds_cotangents=False)
-"""The largest element occurs several times, so that its gradient is divided."""
+"""`amax` of values in which the largest element occurs several times, so that its gradient is divided among them."""

@@ -1,7 +1,7 @@
-"""Operators and forms from torch's own list, as `python -m studies.operator_forms` writes them into `forms.jsonl`.
+"""Reads the operators and forms of torch's own list, which `python -m studies.operator_forms` wrote into `forms.jsonl`.
 
-The text of a form shows how the operator is called: in "x0, 2, dim=x1" names stand for operands, and all else is a
-literal.
+The text of a form is the argument list of a call: in "x0, 2, dim=x1" the names x0 and x1 stand for operands, everything
+else is a literal.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0).
 """
@@ -26,18 +26,18 @@ FILE = Path(__file__).with_name("forms.jsonl")
 
 IN_PLACE, OUT = "in place", "out"
 WAYS = ("", IN_PLACE, OUT)
-"""Ways to call an operator: as a function, as a method that writes to its first operand (here a copy), with `out=`."""
+"""Ways to call an operator: as a function; as a method that writes to its first operand, here a copy; with `out=`."""
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 
 def name_of(operator: str, way: str) -> str:
-    """Returns the name that an operator called that way has in the table."""
+    """Returns the operator's name in the table for this way of calling it, such as 'add in place'."""
     return f"{operator} {way}".strip()
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Returns what torch has by that name: a function, or a method of tensors."""
+    """Returns the callable that torch has by this name, a function or a method of tensors; None if it has none."""
     found: Any = torch
     for part in operator.removeprefix("torch.").split("."):
         found = getattr(found, part, None)
@@ -46,7 +46,7 @@ def function_of(operator: str) -> Callable[..., Any] | None:
 
 
 def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the results of an operator of the table, called by the text."""
+    """Calls an operator of the table with the arguments that the text of a form lists, and returns its results."""
     way = way_of(name)
     operator = name.removesuffix(f" {way}") if way else name
     positional, named = _arguments(call, tuple(operands))
@@ -68,12 +68,12 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def way_of(name: str) -> str:
-    """Returns the way in which a name of the table calls its operator."""
+    """Returns the way of calling that a name in the table ends with: `way_of("add in place") -> "in place"`."""
     return next((way for way in WAYS[1:] if name.endswith(f" {way}")), "")
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the positional arguments, and the arguments passed by name."""
+    """Evaluates the text of a form and returns the positional arguments and the keyword arguments."""
     tree = _parsed(call)
     positional = [_value(each, operands) for each in tree.args]
     return positional, {str(each.arg): _value(each.value, operands) for each in tree.keywords}
@@ -119,4 +119,4 @@ def _read() -> tuple[tuple[Operator, ...], dict[str, str]]:
 
 
 ROWS, LEFT_OUT = _read()
-"""The operators; and others of torch's list, each with the reason why the enumeration leaves it out."""
+"""Operators with forms from torch's list; and (LEFT_OUT) the operators left out, each with the reason."""

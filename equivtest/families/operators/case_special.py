@@ -1,4 +1,4 @@
-"""Special functions, and the other operators of torch's list that work on each element separately."""
+"""Special functions, and other elementwise operators of torch's own list."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
 
 
 def _complex(shape: Shape) -> Signatures:
-    """Pairs of a real and an imaginary part."""
+    """Returns one operand with a last dim of size 2, the real and the imaginary part."""
     return (Signature(((*shape, 2),)),)
 
 
 def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Compares x with x times one, and with another tensor."""
+    """Calls `torch.equal` on x and a copy of x, then on x and another tensor; returns each result as a number."""
     return tuple(x.new_full((1, 1), float(torch.equal(x, one))) for one in (x.mul(1), other))
 
 

@@ -1,4 +1,4 @@
-"""The operators that are judged, each with the signatures with which it is called.
+"""Collects the table of operators that are judged, each with the forms in which it is called.
 
 Source: names and arguments as torch documents them; torch.testing._internal.common_methods_invocations.op_db (2.13.0)
 lists them.
@@ -45,17 +45,20 @@ HAND_WRITTEN: dict[str, Operator] = {
     )
     for operator in rows.ROWS
 }
-"""Operators by name, each with forms that fit any shape."""
+"""Operators by name whose forms are written by hand, and fit any shape."""
 
 OPERATORS = {
     **HAND_WRITTEN,
     **{operator.name: operator for operator in (*case_samples.ROWS, case_reductions.TIES)},
 }
-"""Operators by name, with the forms from torch's list, and with ties."""
+"""All operators by name: those written by hand, those with forms from torch's own list, and `amax of ties`."""
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """Calls the operator and returns its results in order.  Hides warnings of NaN, which is judged like any value."""
+    """Calls the operator and returns its results in order, as a tuple.
+
+    Hides warnings about NaN, because NaN is judged like any other value.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = OPERATORS[name].call(*operands, **dict(arguments))
@@ -64,7 +67,10 @@ def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any
 
 @functools.lru_cache(maxsize=2**14)
 def signatures_of(name: str, shape: Shape) -> Signatures:
-    """Returns the signatures that the operator takes for that shape: each has been tried, unsharded, on one thread."""
+    """Returns the signatures that the installed torch accepts for this operator and shape, simplest first.
+
+    Each was tried in an unsharded call in float64.
+    """
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:
         return ()
@@ -72,7 +78,7 @@ def signatures_of(name: str, shape: Shape) -> Signatures:
 
 
 def is_taken(name: str, signature: Signature, dtype: str) -> bool:
-    """Returns True if the unsharded operator takes the form with all operands of the dtype."""
+    """True if the unsharded operator accepts the signature when every operand has this dtype."""
     try:
         dtypes = (dtype,) * len(signature.shapes)
         results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
@@ -83,7 +89,7 @@ def is_taken(name: str, signature: Signature, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """Shape and dtype of one result of a call.
+    """Describes one result of a call: shape, dtype, and the operands that it is differentiable for.
 
     Attributes:
         operands: Numbers of the operands for which the result has a gradient.
@@ -98,7 +104,7 @@ class Result:
 def results_of(
     name: str, shapes: tuple[Shape, ...], arguments: Arguments, dtypes: tuple[str, ...], holds: tuple[str, ...] = ()
 ) -> tuple[Result, ...]:
-    """Returns the results of the unsharded operator on operands of these shapes and dtypes.
+    """Describes the results of the unsharded operator on operands of these shapes and dtypes.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: the operator does not take them.
@@ -120,7 +126,7 @@ def results_of(
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """Returns the shape and dtype of each result, and the operands for which it has a gradient."""
+    """Describes each result: its shape, its dtype, and the operands that it has a gradient for."""
     return tuple(
         Result(tuple(each.shape), str(each.dtype).removeprefix("torch."), _operands_of(each, operands))
         for each in results
@@ -128,7 +134,7 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 
 
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the kind of the operand of that number: the operator's entry says it, or the words of the form."""
+    """Returns the kind of operand `number`, from the contents `holds` if there are any, else from the operator's entry."""
     if not holds:
         return operator.kind_of(number)
     word = holds[number].partition(" ")[0]
@@ -136,12 +142,13 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 
 
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the domain of the operand of that number, likewise."""
+    """Returns the domain of operand `number`, from the contents `holds` if there are any, else from the operator's
+    entry."""
     return holds[number] if holds else operator.domain_of(number)
 
 
 def plain_operand(kind: str, domain: str, shape: Shape, dtype: str) -> torch.Tensor:
-    """Returns an operand of one number, or unit matrices."""
+    """Returns an operand for a trial call: all ones, zeros or 0.5, or unit matrices."""
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")
     if kind in (INDEX, WHOLE):

@@ -1,4 +1,4 @@
-"""The collectives of the operators that document collectives."""
+"""States the collectives of the operators for which torch documents them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def operator_collectives(case: OperatorCase, rank: int) -> Collectives:
-    """Lists none: the sum of a divided dim is a partial sum, and any other sum is divided like its operand.
+    """Returns no collectives: a sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's
+    shards.
 
     Source: common_reduction_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
     """

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that `where` of a known failure names.
+"""Predicates on operator cases, which `where` of an entry in known_failures.toml names.
 
 Source: the findings of `dtensor_operators` in known_failures.toml: most are about a rank with an empty shard, or with
 one row.
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 
 
 def _local_shapes(case: OperatorCase, shape: Shape, layout: Layout) -> tuple[Shape, ...]:
-    """Returns the shape of each rank's shard, or share of a partial tensor."""
+    """Returns the shape of each rank's local tensor under the layout."""
     divided = Layout(tuple(each if isinstance(each, Shard) else Replicate() for each in layout.placements))
     return tuple(local_shape(shape, divided, case.mesh_shape, rank) for rank in range(case.world_size))
 
 
 def _first_operand_of_ranks(case: OperatorCase) -> tuple[Shape, ...]:
-    """Returns the shape of each rank's part of the first operand."""
+    """Returns the shape of each rank's local tensor of the first operand."""
     return _local_shapes(case, case.operands[0], case.operand_layout(0))
 
 
 def names_dim(case: OperatorCase) -> bool:
-    """True if the call has an argument `dim`."""
+    """True if the call has the argument `dim`."""
     return case.dim is not None
 
 
 def counts_dim_from_end(case: OperatorCase) -> bool:
-    """True if `dim` is negative."""
+    """True if the argument `dim` is negative."""
     return isinstance(case.dim, int) and case.dim < 0
 
 
 def is_dim_divided(case: OperatorCase) -> bool:
-    """True if the first operand is divided along `dim`."""
+    """True if the first operand is sharded along the argument `dim`."""
     if not isinstance(case.dim, int) or not case.operands[0]:
         return False
     return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
 
 
 def has_shorter_index(case: OperatorCase) -> bool:
-    """True if an index is shorter than the first operand in a dim that it does not count along."""
+    """True if an index is shorter than the first operand in a dim other than the indexed one."""
     if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
         return False
     pairs = enumerate(zip(*case.operands, strict=True))
@@ -56,22 +56,22 @@ def has_shorter_index(case: OperatorCase) -> bool:
 
 
 def changes_shape(case: OperatorCase) -> bool:
-    """True if the first result has another shape than the first operand."""
+    """True if the shapes of the first result and the first operand differ."""
     return bool(case.results) and case.results[0].shape != case.operands[0]
 
 
 def is_divided(case: OperatorCase) -> bool:
-    """True if the first operand is divided along some mesh axis."""
+    """True if the first operand is sharded along some mesh axis."""
     return any(text.startswith("shard") for text in case.placements[0])
 
 
 def reduced_by(case: OperatorCase) -> str:
-    """The reduction by which the first operand is partial, or ''."""
+    """Returns the reduction by which the first operand is partial, such as 'sum', or ''."""
     return case.reduction(0)[0]
 
 
 def is_divided_too(case: OperatorCase) -> bool:
-    """True if the first operand is divided along one mesh axis and partial along the other axis."""
+    """True if the first operand is sharded along one mesh axis and partial along the other axis."""
     return bool(reduced_by(case)) and is_divided(case)
 
 
@@ -81,7 +81,7 @@ def has_partial(case: OperatorCase) -> bool:
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
-    """True if some rank has no elements along a reduced dim; along any dim if the call names none."""
+    """True if some rank's shard is empty along a reduced dim. All dims are reduced if the call names none."""
     num_dims, dim = len(case.operands[0]), case.dim
     if not num_dims:
         return False
@@ -90,7 +90,10 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if a dim counted from the end is divided, and it is the first, or the last beside one row of the first."""
+    """True if `dim` is negative and sharded, and is the first dim, or the last dim where some rank has one row.
+
+    A row is an element along dim 0 of the first operand.
+    """
     if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
     is_first = case.dim == -len(case.operands[0])
@@ -98,8 +101,8 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a whole index picks one row of an operand that is partial or divided along that dim, so that some
-    rank has no row."""
+    """True if a replicated index of size 1 picks from an operand that is partial, or sharded along `dim`, and a rank
+    has no row of it."""
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
     x, index = case.operands
@@ -110,7 +113,7 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
 
 
 def divides_index_otherwise(case: OperatorCase) -> bool:
-    """True if some rank's part of an index has more rows than the rank's operand along a dim that is not indexed."""
+    """True if some rank's index has more rows than the rank's operand along a dim that is not indexed."""
     if not has_shorter_index(case):
         return False
     texts = {text for placements in case.placements for text in placements if text.startswith("shard")}
@@ -128,7 +131,7 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
 
 
 def compares_beyond_dims(case: OperatorCase) -> bool:
-    """True if, of two operands, the one on more shards is divided along a dim that the other lacks."""
+    """True if, of two operands, the one with more shards is sharded along a dim that the other does not have."""
     if len(case.operands) != 2 or not all(case.operands):
         return False
     pairs = [zip(case.mesh_shape, case.operand_layout(n).placements, strict=True) for n in (0, 1)]
@@ -138,7 +141,7 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """True if a row is multiplied by a matrix, and the product is not divided among columns."""
+    """True if a vector is multiplied by a matrix that is not sharded by columns, or if the vector is partial."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -146,8 +149,10 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 
 
 def pads_other_rows(case: OperatorCase) -> bool:
-    """True if `narrow`, sliced of what some rank holds of the operand under the layout of the cotangent, has neither
-    as many rows as that rank's cotangent, nor would this, of one row, be broadcast."""
+    """True if the backward of `narrow` pads, on some rank, a local cotangent whose size does not fit.
+
+    It fits if it is 1, or the size of `narrow` of the rank's operand under the layout of the cotangent.
+    """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
     if not isinstance(start, int) or not isinstance(length, int) or not isinstance(dim, int) or not changes_shape(case):
@@ -163,8 +168,10 @@ def pads_other_rows(case: OperatorCase) -> bool:
 
 
 def selects_other_rows(case: OperatorCase) -> bool:
-    """True if `select` by a dim counted from the end gives a gradient that lies as if every dim had moved by one, and
-    some rank's cotangent does not fit into what it would select of that."""
+    """True if the backward of `select`, by a negative dim, writes a local cotangent into a place that does not fit.
+
+    DTensor lays the gradient out as if every dim had moved by one, so that some rank's row has another shape.
+    """
     index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
     if not isinstance(index, int) or not isinstance(dim, int) or not counts_dim_from_end(case):
         return False
@@ -181,7 +188,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """True if `squeeze` removes a dim, and no dim behind a removed one is divided."""
+    """True if `squeeze` removes a dim, and no sharded dim is at or after a removed one."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]
@@ -190,29 +197,29 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the text by which a form of torch's own list is called; '' for any other form."""
+    """Returns the argument list, as text, of a form from torch's own list; '' for any other form."""
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text
 
 
 def has_shard(case: OperatorCase) -> bool:
-    """True if some operand is divided."""
+    """True if some operand is sharded."""
     return any(text.startswith("shard") for placements in case.placements for text in placements)
 
 
 def is_whole(case: OperatorCase) -> bool:
-    """True if every rank has every operand."""
+    """True if every operand is replicated."""
     return all(set(placements) == {"replicate"} for placements in case.placements)
 
 
 def takes_mean(case: OperatorCase) -> bool:
-    """True if a loss is reduced to its mean, which is the default."""
+    """True if a loss is reduced to its mean, which is torch's default."""
     return "reduction=" not in call(case) or "reduction='mean'" in call(case)
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True unless the batch is whole or has a row on each rank, and every other operand is whole."""
+    """True unless only the batch is sharded, if anything, with a row on every rank."""
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

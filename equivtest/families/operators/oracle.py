@@ -1,11 +1,10 @@
-"""Computes an operator's results on whole operands, and the error that a correct answer may have.
+"""Computes an operator's results on whole operands, and the error that each right answer may have.
 
 For each result and each gradient the oracle uses the first rule that applies:
 
-1. equality, if the operator only chooses among exactly known values, or returns no numbers;
-2. equality, if the certificate proves that nothing rounds;
-3. a bound by running error analysis;
-4. an infinite allowance, so that nothing is concluded.
+1. equality, if the operator only copies or chooses exactly known values, or returns no floating-point numbers; 2.
+equality, if the certificate proves that nothing rounds; 3. a bound by running error analysis; 4. an infinite allowed
+error, so that nothing is concluded.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PROVED = "equal: no operation of the unsharded operator can round these values"
 UNKNOWN = "nothing is concluded: "
 
 FINEST = 2.0**-40
-"""The unit in which numbers are counted; a number with a finer unit counts as no multiple of any number."""
+"""Smallest unit that divisibility is checked in. A number that needs a finer unit counts as a multiple of nothing."""
 
 Tensors = dict[str, torch.Tensor]
 Founds = Mapping[str, Found]
@@ -47,7 +46,7 @@ Founds = Mapping[str, Found]
 
 @expect.register
 def expect_operators(case: OperatorCase, index: int) -> Expected:
-    """Returns every result and gradient, without a layout: see `expect_held_operators`."""
+    """Returns every result and gradient under replicated placements; `expect_held_operators` replaces the layouts."""
     layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
     tensors = {
         name: ExpectedTensor(
@@ -66,7 +65,10 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
-    """Returns `expect_operators` under the layouts of the first rank's answers; nothing if every rank refused."""
+    """Returns the results of `expect_operators` under the layouts that the first rank answered.
+
+    If every rank refused with the same text, nothing is expected except that text.
+    """
     first = held[0]
     for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
         texts = [tensors.get(refused) for tensors in held.values()]
@@ -90,7 +92,7 @@ def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
 
 
 def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
-    """Gives each tensor the layout of the first rank, which all other ranks must share."""
+    """Gives each expected tensor the layout that the first rank answered. All other ranks must answer the same."""
     layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
     found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
     return Expected(found, {})
@@ -106,12 +108,15 @@ def _flags_of(case: OperatorCase) -> dict[str, bool]:
 
 
 def judged_how(case: OperatorCase, index: int) -> Founds:
-    """Returns each right answer with its derivation; the allowance is infinite if no bound is known."""
+    """Returns each right answer with its allowed error and derivation.
+
+    The allowed error is infinite if no bound is known.
+    """
     return _judged_how(_undivided(case), index)
 
 
 def _undivided(case: OperatorCase) -> OperatorCase:
-    """Returns the same call on whole operands, because placements do not change the right results."""
+    """Returns the case with replicated operands, because shards do not change the right results. Partial ones stay."""
     placements = tuple(
         tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
     )
@@ -139,7 +144,7 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """True if a gradient adds up cotangents, and the sum of all of them, counted in parts, has few enough bits."""
+    """True if gradients only add up cotangents, and even the sum of all of them is small enough to be exact."""
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
     total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
@@ -148,7 +153,7 @@ def _adds_exactly(case: OperatorCase, index: int) -> bool:
 
 
 def _knows_operands(case: OperatorCase, index: int) -> bool:
-    """True if every order of reduction gives each operand the same value."""
+    """True if every order of reduction gives each partial operand the same value."""
     numbers = range(len(case.operands))
     if case.values[index][0] != EXACT_MODE:
         return not any(case.reduction(number)[0] in ("sum", "avg") for number in numbers)
@@ -161,7 +166,7 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """Returns proved or bounded results, and the reasons if there are none."""
+    """Returns results that are proved exact or bounded; if there are none, the reasons why."""
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
         found = _followed(lambda: _proved(case, given))
@@ -181,7 +186,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _followed(way: Callable[[], Founds]) -> Founds | str:
-    """Returns the results of `way`, or the reason if it has none."""
+    """Calls `way`, which proves or bounds results. Returns its results, or the reason why it has none."""
     try:
         return way()
     except InexactData as error:
@@ -199,7 +204,7 @@ def _followed(way: Callable[[], Founds]) -> Founds | str:
 
 
 def _run(case: OperatorCase, operands: Sequence[torch.Tensor], given: Mapping[str, torch.Tensor]) -> Tensors:
-    """Returns the results and gradients of the whole operands; those that `case.graded()` names are leaves."""
+    """Calls the operator on whole operands and runs its backward; returns results and gradients by name."""
     leaves = [operand.requires_grad_(number in case.graded()) for number, operand in enumerate(operands)]
     results = case.call(tuple(leaves))
     found = {f"output.{number}": result.detach() for number, result in enumerate(results)}
@@ -221,13 +226,13 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """Runs the call in the case's dtypes, without bounds."""
+    """Runs the whole call in the case's dtypes, without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 
 
 def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the whole operand in its dtype, rounded at most once."""
+    """Returns the whole value of operand `number` in its dtype, rounded at most once."""
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if not op:
         return tensor.clone()
@@ -240,9 +245,10 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """Proves results exact by the certificate, in the dtype of the fewest bits.
+    """Returns results that the certificate proves exact in the dtype with the fewest bits.
 
-    DTensor divides a whole tensor by the number of ranks before it adds partial sums (2.13.0).
+    DTensor may divide a replicated tensor by the number of ranks before it adds it to a partial one (2.13.0); the proof
+    leaves bits for that.
 
     Raises:
         InexactData: an operation may round.
@@ -271,7 +277,7 @@ def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -
 
 
 def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the sum of the magnitudes of an operand's shares."""
+    """Returns the sum of the absolute values of the terms that reduce to operand `number`."""
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if case.kind_of(number) != FLOATS:
         return tensor.clone()
@@ -283,7 +289,7 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 
 
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
-    """Bounds results by running error analysis of the whole operands and of their shares.
+    """Bounds results by running error analysis. A partial operand is reduced by a bounded sum of its terms.
 
     Raises:
         InexactData: no bound is known for some operation.
@@ -300,7 +306,7 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningErro
 
 
 def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.Tensor:
-    """Returns an operand that is known exactly; the shares that the ranks hold may be larger."""
+    """Returns operand `number` with error zero and, as its magnitude, the sum of the magnitudes of its terms."""
     from equivtest.oracle.ranged import Parts
 
     whole = _reduced(case, given, number)
@@ -311,7 +317,7 @@ def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.T
 
 
 def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
-    """Bounds the reduction of an operand's shares in any order; call it within the mode."""
+    """Reduces the terms of operand `number`, with a bound for any order. Must run within the running error mode."""
     op, num = case.reduction(number)
     if not op:
         return stack.detach()

@@ -1,4 +1,4 @@
-"""Cases of one call of one operator."""
+"""Draws cases of one call of one operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from equivtest.property import Space
 T = TypeVar("T")
 NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
 PICKS = tuple(range(60))
-"""Indices into a table whose length depends on other draws; taken modulo that length, so that they shrink well."""
+"""Indices that are taken modulo the length of a table, so that shrinking works if that length depends on other draws.
+"""
 
 DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
 REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))
@@ -39,10 +40,11 @@ VIEWED = frozenset(
         "__getitem__", "cat", "stack", "view_copy", "view_as_complex",
     }
 )  # fmt: skip
-"""Operators that may view other dims; DTensor hangs if there is no element: findings/50."""
+"""Operators that may view a tensor with other dims. DTensor hangs in them if there is no element: findings/50."""
 
 WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
-"""Operators that are right only if all operands are whole and require a gradient: findings/65, 66 and 69."""
+"""Operators that torch computes right only if every operand is replicated and requires a gradient: findings/65, 66 and
+69."""
 
 POOLS = frozenset(
     {
@@ -50,33 +52,30 @@ POOLS = frozenset(
         "nn.functional.max_unpool2d", "nn.functional.max_unpool3d", "native_batch_norm", "_native_batch_norm_legit",
     }
 )  # fmt: skip
-"""Operators that are right only if every rank has rows and channels: findings/67."""
+"""Operators that torch computes right only if every rank has rows and channels: findings/67."""
 
 BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
 """Operators whose backward torch computes right only if every rank has rows and channels: findings/73."""
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
-"""Operators that are right only if all operands are divided by batch, or no operand is: findings/72."""
+"""Operators that torch computes right only if all operands, or none, are sharded by batch: findings/72."""
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
 REDUCTIONS = ("sum", "mean", "amax", "amax of ties", "linalg.vector_norm", "softmax", "log_softmax")
-"""Operators along a divided dim that training needs most."""
+"""Operators along a sharded dim that training needs most."""
 
 
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
-    """Draws cases of these operators, on sizes around multiples of the world size.
-
-    Operators that always round are drawn only in float32 and float64, if the space has these dtypes.
-    """
+    """Draws cases of these operators, with sizes around multiples of the world size."""
     return _operator_cases(space, tuple(operators))
 
 
 @st.composite
 def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
-    """Cases of `REDUCTIONS`; of a sum some are recorded, and have no gradient."""
+    """Draws cases of the operators in `REDUCTIONS`. Some sums have no gradient and record their collectives."""
     case = draw(operator_cases(space, operators=REDUCTIONS))
     records = pick(draw, "records", RECORDS)
     forward = replace(case, requires_grad=())
@@ -85,7 +84,10 @@ def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns sizes of a dim: 1 to 3, near the number of ranks and its double, uneven ones three times, and 0."""
+    """Returns sizes of a dim: 1 to 3, sizes near once and twice the number of ranks, and 0.
+
+    Uneven sizes occur three times.
+    """
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
     return (*near, *(size for size in near if size % w), *(size for size in near if size % w), 0)
@@ -93,7 +95,7 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the operators whose results in a dtype can be judged."""
+    """Returns the operators that can be judged in the dtype; all operators if there are none."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -165,18 +167,18 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
 
 
 def _picks_one(name: str, signature: Signature) -> bool:
-    """True if an index of as many dims picks one row: findings/56 is about this on two mesh axes."""
+    """True if the index picks one row along its dim; findings/56 is about this on two mesh axes."""
     dim = dict(signature.arguments).get("dim")
     return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
 
 
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
-    """The first operand divided by rows, one a rank at least, all others whole: of all else findings/62 speaks."""
+    """Returns placements by row or replicated for a convolution's input; findings/62 is about all other placements."""
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Makes columns whole along each axis where DTensor would divide them by batch, and the matrices are not."""
+    """Replicates right-hand sides along each axis where DTensor would shard them by batch but not the matrices."""
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
     return tuple(
@@ -185,19 +187,19 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if some rank would have an empty shard of a dim divided among all ranks or half of them."""
+    """True if some rank would have an empty shard of one of the first two dims, on all ranks or on two."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Never the bias of a convolution alone: findings/62."""
+    """Returns the operands that require a gradient; never only the bias of a convolution: findings/62."""
     if name in WHOLE_ALONE:
         return (0, 1, 2) if numbers else ()
     return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 
 
 def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns placements that divide no dim of what may be viewed along both mesh axes: findings/55."""
+    """Replicates along the second mesh axis if both axes would shard the same dim of a view: findings/55."""
     is_nested = name in VIEWED and len(placements) == 2 and len(set(placements)) == 1
     return (placements[0], "replicate") if is_nested and placements[0].startswith("shard") else placements
 
@@ -221,16 +223,16 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Returns other signatures of an operator that does not take the drawn shape, such as a shape without elements.
+    """Returns signatures for another shape, for an operator that accepts none for the drawn shape.
 
-    There are none if the installed torch does not take the operator at all.
+    There are none if the installed torch does not accept the operator at all.
     """
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())
 
 
 def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
-    """Returns the first operator that the installed torch takes, and its signatures.
+    """Returns the first operator that the installed torch accepts, and its signatures.
 
     Raises:
         Misuse: torch takes none of the operators.
@@ -243,7 +245,7 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns the placements of one operand, the replicated one first; on two axes at most one reduction."""
+    """Returns every combination of placements of one operand, replicated first. On two axes only one reduction occurs."""
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
     one += [f"partial({op})" for op in OPS] if kind == FLOATS else []
@@ -259,7 +261,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if an operand of that shape and kind may have them."""
+    """Returns the first operand's placements if this operand may have them; otherwise its own."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -267,7 +269,7 @@ def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: S
 def _pick_dtypes(
     draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """Gives one operand in twelve another dtype if the operator takes it."""
+    """Gives few operands another dtype, if the operator accepts operands of several dtypes."""
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
         return ()
@@ -282,11 +284,11 @@ PROMOTING = frozenset(
         "stack", "atan2", "remainder", "fmod", "add in place", "mul in place", "copy in place", "addcmul", "logaddexp",
     }
 )  # fmt: skip
-"""Operators that take operands of several dtypes."""
+"""Operators that accept operands of several dtypes."""
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns replicated placements, or one time in three placements that divide some dim."""
+    """Returns replicated placements for the cotangents, or in one of three draws placements that shard a dim."""
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
@@ -294,7 +296,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns mostly all of the numbers, sometimes one of them or none."""
+    """Returns all of the numbers in most draws, sometimes one of them or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

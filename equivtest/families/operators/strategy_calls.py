@@ -1,10 +1,9 @@
-"""The calls that are enumerated: every form of every operator, under combinations of placements of its operands.
+"""Enumerates calls: every form of every operator, under combinations of its operands' placements.
 
-The axes of a call are the form, the placement of each operand and of the cotangents, and the kind of values.  Three
-more are whether all operands are placed alike, which operand is the only partial one, and whether the named dim is
-divided.  A table of strength 1 has each value of each axis, one of strength 2 each pair of values of two axes, of every
-operator.  Calls of one operator follow each other: they run in the same process with other arguments, shapes and
-placements.
+The axes of a call are the form, the placement of each operand and of the cotangents, and the mode of values. Three more
+axes are whether all operands have one placement, which operand is the only partial one, and whether the named dim is
+sharded. For each operator, a table of strength 1 has each value of each axis, and one of strength 2 each pair of values
+of two axes. The calls of one operator follow each other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, is_
 from equivtest.property import Enumeration, Space
 
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
-"""Shapes of the operators whose forms fit any shape: two ranks share dims of 3 and 5 unevenly."""
+"""Shapes that forms which fit any shape are given. Two ranks share dims of size 3 and 5 unevenly."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
-"""Reductions at depth 1: an operand after the first has no averages, and no operand has minima."""
+"""Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
 WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
 """Operators that are called only on whole operands: DTensor tries every combination of placements of seven tensors for
 their gradient, which takes longer than a minute (finding 69)."""
 
 MAX_FORMS = 6
-"""Largest number of forms of an operator."""
+"""Largest number of forms per operator."""
 MAX_ROWS = 200
-"""Largest number of combinations of one form that the table is chosen from."""
+"""Largest number of combinations per form that `covering` chooses from."""
 
 MAX_CALLS = {IN_PLACE: 3, OUT: 2}
-"""Largest number of calls of an operator in these two ways, in a gate; the operator's function has all calls."""
+"""Largest number of calls of one operator in place or with `out=`, times the strength; as a function it has all."""
 
 
 ENUMERATED = tuple(HAND_WRITTEN)
-"""Operators whose known failures are complete."""
+"""Names of the operators that are enumerated. `known_failures.toml` lists all their failures."""
 PARTS = 8
-"""Number of searches among which the operators are divided."""
+"""Number of searches that the operators are divided among."""
 
 
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
-    """Returns one part of the enumerated calls of a space, in the first dtype that real numbers have.
+    """Returns the enumerated calls of every PARTS-th operator, in the space's first dtype out of `REAL_DTYPES`.
 
-    Operators that follow each other in the table lie in different parts; the calls of one operator stay together.
+    `part` is the first operator's number. Operators that follow each other in the table are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = ENUMERATED[part::PARTS] if dtype else ()
@@ -61,7 +60,7 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 
 @lru_cache(maxsize=2**11)
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
-    """Returns the enumerated calls of one operator."""
+    """Returns the enumerated calls of one operator on `world_size` ranks."""
     rows = [row for signature in forms_of(name) for row in itertools.islice(_rows(name, signature, strength), MAX_ROWS)]
     num = MAX_CALLS.get(way_of(name), len(rows)) * strength if OPERATORS[name].has_samples else len(rows)
     return tuple(_case(name, world_size, dtype, row) for row in covering(rows, strength)[:num])
@@ -69,7 +68,10 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 
 @cache
 def forms_of(name: str) -> Signatures:
-    """Returns at most MAX_FORMS forms of an operator, next always the form with the most features not seen yet."""
+    """Returns at most MAX_FORMS signatures of an operator.
+
+    Each next one has the most features that are not covered yet.
+    """
     operator = OPERATORS[name]
     shapes = SHAPES[:1] if operator.has_samples else [each for each in SHAPES if len(each) in operator.num_dims]
     left = list(dict.fromkeys(signature for shape in shapes for signature in operator.form(shape)))
@@ -84,17 +86,17 @@ def forms_of(name: str) -> Signatures:
 
 
 def _features(signature: Signature) -> frozenset[object]:
-    """Returns each argument by name and value, the numbers of dims, and which operands have equal shapes."""
+    """Returns what tells a signature from others: arguments, numbers of dims, and which operands have equal shapes."""
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
 
 
 Row = tuple[Signature, tuple[str, ...], str, str]
-"""A form, the placement of each operand, the placement of the cotangents, and the kind of values."""
+"""A combination: the signature, the placement of each operand, the placement of the cotangents, the mode of values."""
 
 
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
-    """Yields the combinations of a form; combinations with only whole operands come last."""
+    """Yields the combinations of one signature. Combinations with only replicated operands come last."""
     numbers = range(len(signature.shapes))
     if name in WHOLE_ALONE:
         yield signature, ("replicate",) * len(numbers), "replicate", REAL_MODE
@@ -107,7 +109,7 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
 
 
 def _modes(operator: Operator) -> tuple[str, ...]:
-    """Returns the kinds of values in turn: real ones show what rounds, whole ones are judged by equality."""
+    """Returns the modes of values to alternate. Real values show rounding; integers are judged by equality."""
     return (EXACT_MODE,) if operator.is_exact else (REAL_MODE,) if operator.rounds else (EXACT_MODE, REAL_MODE)
 
 
@@ -119,7 +121,10 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few rows with each value of each axis, or each pair of values: each row adds most to those before."""
+    """Returns few rows that contain each value of each axis, or at strength 2 each pair of values.
+
+    Each next row adds the most.
+    """
     seen: set[tuple[object, ...]] = set()
     kept, left = [], [(row, frozenset(itertools.combinations(_values(row), strength))) for row in rows]
     while left:

@@ -1,4 +1,4 @@
-"""torch's own operators, called on DTensors.
+"""Subject that calls torch's own operators on DTensors.
 
 Source: torch.distributed.tensor.DTensor (2.13.0): an operator of DTensors equals that operator of whole tensors.
 """
@@ -40,7 +40,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (
     (ValueError, "conversion is not supported"),
     (AssertionError, "Redistribution from one partial type"),
 )
-"""(class, words) of the errors by which DTensor refuses an operator or placements.
+"""(class, words) of each error by which DTensor refuses an operator or its placements; `words` occur in the message.
 
 Source: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py, OpDispatcher in _dispatch.py, view_groups in
 _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution in _tp_conv.py (2.13.0).
@@ -48,7 +48,7 @@ _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Returns the results of one call, and the gradients that the case requires."""
+    """Runs one call of torch's operator on this rank; answers its results and the gradients that the case requires."""
     return run_operator(case, mesh, given, call_torch)
 
 
@@ -57,7 +57,7 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Runs forward and backward on this rank; answers DTensor's refusal as text."""
+    """Runs the case's forward, by `call`, and its backward on this rank. If DTensor refuses, answers the error's text."""
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
     try:
         results = call(case, operands, case.arguments)
@@ -79,7 +79,7 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
 
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """Returns the text of DTensor's refusal as a tensor of bytes.
+    """Returns the text of DTensor's refusal as a tensor of bytes, so that it can be compared between ranks.
 
     Raises:
         Exception: the error if it is no refusal.
@@ -93,7 +93,7 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
 
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    """Makes the operand a DTensor and a leaf, without a collective."""
+    """Makes operand `number` from this rank's local tensor, as a leaf DTensor, without a collective."""
     name, layout = f"operand.{number}", case.operand_layout(number)
     local, placements = own_operand(given[name], layout), placements_of(layout)
     made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.tensors[name].is_contiguous)
@@ -107,7 +107,7 @@ def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """Returns the result; DTensor makes it whole if its placements are not `is_known`."""
+    """Returns the result as it is if the harness can describe its placements; otherwise DTensor replicates it."""
     if result is None:
         return None
     if not isinstance(result, DTensor):
@@ -119,10 +119,9 @@ def in_known_words(result: Any) -> DTensor | None:
 
 
 def is_known(placement: Placement, dtype: torch.dtype) -> bool:
-    """True if the harness has a word for the placement.
+    """True if the harness can describe the placement.
 
-    Others are strided shards, norms and masks that are partial, and partial bools, which DTensor makes sums of; as
-    are two reductions of one tensor.
+    It cannot describe strided shards, partial norms, partial masks, and bools that DTensor reduces by a sum.
     """
     if placement.is_partial():
         return type(placement) is Partial and placement.reduce_op in REDUCE_OPS and dtype != torch.bool

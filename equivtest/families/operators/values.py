@@ -1,6 +1,7 @@
-"""Values of operands; the shares of a partial operand reduce to its value.
+"""Draws the operands' values. The terms of a partial operand, one per rank, reduce to the drawn value.
 
-Integers are multiples of the world size, because torch divides a whole tensor by it before adding a partial one.
+Integers are multiples of the world size, because DTensor divides a replicated tensor by the world size before it adds
+it to a partial one.
 
 Source: Partial._partition_value in torch/distributed/tensor/placement_types.py (2.13.0).
 """
@@ -36,12 +37,12 @@ from equivtest.families.operators.case_operator import (
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST = {8: 1, 11: 1}
-"""Largest magnitude, before the world size, by the bits of a significand; of more bits 3."""
+"""Largest magnitude of integers, before they are multiplied by the world size, by significand bits; 3 if not listed."""
 
 
 @draw.register
 def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
-    """The operands, partial ones as the stack of what each rank holds, and the cotangents of the results.
+    """Draws the operands and the cotangents. A partial operand is the stack of the ranks' terms.
 
     Modes:
         dense: Integers, of whatever the operator's domain says; a partial operand is reduced to such integers exactly.
@@ -85,7 +86,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Draws values of a dtype and a domain."""
+    """Draws integers or other exact values for a (dtype, domain)."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)
@@ -129,7 +130,7 @@ def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tens
 
 
 def _parts_of(value: torch.Tensor, op: str, num: int, mode: str, source: torch.Generator) -> torch.Tensor:
-    """(num, *shape) of mixed sign, each independent of the others, that are reduced to the value by `op`."""
+    """Returns `num` terms of shape `value.shape`, of mixed sign, that `op` reduces to `value`: (num, *value.shape)."""
     if not op:
         return value.unsqueeze(0)
     rest = (num - 1, *value.shape)

@@ -1,4 +1,4 @@
-"""A chain of calls of operators on DTensors; each may take the result of an earlier one."""
+"""Defines `ChainCase`: calls of several operators on DTensors, which may take results of earlier calls."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from equivtest.layout import Partial, Placement, parse_placement
 MAX_STEPS = 6
 
 Step = tuple[str, tuple[str, ...], Arguments]
-"""(operator, inputs, arguments): 'x0' is the first operand of the case, 'y0' the result of the first step."""
+"""(operator, inputs, arguments). Input 'x0' is the case's first operand, 'y0' the result of the first step."""
 Special = Callable[[Step, torch.Tensor], torch.Tensor]
 
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
 LOCAL_MAP, MODULE = "local_map", "distribute_module"
 SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE, LOCAL_MAP, MODULE)
-"""Steps that are no operators: a change of placements; out of DTensors and in again; a view of a copy (one row, or all
-with two dims swapped) that is multiplied in place; a product by a function of each local tensor or by a module."""
+"""Steps that are no operators. REDISTRIBUTE changes placements, THROUGH_LOCAL calls `to_local` and `from_local`.
+
+WRITE multiplies a view of a copy in place; the view is one row, or the copy with two dims swapped. LOCAL_MAP multiplies
+each local tensor by a function, MODULE by a module.
+"""
 
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
 IMPLICIT, LOSS_PARALLEL, FLATTENED = "implicit_replication", "loss_parallel", "flattened mesh"
 CONTEXTS = ("", NO_GRAD, INFERENCE, AUTOCAST, IMPLICIT, LOSS_PARALLEL, FLATTENED)
-"""Contexts of a chain: none; contexts of torch, autocast to bfloat16; a mesh of two axes beside its flattened mesh."""
+"""Contexts that a chain runs in: none; contexts of torch, with autocast to bfloat16; a mesh of two axes that was also
+flattened."""
 
 _CHAIN = Operator("chain", lambda *operands: operands)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ChainCase(OperatorCase):
-    """Results of the steps, and the gradients of the operands, given cotangents of the results.
+    """Fixes a chain of calls, whose results and operands' gradients are judged.
 
     Attributes:
         steps: One to six calls; only the first result of each call is judged.
@@ -87,7 +91,7 @@ class ChainCase(OperatorCase):
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """Numbers of the plain operands, which `implicit_replication` replicates."""
+        """Returns the numbers of the operands that are plain tensors, which `implicit_replication` makes DTensors."""
         if self.context != IMPLICIT:
             return ()
         first = {sources[0] for _, sources, _ in self.steps}
@@ -103,19 +107,19 @@ class ChainCase(OperatorCase):
 
 
 def unsharded_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the context of the unsharded chain."""
+    """Returns the context that the oracle runs the unsharded chain in."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     return torch.no_grad() if name in (NO_GRAD, INFERENCE) else nullcontext()
 
 
 def placements_named(step: Step) -> tuple[Placement, ...]:
-    """Returns the placements that a step names in one text, one per mesh axis."""
+    """Returns the placements that the step's argument `placements` lists, one per mesh axis."""
     return tuple(map(parse_placement, str(dict(step[2]).get("placements", "")).split()))
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Writes to a copy of x through a view, and returns the copy."""
+    """Multiplies a view of a copy of x in place, and returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
@@ -123,7 +127,7 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight that a module multiplies each row with: the step's factor with alternating signs."""
+    """Returns the weight of a MODULE step: the step's factor with alternating signs, one per element of the last dim."""
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 
@@ -135,7 +139,7 @@ def factor_of(step: Step) -> float:
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step that is no operator, on a whole tensor."""
+    """Runs a step that is no operator on a whole tensor."""
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -144,7 +148,7 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
-    """Yields the first result of each step."""
+    """Runs the steps and returns the first result of each step. `special` runs the steps that are no operators."""
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
         name, sources, arguments = step
@@ -157,7 +161,7 @@ def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) 
 def results_of_chain(
     steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
 ) -> tuple[Result, ...]:
-    """Returns the results of the unsharded chain.
+    """Describes the first result of each step of the unsharded chain.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: an operator does not take its inputs.

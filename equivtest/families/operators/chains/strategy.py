@@ -1,4 +1,4 @@
-"""Cases of chains: each step takes the result of an earlier step, and often repeats an earlier call with one change."""
+"""Draws chains: a step takes the result of an earlier step, and often repeats the operator of the step before."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ CHAINED = (
     "cumsum", "permute", "unsqueeze", "expand", "select", "narrow", "cat", "stack", "tril", "flip", "roll", "sigmoid",
     "tanh", "exp", "mul in place", "add in place", "rsub", "bmm", "triu", "addcmul", "log_softmax",
 )  # fmt: skip
-"""Operators that take the results of other operators, and that torch computes correctly when called alone."""
+"""Operators that can take the result of another operator, and that torch computes right when called alone."""
 
 NAMES = (*CHAINED, *SPECIALS * 3)
 DRAWN_CONTEXTS = ("",) * 6 + (*CONTEXTS[1:], AUTOCAST, FLATTENED)
 TAKEN_OVER = frozenset({"log_softmax"})
-"""Operators that `loss_parallel` treats as a part of a cross entropy."""
+"""Operators that `loss_parallel` replaces by its own implementation."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
-"""Largest number of elements of a result: the first number, or the second times the ranks if that is larger."""
+"""A result has at most MIN_NUMEL elements, or NUMEL_PER_RANK times the world size if that is larger."""
 
 
 def chain_cases(
     space: Space, *, names: tuple[str, ...] = NAMES, contexts: tuple[str, ...] = DRAWN_CONTEXTS
 ) -> SearchStrategy[ChainCase]:
-    """Chains of two to five steps, in float32 and float64 if the space has them."""
+    """Draws chains of two to five steps, in float32 or float64 if the space has these dtypes."""
     return _chain_cases(space, names, contexts)
 
 
 @dataclass
 class _Chain:
-    """The fields of a chain that are drawn so far."""
+    """Holds the fields of a chain that are drawn so far."""
 
     dtype: str
     context: str
@@ -71,12 +71,12 @@ class _Chain:
     results: tuple[Result, ...] = ()
 
     def held(self) -> dict[str, Shape]:
-        """Returns the shapes of a step's possible inputs, the latest first."""
+        """Returns the shape of each tensor that the next step may take, the latest result first."""
         given = {f"y{number}": self.results[number].shape for number in reversed(range(len(self.steps)))}
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Adds the step with these further operands if it is valid; returns True if it is."""
+        """Adds the step with its further operands if the chain stays valid. Returns True if it was added."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -137,7 +137,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Replicates every operand that is no step's first input."""
+    """Replicates every operand that is not the first input of some step."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -145,7 +145,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """Returns the context, or none if it would have no effect."""
+    """Returns the context, or '' if the context would have no effect."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 
@@ -184,7 +184,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """False for the calls in findings 40, 51 and 52, which count a dim from the end."""
+    """False for the calls that findings 40, 51 and 52 are about, which count a dim from the end."""
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
@@ -217,7 +217,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tu
 
 
 def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Replicates along the second mesh axis if both axes would divide the same dim: findings/55."""
+    """Replicates along the second mesh axis if both axes would shard the same dim: findings/55."""
     is_nested = len(placements) == 2 and placements[0] == placements[1] and placements[0].startswith("shard")
     return (placements[0], "replicate") if is_nested else placements
 

@@ -1,4 +1,4 @@
-"""A chain of torch's own operators, called on DTensors.
+"""Subject that runs a chain of torch's own operators on DTensors.
 
 Source: torch.distributed.tensor.DTensor, its redistribute, to_local and from_local (2.13.0).
 """
@@ -50,14 +50,17 @@ def wrapped_implicitly(x: DTensor) -> torch.Tensor:
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Returns the results of all steps, and the gradients that the case requires."""
+    """Runs the chain on this rank; answers the first result of each step, and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 
 def run_steps(
     case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
 ) -> Answers:
-    """Runs the chain; `other` runs the steps that are no operators."""
+    """Runs the chain on this rank.
+
+    `other` runs the steps that are no operators; `wrap` makes plain operands local tensors.
+    """
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
         mixed = [wrap(each) if number in case.plain else each for number, each in enumerate(operands)]
@@ -71,7 +74,7 @@ def run_steps(
 
 
 def forward_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the context of the forward alone."""
+    """Returns the torch context that only the forward runs in."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     if name == INFERENCE:
@@ -81,7 +84,7 @@ def forward_context(name: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def whole_context(name: str) -> Iterator[None]:
-    """Enters the context of forward and backward, and leaves it without an error: see findings/77."""
+    """Enters a torch context for forward and backward, and leaves it without passing errors to it: see findings/77."""
     context = {IMPLICIT: implicit_replication, LOSS_PARALLEL: loss_parallel}.get(name, nullcontext)()
     context.__enter__()
     try:
@@ -91,7 +94,7 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step that is no operator, on a DTensor."""
+    """Runs a step that is no operator on a DTensor."""
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -106,7 +109,8 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Multiplies each rank's local tensor by a number, by `local_map`, which redistributes first."""
+    """Multiplies each rank's local tensor by the step's factor through `local_map`, which redistributes the input
+    first."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,
@@ -120,7 +124,7 @@ def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None
 
 
 class Weighted(nn.Module):
-    """Multiplies each row with a weight."""
+    """Multiplies x by a weight, elementwise along its last dim."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
@@ -131,7 +135,7 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """Calls a module of `distribute_module`: its weight is divided, its input moved, its output made whole."""
+    """Calls a module of `distribute_module` that shards its weight, redistributes its input and replicates its output."""
     whole = [Replicate()] * x.device_mesh.ndim
 
     def divided(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
