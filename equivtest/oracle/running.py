@@ -1,7 +1,7 @@
 """Runs the unsharded module once more and counts every operation's roundings, which bounds a parallel module's error.
 
 An operation without a rule in `equivtest.oracle.running_rules` is decomposed as torch decomposes it.  If torch cannot
-decompose it, no bound is known, and the module is refused.  The result bounds a program that computes the same
+decompose it, no bound is known, and the module is refused.  The bounds hold for every program that computes the same
 formulas, in any order of summation and divided among the ranks in any way.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode, which sees forward and backward below autograd, and
@@ -67,11 +67,11 @@ OTHER_RULES = WINDOW_RULES | SPECIAL_RULES | {"clamp": clamp}  # rules that take
 
 
 class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes floating-point tensors `Ranged` within its context, with a bound on the error of a correct program.
+    """Adds to each floating-point result within its context a bound on the error of a correct program: see `Ranged`.
 
     Attributes:
-        undecided: The first operation whose choice may differ in a correct program, and the operation's place; '' if
-            there is none.  If there is one, no result has a bound.
+        undecided: Message that names the first operation whose choice may differ in a correct program, such as an
+            argmax of nearly equal elements; '' if there is none.  If there is one, no result has a bound.
 
     Raises:
         InexactData: no bound is known for an operation.
@@ -86,14 +86,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """Returns a tensor that is equal in every program, with its own memory; call it outside of the mode."""
+        """Returns a copy of a tensor that is equal in every program, without an error; call it outside of the mode."""
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
-        """Returns a result and its bound, including the rounding if a replicated result is averaged over the ranks.
-
-        Later writes to the tensor do not change the returned result.
-        """
+        """Returns a float64 copy of a result and its bound, which also allows for an average over the ranks."""
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
             raise InexactData("no bound is known for complex results: return their view_as_real")
@@ -145,7 +142,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation without floating-point operands, equal in every program except for its roundings."""
+        """Runs an operation without floating-point operands; only its own roundings may differ between programs."""
         result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, leaves(result))):
             return result
@@ -222,7 +219,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Computes in the second dtype with operands of the first, and stores as torch's own kernel does."""
+        """Runs an operation as torch's 16-bit kernel does: computes in `dtypes[1]`, stores in `dtypes[0]`."""
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
@@ -245,7 +242,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
-        """Stores one result: rounded to its own dtype, returned in the dtype of `like`."""
+        """Rounds a kernel's result to the dtype in which it is stored, and returns it in the dtype of `like`."""
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)
@@ -264,7 +261,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return constant(parts) if _is_constant(given) else parts.wrapped()
 
     def _by_rule(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns a rule's result; None if there is no rule."""
+        """Returns the operation's result with its bound; None if no rule exists for the operation."""
         if name in REDUCTIONS:
             names = [argument.name for argument in func._schema.arguments[1:]]
             return REDUCTIONS[name](self.roundings, args[0], **dict(zip(names, args[1:], strict=False)), **kwargs)
@@ -288,7 +285,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Converts to another dtype, which rounds; if to integers, a correct program may get others."""
+        """Converts a tensor to another dtype; adds the rounding, or requires the same integers in every program."""
         parts = Parts.of(args[0])
         value = func(parts.value, *args[1:], **kwargs)
         if not is_floating(value):
@@ -320,7 +317,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.undecided = f"{what}, compares values that may differ only by roundings"
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Computes an operation in place separately, then writes the result."""
+        """Runs an in-place operation: computes its result out of place, then writes the result to the target."""
         target, *others = args
         if not is_floating(target):
             if not isinstance(target, torch.Tensor) or _are_off((others, kwargs)):
@@ -358,7 +355,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _cloned(operand: Any) -> Any:
-    """Copies an operand that a decomposition may return, such as dropout's, so that writes do not reach the operand."""
+    """Copies an operand that a decomposition returned as its result, so that later writes do not change the operand."""
     if not isinstance(operand, Ranged):
         return operand
     copy = Parts(*(part.clone() for part in Parts.of(operand))).wrapped()
@@ -375,7 +372,7 @@ def _unknown(name: str) -> InexactData:
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if an operation that may draw at random does draw; dropout and attention may drop nothing."""
+    """True if a random operation draws numbers in this call; dropout with p = 0, for example, draws none."""
     named = {each.name: each.default_value for each in func._schema.arguments}
     named |= dict(zip(named, args, strict=False)) | kwargs
     dropped = [named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), int | float)]
@@ -383,7 +380,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _are_off(tree: Any) -> bool:
-    """True if a correct program may have other values somewhere."""
+    """True if some tensor of the tree has an error, so a correct program may have another value there."""
     return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in leaves(tree))
 
 

@@ -1,4 +1,4 @@
-"""Attention in 16 bits as torch's CPU kernel computes it, which stores the operands of products in 16 bits.
+"""Computes attention as torch's 16-bit CPU kernel does, which stores the operands of matrix products in 16 bits.
 
 A program that computes attention step by step in float32, as torch does elsewhere, stores less, with one exception: its
 backward multiplies by the output before it was stored.  A program that divides the keys among the ranks stores each
@@ -20,7 +20,7 @@ from equivtest.oracle.running_outs import Kernel, Out
 
 KEYS = 512  # keys in a block
 QUERIES = ((768, 256), (192, 64), (0, 32))
-"""(smallest number of queries, queries in a block)."""
+"""Pairs (least number of queries, queries per block): from 192 to 767 queries, a block has 64."""
 
 
 def attention(
@@ -34,7 +34,7 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out]:
-    """Returns the output, and the logarithm of the sums of exponentials, which `attention_backward` recomputes."""
+    """Returns attention's output, and for each query the logarithm of the sum of the exponentials of its scores."""
     scores = _scores(q, _to_heads_of(q, k), is_causal, attn_mask, scale)
     found = kernel.stored(_probabilities(scores)) @ _to_heads_of(q, v)
     return Out(found, is_sum=True), Out(scores.logsumexp(-1), is_whole=True)
@@ -54,7 +54,10 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Out, Out, Out]:
-    """Returns gradients of queries, keys and values; the output may be the stored one or the one before storing."""
+    """Returns the gradients of queries, keys and values.
+
+    Their bounds hold whether a program multiplies by `out` before or after it stores `out` in 16 bits.
+    """
     keys, values, factor = _to_heads_of(q, k), _to_heads_of(q, v), _factor(q, scale)
     p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale))
     d_scores = p * (g @ values.transpose(-2, -1) - (g * kernel.stored(out)).sum(-1, keepdim=True))

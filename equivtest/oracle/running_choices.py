@@ -1,4 +1,4 @@
-"""Operations that choose by comparing: each returns its choice, and whether a correct program makes the same choice.
+"""Rules of operations that choose by comparing, such as argmax: the choice, and True if every correct program makes it.
 
 For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both operands are exact,
 the order is certain too, provided that the operation documents which of equal operands it takes.
@@ -19,7 +19,7 @@ from equivtest.oracle.running_operands import is_floating
 from equivtest.oracle.running_windows import max_pool
 
 Chosen = tuple[Any, bool]
-"""The choice, and True if it is certain."""
+"""The chosen tensors, and True if every correct program chooses the same elements."""
 
 
 def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
@@ -68,7 +68,7 @@ def _argbest(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
 
 
 def sort(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Sorts, for both overloads: (dim, descending), and with `stable`."""
+    """Sorts along a dim; takes the arguments of both overloads of torch.sort, with and without `stable`."""
     placed = dict(zip(("dim", "descending"), how, strict=False))
     options: dict[str, Any] = {"dim": -1, "descending": False, "stable": False, **placed, **named}
     dim, descending, is_stable = int(options["dim"]), bool(options["descending"]), options["stable"]
@@ -91,7 +91,7 @@ def topk(operand: Ranged, k: int, dim: int = -1, largest: bool = True, sorted: b
 
 
 def _are_apart(ordered: Parts, num: int, dim: int, *, ties: bool) -> bool:
-    """True if the first `num` along the dim have a certain order; exact ties count as certain if `ties`."""
+    """True if every program has the first `num` elements in this order; `ties` allows equal exact elements."""
     value, error = (part.narrow(dim, 0, min(num, part.shape[dim])) for part in (ordered.value.double(), ordered.error))
     count = value.shape[dim] - 1
     if count < 1:
@@ -109,13 +109,13 @@ def nonzero(operand: Ranged) -> Chosen:
 
 
 def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Counts the elements in each bin with numbers as edges; certain for operands without an error."""
+    """Returns `torch.histc`, the number of elements in each bin; certain only if no element has an error."""
     parts = Parts.of(operand)
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
 
 def mantissas(operand: Ranged) -> Chosen:
-    """Returns a number in [1/2, 1) and its power of two; certain if no operand may cross a power of two."""
+    """Returns `torch.frexp`, fractions and powers of two; certain if no error lets an element cross a power of two."""
     parts = Parts.of(operand)
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
@@ -125,7 +125,7 @@ def mantissas(operand: Ranged) -> Chosen:
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
-    """Converts to whole numbers or to bool, towards zero."""
+    """Returns `value`, the operand after a conversion to integers or bool; certain if every program gets the same."""
     parts = Parts.of(operand)
     low, high = (parts.value.double() + sign * parts.error for sign in (-1, 1))
     if value.dtype == torch.bool:
@@ -138,14 +138,14 @@ CHOICES: dict[str, Callable[..., Chosen]] = {
     "argmin": _argbest(torch.argmin, -1), "histc": counts, "max_pool2d_with_indices": max_pool,
     "max_pool3d_with_indices": max_pool, "frexp": mantissas,
 }  # fmt: skip
-"""Choices by operator, called as torch calls it."""
+"""Operator -> rule, which takes the operator's own arguments."""
 
 BY_DIM = {"max": largest, "min": smallest}
-"""Choices of overloads with a dim."""
+"""Operator -> rule of the overload with a dim, such as torch.max(x, 1)."""
 
 
 def choice_of(name: str, overload: str, operands: Sequence[Any]) -> Callable[..., Chosen] | None:
-    """Returns the rule of an operation that chooses; None if it chooses nothing, or chooses whole numbers."""
+    """Returns the rule of an operation that chooses among floating-point elements; None for any other operation."""
     if not operands or not is_floating(operands[0]):
         return None
     return BY_DIM.get(name) if overload == "dim" else CHOICES.get(name)

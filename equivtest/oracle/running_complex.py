@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real ones, as many rotary embeddings use them.
+"""Computes with complex numbers, which many rotary embeddings use, as pairs of real numbers.
 
 The error and the magnitude of a complex `Ranged` tensor are complex too, with separate real and imaginary parts,
 so an operation that moves the value also moves them.  Arithmetic becomes real arithmetic, with the rules
@@ -63,14 +63,14 @@ def _is_complex(operand: Any) -> bool:
 
 
 def has_complex(values: Any) -> bool:
-    """True if one of the values is complex."""
+    """True if a value is a complex tensor or a complex number."""
     return any(_is_complex(each) for each in values)
 
 
 APART: dict[str, Callable[..., Any]] = {
     "mul": product, "add": plus, "sub": minus, "polar": polar, "_conj": conjugate, "complex": _joined,
 }  # fmt: skip
-"""Real arithmetic by operator, called as torch calls it, if an operand or the result is complex."""
+"""Operator with complex operands or results -> the same in real arithmetic, with the operator's own arguments."""
 
 MAKES = frozenset({"view_as_complex", "polar", "complex"})
 """Operations with real operands and a complex result."""

@@ -1,4 +1,4 @@
-"""Factors and inverses of matrices for which LAPACK rounds nothing: see `equivtest.oracle.running`.
+"""Rules of factorizations and inverses, for matrices on which LAPACK rounds nothing: see `equivtest.oracle.running`.
 
 Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
 the powers of |U| - I.  Elimination of U finds each pivot in its place, and only zeros below it; elimination of its
@@ -27,7 +27,7 @@ _OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_fa
 
 
 def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True if each matrix is such a U (see above), and the dtype has room for all sums."""
+    """True if each matrix is a U as in the module's docstring, and all sums of it are numbers of the dtype."""
     if matrices.shape[-1] != matrices.shape[-2]:
         return False
     ones = torch.eye(matrices.shape[-1], dtype=torch.float64)
@@ -55,7 +55,10 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """Makes a rule from torch's own function, for matrices on which no step rounds; torch 2.15 has no `cholesky`."""
+    """Makes the rule of an operator, which refuses all matrices except those for which `is_exact`.
+
+    A call of the rule looks the operator up by name, because torch 2.15 has no `cholesky`.
+    """
 
     def rule(matrices: torch.Tensor, *how: Any, **named: Any) -> Any:
         a = Parts.of(matrices)
@@ -68,12 +71,12 @@ def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    """Wraps a tensor without an error, if it has floating-point numbers."""
+    """Wraps a floating-point tensor with an error of 0; returns any other tensor unchanged."""
     return Parts.of(tensor).wrapped() if tensor.is_floating_point() else tensor
 
 
 def unpacked(factors: torch.Tensor, pivots: torch.Tensor, *which: bool) -> tuple[torch.Tensor, ...]:
-    """Returns the row order and the lower and upper factor of square matrices from their packed factors."""
+    """Returns the permutation, the lower and the upper factor of square matrices, like `torch.lu_unpack`."""
     a = Parts.of(factors)
     order, lower, upper = torch.lu_unpack(a.value, pivots, *which)
     if not lower.numel() == upper.numel() == a.value.numel():
@@ -88,4 +91,4 @@ FACTORED: dict[str, Callable[..., Any]] = {
     "linalg_pinv": _exactly("linalg_pinv", _is_diagonal),
     "lu_unpack": unpacked,
 }
-"""Rules by operator, called as torch calls it."""
+"""Operator -> rule, which takes the operator's own arguments."""

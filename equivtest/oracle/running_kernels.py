@@ -1,8 +1,8 @@
-"""Kernels that compute in `accumulate` and store the result in fewer bits: torch's on the CPU, in 16 bits.
+"""Describes torch's 16-bit CPU kernels, which compute in a wider dtype, `Arithmetic.accumulate`, and store in 16 bits.
 
-Each is computed by the rules of `accumulate`, on operands that were made as wide as that dtype.  The result is
-stored once, or as often as the kernel adds to it in the tensor's own dtype.  Each entry lists the intermediate results
-that the kernel stores.  A kernel without an entry may store every result in torch's decomposition, and sums in 16 bits.
+The oracle widens a kernel's operands and applies the rules of the wider dtype.  The result is stored once, or as often
+as the kernel adds to it in the tensor's own dtype.  Each entry lists the intermediate results that the kernel stores.
+A kernel without an entry may store every result in torch's decomposition, and may add in 16 bits.
 
 Read in ATen/native, in the files named here; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was compared
 with torch 2.13.0's own results by `python -m studies.bounded_ops`; entries without a file rest on that comparison
@@ -38,7 +38,7 @@ LEVEL = 16  # terms that a level of nll_loss_out_frame's cascade adds before it 
 
 
 Computes = Callable[..., Any]
-"""Takes a call and its wide operands, and returns one `Out`, or several."""
+"""Function of a `Kernel` and its widened operands that returns one `Out`, or a tuple of them."""
 
 
 def _whole(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
 
 
 def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
-    """Adds a term to a product: stores the product first, or each share of the term and then the whole."""
+    """Adds a product and a third operand with two stores: the product and the sum, or a rank's share of each."""
     return Out(kernel.func(*args, **kwargs), stores=2, is_sum=True)
 
 
@@ -68,7 +68,7 @@ def _log_softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim:
 
 
 def _softmax(kernel: Kernel, x: torch.Tensor, dim: int, half_to_float: bool) -> Out:  # noqa: FBT001  (torch's own)
-    """Computes a softmax; along another dim than the last, the exponentials are stored before they are divided."""
+    """Computes a softmax; the kernel stores the exponentials before it divides them, unless `dim` is the last."""
     return Out(
         kernel.func(x, dim, half_to_float), stores=1 if dim % max(x.dim(), 1) == x.dim() - 1 else 2, is_whole=True
     )
@@ -79,7 +79,7 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """Adds rows to the gradients of weight and bias one after the other, in the dtype of the rows."""
+    """Computes layer norm's gradients; the kernel adds rows one by one to those of weight and bias, in 16 bits."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
     return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)
@@ -88,7 +88,7 @@ def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Computes products with weights, sums, and the division by a stored number; adding to zero rounds nothing."""
+    """Computes the loss and the sum of weights, which the mean divides by; adding to zero rounds nothing."""
     loss, total = kernel.func(x, target, weight, reduction, ignored)
     added, num, weighted = 0, target.numel(), int(weight is not None)
     while num > 1 and reduction in (SUM, MEAN):
@@ -103,7 +103,7 @@ def _nll_loss_backward(kernel: Kernel, *args: Any) -> Out:
 
 
 def _squares(kernel: Kernel, x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> Out:
-    """Stores the difference, then its square, then the sum."""
+    """Computes mse_loss; the kernel stores the difference, then its square, then the sum."""
     return Out(kernel.func(x, y, reduction), stores=4, is_sum=True)
 
 
@@ -139,4 +139,4 @@ KERNELS: dict[str, Computes] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
-"""Kernels by operator."""
+"""Operator -> function that computes its result, with the roundings of torch's kernel."""

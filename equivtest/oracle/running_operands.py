@@ -1,4 +1,4 @@
-"""Passes operations their operands: values, errors and magnitudes; see `equivtest.oracle.running`."""
+"""Functions on the operands of an operation, nested tensors with values, errors and magnitudes: see `running`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NESTED = (tuple, list, dict)
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Lists the leaves of tuples, lists and dicts, in order, several times as fast as torch's pytree."""
+    """Lists the leaves of nested tuples, lists and dicts, in order; several times as fast as torch's pytree."""
     if not isinstance(tree, NESTED):
         return [tree]
     tensors: list[Any] = []
@@ -27,7 +27,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Returns the same tuples, lists and dicts with each leaf changed."""
+    """Applies `change` to each leaf of nested tuples, lists and dicts, and returns the same nesting."""
     if type(tree) in (tuple, list):
         return type(tree)([mapped(change, each) for each in tree])
     return {name: mapped(change, each) for name, each in tree.items()} if type(tree) is dict else change(tree)
@@ -44,13 +44,16 @@ def is_whole(dtype: torch.dtype | None) -> bool:
 
 
 def narrowest(tree: Any) -> torch.dtype | None:
-    """Returns the 16-bit dtype among the tensors', for which torch's decompositions compute in more bits; else None."""
+    """Returns the first floating-point dtype among the tensors with fewer than 32 bits; None if there is none.
+
+    torch's decompositions compute in more bits for such a dtype.
+    """
     dtypes = [each.dtype for each in leaves(tree) if is_floating(each)]
     return next((dtype for dtype in dtypes if dtype.itemsize < torch.float32.itemsize), None)
 
 
 def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
-    """Widens operands, and requested dtypes; no value changes."""
+    """Converts a tensor of dtype `narrow`, or that dtype itself, to `wide`; returns any other value unchanged."""
     if value is narrow:
         return wide
     if not is_floating(value) or value.dtype != narrow:
@@ -63,7 +66,10 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Moves value, error and magnitude the same way; a tensor made before the module ran, or its view, stays plain."""
+    """Applies an operation that only moves elements to values, errors and magnitudes alike.
+
+    Without a `Ranged` operand, as for a tensor made before the module ran, the result is a plain tensor.
+    """
     if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
         return func(*args, **kwargs)
     value, error, magnitude = of_each(func, args, kwargs, kwargs)
@@ -74,7 +80,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """Applies an operation to the values with `kwargs`, and to the errors and the magnitudes with `sizes` instead."""
+    """Runs an operation on the values with `kwargs`, and on the errors and on the magnitudes with `sizes`."""
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))
@@ -86,13 +92,13 @@ def _part(value: Any, *, place: int) -> Any:
 
 
 def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Joins several tensors; some may hold integers, which are equal in every program."""
+    """Concatenates or stacks tensors with their errors and magnitudes; integers have an error of 0."""
     parts = [Parts.of(each) for each in args[0]]
     return Ranged(*(func([each[place] for each in parts], *args[1:], **kwargs) for place in range(3)))
 
 
 def ones(args: tuple[Any, ...]) -> Any:
-    """Replaces floating-point operands by ones, so that an operation on them counts terms, elementwise."""
+    """Replaces floating-point tensors by ones, so that a sum of them counts the terms of each element."""
     return mapped(
         lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
     )

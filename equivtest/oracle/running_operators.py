@@ -17,7 +17,7 @@ SUMS = frozenset({"cumsum", "index_add", "index_put", "_unsafe_index_put", "scat
 """Operations that add elements at positions given by integers."""
 
 PUTS = frozenset({"index_copy", "scatter", "select_scatter", "slice_scatter"})
-"""Operations that put some elements between others."""
+"""Operations that replace some elements of a tensor by elements of another."""
 
 MADE = frozenset(
     {
@@ -25,16 +25,16 @@ MADE = frozenset(
         "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Operations whose result depends on no value."""
+"""Operations whose result does not depend on the values of any tensor."""
 
 UNKNOWN = frozenset({"equal", "_local_scalar_dense"})
 """Operations whose result is a Python number or bool, on which the module may decide."""
 
 UNKNOWN_IN_FLOAT64 = frozenset({"hardsigmoid_backward"})
-"""An operation whose float64 kernel computes a sixth in float32 (torch 2.13.0; finding 42)."""
+"""Operations whose float64 kernel uses a float32 constant, 1/6 (torch 2.13.0; finding 42)."""
 
 WORDS = {"_local_scalar_dense": "item()"}
-"""Operators -> names that users know."""
+"""Operator -> name that users know."""
 
 FACTORS = {"alpha", "beta"}
 COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})

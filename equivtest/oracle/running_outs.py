@@ -1,4 +1,4 @@
-"""A call of a kernel that computes in more bits than it stores, and its result: `running_kernels`."""
+"""Types for a kernel that computes in more bits than it stores, its call and its result: see `running_kernels`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from equivtest.oracle.running_roundings import Count
 
 @dataclass(frozen=True)
 class Out:
-    """The result of a kernel before the kernel stores the result.
+    """The result of a kernel before it is stored, and the way in which the kernel stores it.
+
+    A share is the addend that one rank holds of a result which is the sum over the ranks.
 
     Attributes:
-        stores: How often each element is stored while it is computed, at most one term of a sum.
+        stores: Number of times that the kernel stores an element while it computes it; of a sum, the largest number
+            of stores that a term passes through.
         one_by_one: True if each store adds one more term to the sum.
-        is_sum: True if a rank may have only a part of the terms of the result.
-        is_whole: True if no rank may have only a share of the result, because the result is no sum.
+        is_sum: True if the result is a sum whose terms may be divided among the ranks.
+        is_whole: True if a rank never holds only a share of the result, because the result is no sum.
         flushes: True if zero may be stored in place of a subnormal number.
         dtype: Dtype of the repeated stores; None: the result's dtype.
-        factors: A gradient, of which each rank may hold a share, and its whole factor; None: no such product.
+        factors: (gradient, factor) if the result is their product, where a rank may hold only a share of the
+            gradient, but holds the whole factor; None: no such product.
     """
 
     tensor: torch.Tensor | None
@@ -37,13 +41,13 @@ class Out:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One call of a kernel.
+    """A call of a kernel whose operands were widened.
 
     Attributes:
         func: The operator.
-        dtype: Dtype of the operands, with fewer bits.
-        stored: Stores an intermediate result in the operands' dtype; no rank holds only a share of it.
-        stored_shares: The same for a result of which each rank may hold a share.
+        dtype: Dtype of the operands before they were widened.
+        stored: Rounds an intermediate result to `dtype`, if each rank holds the whole of it.
+        stored_shares: Rounds an intermediate result to `dtype`, if a rank may hold only a share of it: see `Out`.
     """
 
     func: Any

@@ -1,4 +1,4 @@
-"""Decomposes operations as torch does on the CPU, but not in its table of decompositions."""
+"""Decomposes operations that are missing in torch's table of decompositions, as torch computes them on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def grouped_products(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Computes one product for each group of rows, of columns, or of summed terms; `ends` has the ends of the groups.
+    """Computes one matrix product for each group of rows, of columns, or of summed terms, like torch._grouped_mm.
+
+    `ends` has the index behind the last element of each group; None: a batch of products, as torch.bmm.
 
     Source: _grouped_mm_fallback in ATen/native/GroupedMMUtils.h (2.13.0): torch.mm for each group.
 
@@ -43,4 +45,4 @@ def grouped_products(
 
 
 APART: dict[str, Callable[..., Any]] = {"_grouped_mm": grouped_products, **TRIANGULAR}
-"""Decompositions by operator, called as torch calls it."""
+"""Operator -> decomposition, which takes the operator's own arguments."""

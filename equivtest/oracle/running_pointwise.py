@@ -1,12 +1,13 @@
 """Pointwise functions and their gradients as torch's CPU kernels compute them in 16 bits: entries of `running_kernels`.
 
-Each function here shows which results its kernel stores in 16 bits before the last one.
+Each function here shows which results its kernel stores in 16 bits:
 
-    stored once        elu, gelu, hardsigmoid, hardswish, leaky_relu, mish, prelu, rrelu, silu, smooth_l1_loss,
+    the last one       elu, gelu, hardsigmoid, hardswish, leaky_relu, mish, prelu, rrelu, silu, smooth_l1_loss,
                        softplus and tanh; sigmoid in bfloat16
-        nothing rounded    hardtanh: the gradient passes or becomes zero
-    each result        sigmoid in float16; logit, huber_loss, mse_loss, binary_cross_entropy, soft_margin_loss in both
-        an operand         glu and log_sigmoid: the sigmoid, or exp(-|x|), is stored before the next kernel
+    none               hardtanh, which rounds nothing: the gradient passes or becomes zero
+    each one           sigmoid in float16; in both dtypes logit, huber_loss, mse_loss, binary_cross_entropy and
+                       soft_margin_loss
+    an operand         glu and log_sigmoid: the sigmoid, or exp(-|x|), is stored before the next kernel
 
 If a kernel stores each result, it also stores numbers such as a limit or 1 / n.
 
@@ -32,7 +33,7 @@ SUM, MEAN = 2, 1  # torch's numbers for reductions
 
 
 def of_gradient(kernel: Kernel, g: torch.Tensor, *args: Any, **kwargs: Any) -> Out:
-    """A gradient times a factor that depends on no gradient, stored once."""
+    """Computes a gradient times a factor that depends on no gradient; the kernel stores only the product."""
     slope = kernel.func(torch.ones_like(g), *args, **kwargs)
     return Out(kernel.func(g, *args, **kwargs), factors=(g, slope))
 
@@ -53,14 +54,14 @@ def _product(g: torch.Tensor, slope: torch.Tensor) -> Out:
 
 
 def _sigmoid(kernel: Kernel, g: torch.Tensor, y: torch.Tensor) -> Out:
-    """(g (1 - y)) y: sigmoid_backward_kernel has a float32 branch only for bfloat16."""
+    """Computes sigmoid's gradient (g (1 - y)) y; sigmoid_backward_kernel computes in float32 only for bfloat16."""
     if kernel.dtype != torch.float16:
         return of_gradient(kernel, g, y)
     return Out(kernel.stored_shares(g * kernel.stored(1 - y)) * y)
 
 
 def _logit(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Out:
-    """g / (x (1 - x)) from eps to 1 - eps, which are both stored; zero outside."""
+    """Computes logit's gradient: g / (x (1 - x)) from eps to 1 - eps, zero outside; both limits are stored."""
     inner = g / kernel.stored(x * kernel.stored(1 - x))
     beside = torch.zeros_like(g) if eps is not None else torch.full_like(g, torch.nan)
     low = _number(kernel, eps or 0.0)
@@ -68,7 +69,7 @@ def _logit(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, eps: float | None =
 
 
 def _branch(x: torch.Tensor, limit: Any, above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """`above` if x is larger than a limit, else `below`; either of the two if the order is not certain."""
+    """Returns `above` if x is larger than a limit, else `below`; the error allows both if the order is uncertain."""
     with _disable_current_modes():
         a, border, one, two = map(Parts.of, (x, limit, above, below))
         is_above = a.value > border.value.to(a.value.dtype)
@@ -79,7 +80,7 @@ def _branch(x: torch.Tensor, limit: Any, above: torch.Tensor, below: torch.Tenso
 
 
 def _glu(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, dim: int) -> Out:
-    """The gradient of the gate is computed from the sigmoid that was stored as the gradient of the first half."""
+    """Computes glu's gradient; the kernel stores the sigmoid, from which it computes the gate's gradient."""
     left, right = x.chunk(2, dim)
     gate = kernel.stored(right.sigmoid())
     return _product(torch.cat([g, g], dim), torch.cat([gate, (1 - gate) * gate * left], dim))
@@ -95,7 +96,7 @@ def _mean_of(kernel: Kernel, x: torch.Tensor, reduction: int) -> Any:
 
 
 def _mse(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Out:
-    """((2 / n) (x - t)) g."""
+    """Computes mse_loss's gradient as ((2 / n) (x - target)) g."""
     factor = _number(kernel, 2 / max(x.numel(), 1)) if reduction == MEAN else 2.0
     return _product(g, kernel.stored(factor * kernel.stored(x - target)))
 
@@ -105,7 +106,10 @@ def _clamped(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
 
 def _huber(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> Out:
-    """(1 / n) d g, with d the difference up to delta; beyond it (1 / n) g delta in either order, as vectors differ."""
+    """Computes huber_loss's gradient as (1 / n) d g, with d = x - target, clamped to delta.
+
+    Beyond delta, torch's code with vectors multiplies in another order than its code without.
+    """
     d = _clamped(kernel.stored(x - target), _number(kernel, delta))
     factor = _mean_of(kernel, x, reduction)
     return Out(kernel.stored_shares(g * kernel.stored(factor * d)))
@@ -114,7 +118,7 @@ def _huber(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tenso
 def _huber_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: float = 1.0
 ) -> Out:
-    """a (z - a / 2), with z the distance and a = min(z, delta)."""
+    """Computes huber_loss as a (z - a / 2), with z = |x - target| and a = min(z, delta)."""
     z = kernel.stored((x - target).abs())
     a = torch.minimum(z, _number(kernel, delta))
     return _reduced(kernel, a * kernel.stored(z - a / 2), reduction)
@@ -123,7 +127,7 @@ def _huber_loss(
 def _smooth_l1(
     kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Out:
-    """(1 / n) g d / beta, with d the difference up to beta."""
+    """Computes smooth_l1_loss's gradient as (1 / n) g d / beta, with d = x - target, clamped to beta."""
     slope = _clamped((x - target) / beta, torch.ones(())) if beta else (x - target).sign()
     return _product(g, slope / max(x.numel(), 1) if reduction == MEAN else slope)
 
@@ -131,7 +135,10 @@ def _smooth_l1(
 def _smooth_l1_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: float = 1.0
 ) -> Out:
-    """(a (z - a / 2)) / beta, with z the distance and a = min(z, beta); in float16 each result is stored."""
+    """Computes smooth_l1_loss as (a (z - a / 2)) / beta, with z = |x - target| and a = min(z, beta).
+
+    In float16 the kernel stores each result.
+    """
     stored = kernel.stored if kernel.dtype == torch.float16 else lambda result: result
     z = stored((x - target).abs())
     limit = _number(kernel, beta)
@@ -140,7 +147,7 @@ def _smooth_l1_loss(
 
 
 def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
-    """Stores losses, then sums them in more bits."""
+    """Stores the losses, then adds or averages them in more bits, depending on `reduction`."""
     if reduction not in (SUM, MEAN):
         return Out(losses, is_whole=True)
     held = kernel.stored(losses)
@@ -148,7 +155,7 @@ def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
 
 
 def _softplus(kernel: Kernel, x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> Out:
-    """log1p(exp(beta x)) / beta; x itself if beta x is above the threshold."""
+    """Computes softplus as log1p(exp(beta x)) / beta, or as x if beta x is above the threshold."""
     z = x * beta
     return Out(_branch(z, threshold, x, z.exp().log1p() / beta), is_whole=True)
 
@@ -159,7 +166,7 @@ def _softplus_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, beta: f
 
 
 def _gelu(kernel: Kernel, x: torch.Tensor, *, approximate: str = "none") -> Out:
-    """(x (1 + erf(x / sqrt(2)))) / 2, or the variant with tanh.
+    """Computes gelu as (x (1 + erf(x / sqrt(2)))) / 2, or its variant with tanh.
 
     Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 oneDNN computes it, which doubles large
     numbers before it halves them, and may store zero in place of a subnormal number.
@@ -178,7 +185,10 @@ def _binary_cross_entropy(
     weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> Out:
-    """(g (x - t)) / max((1 - x) x, 1e-12), then times the weight, then divided by n; 1e-12 is stored."""
+    """Computes the gradient (g (x - target)) / max((1 - x) x, 1e-12) of binary_cross_entropy.
+
+    The kernel then multiplies by the weight and divides by n.  It stores each result, and 1e-12.
+    """
     least = _number(kernel, 1e-12)
     divisor = torch.maximum(kernel.stored(kernel.stored(1 - x) * x), least)
     gradient = kernel.stored_shares(g * kernel.stored(x - target)) / divisor
@@ -188,7 +198,10 @@ def _binary_cross_entropy(
 
 
 def _soft_margin(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> Out:
-    """((((t z) -1 / n) / (z + 1)) g, with z = exp(-t x), one separate operation after the other."""
+    """Computes soft_margin_loss's gradient as (((t z) (-1 / n)) / (z + 1)) g, with t the target and z = exp(-t x).
+
+    torch runs one operation after the other, and each stores its result.
+    """
     z = kernel.stored(kernel.stored(-target * x).exp())
     scaled = kernel.stored(kernel.stored(target * z) * -_mean_of(kernel, x, reduction))
     return _product(g, kernel.stored(scaled / kernel.stored(z + 1)))
@@ -214,7 +227,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "soft_margin_loss_backward": _soft_margin,
     "softplus_backward": _softplus_backward,
 }  # fmt: skip
-"""Gradients by operator."""
+"""Operator of a gradient -> function for `running_kernels.KERNELS`."""
 
 FORWARD: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
@@ -222,4 +235,4 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "smooth_l1_loss": _smooth_l1_loss,
     "softplus": _softplus,
 }
-"""Functions, by operator, that are not only stored once."""
+"""Operator -> function for `running_kernels.KERNELS`, for operators that do more than round their result once."""

@@ -1,13 +1,13 @@
 """Bounds how far one operation moves two correct programs apart: see `equivtest.oracle.running_rules`.
 
-Both programs round: the unsharded module, and a parallel one.  Each computes in `accumulate`, where n terms in any
-order have n roundings, plus SPARE.  Each stores the result once, in the tensor's dtype, which is no additional rounding
-if it computes in that dtype.  If each rank of the parallel program holds a share of a result, the rank stores that
-share; the stored shares add up to no more than the shares' magnitudes.  A collective adds the shares, and rounds every
-sum of some shares to `reduce`.
+Both programs round: the unsharded module, and a parallel one.  Each computes in `Arithmetic.accumulate`, where n terms
+in any order have n roundings, plus SPARE.  Each stores the result once, in the tensor's dtype, which is no additional
+rounding if it computes in that dtype.  If each rank of the parallel program holds a share of a result, the rank stores
+that share; the stored shares add up to no more than the shares' magnitudes.  A collective adds the shares, and rounds
+every sum of some shares to `reduce`.
 
-Derived here.  A sum of some of the shares, or of their terms, is at most the sum of the positive or of the negative
-ones, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
+Derived here.  A sum of some shares, or of some of their terms, is at most the sum of all positive or of all negative
+terms, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
 
 Source: at::opmath_type and at::acc_type of torch 2.13.0, in which 16-bit kernels compute; the products,
 sums and curves of `equivtest.oracle.running_rules` are measured by `python -m studies.bounded_ops`.
@@ -34,13 +34,13 @@ Count = int | torch.Tensor
 
 @dataclass(frozen=True)
 class Roundings:
-    """Bounds the roundings of an operation itself, on so many ranks.
+    """Bounds the roundings that an operation adds, in the unsharded module and in a program on `ranks` ranks.
 
     Attributes:
         arithmetic: Arithmetic of the dtype in which the module is judged.
-        ranks: Each rank's share of a sum is stored, and a collective adds the shares.
-        coarse: Arithmetic in which any operation of more bits may compute and store; None if the operations themselves
-            determine it.
+        ranks: Number of ranks; each stores its share of a sum, and a collective adds the shares.
+        coarse: Arithmetic of operations whose dtype has as many bits or more, because an unknown kernel may compute and
+            store in fewer bits than they do; None: the dtype of an operation determines its arithmetic.
     """
 
     arithmetic: Arithmetic
@@ -49,17 +49,17 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Units of roundoff of exp, erf and the like: an ulp is at most two units."""
+        """Number of roundings that bounds the error of exp, erf and similar functions; an ulp is at most two."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
     def words(self) -> str:
-        """The dtypes in which the module computes, stores and adds."""
+        """Words for a message that name the dtypes in which the module computes, stores and adds."""
         record = self.arithmetic
         return f"computed in {record.accumulate}, stored in {record.dtype}, added up in {record.reduce}"
 
     def record(self, dtype: torch.dtype) -> Arithmetic:
-        """Returns the arithmetic of results of a dtype, which may differ from the module's.
+        """Returns the arithmetic of operations with results of a dtype, which may differ from the module's.
 
         If the backend declares nothing for a dtype, it computes, stores and adds in that dtype.
 
@@ -76,7 +76,7 @@ class Roundings:
         return declared_of(name) or replace(own, dtype=name, accumulate=name, reduce=name)
 
     def where_unknown(self, dtype: torch.dtype) -> Roundings:
-        """Returns roundings for an operation that may add in its dtype and store every intermediate result."""
+        """Returns roundings for an unknown kernel, which may add in `dtype` and store every intermediate result."""
         return replace(self, coarse=replace(self.record(dtype), accumulate=dtype_name(dtype)))
 
     def own(
@@ -87,12 +87,12 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Bounds `num` roundings in `accumulate`, SPARE more, and so many stores, in the two programs together.
+        """Bounds the roundings of an operation in both programs together: `num` plus SPARE in `accumulate`, and stores.
 
         Args:
-            parts: The result, with the errors of its operands.
-            stores: Number of stores in the tensor's own dtype, for sums that are computed in it.
-            added: The largest sums of some shares that a collective may add here; None: no collective adds.
+            parts: The result, with the error that its operands bring.
+            stores: Number of stores in the tensor's own dtype, more than 1 for sums that are computed in it.
+            added: Bound on the sum of any shares, if a collective adds shares here; None: no collective does.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
@@ -109,7 +109,7 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, bound + lost)
 
     def divided(self, parts: Parts) -> torch.Tensor:
-        """Bounds the rounding of dividing a whole into shares, one a rank."""
+        """Bounds the roundings if a result that all ranks hold is divided into one share per rank."""
         record = self.record(parts.value.dtype) if parts.value.is_floating_point() else self.arithmetic
         found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
         return torch.where(parts.magnitude == 0, 0.0, found)
@@ -117,11 +117,11 @@ class Roundings:
     def stored(
         self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool = False, one_by_one: bool = False
     ) -> Parts:
-        """Stores a result of more bits: the unsharded module stores once, another program so many times.
+        """Rounds a wider result to `dtype`; the unsharded module stores it once, another program `stores` times.
 
-        If terms are added one by one, each store is a partial sum.  The same holds if each rank has some of the terms,
-        because the stores are divided like the terms: all ranks with positive largest sums together store no more than
-        the sum of the positive terms, times the number of their terms.
+        With `one_by_one`, each store is a partial sum.  The same holds if the ranks divide the terms, because they
+        divide the stores too: all ranks with positive largest sums together store no more than the sum of the positive
+        terms, times the number of their terms.
         """
         record, value = self.record(dtype), parts.value.to(dtype)
         off = torch.where(value == parts.value, 0.0, (value.double() - parts.value.double()).abs())
@@ -138,23 +138,23 @@ class Roundings:
         return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, allowed), magnitude)
 
     def _added_up(self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """Bounds the roundings of a collective's additions: earlier sums are at most `most`, the last is the whole."""
+        """Bounds the roundings of a collective that adds shares; `most` bounds its partial sums except the last."""
         if self.ranks == 1:
             return torch.zeros_like(error)
         earlier = gamma_of(self.ranks - 2, record.u_r) * (most + 1.5 * error)
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum of what all ranks store at once: the whole, unless terms or shares are added in that dtype."""
+        """Bounds the sum, over all ranks, of stored magnitudes: only the value if one rank stores it once."""
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 
     def averaged(self, parts: Parts) -> torch.Tensor:
-        """Bounds a mean over the ranks of a result, of which each rank holds a share or the whole.
+        """Bounds the roundings of averaging a result over the ranks, if each rank holds a share or the whole of it.
 
-        The shares before, or the sum after, or both are divided by a number that is a power of two, or rounded twice,
-        like a product with a reciprocal.  Shares were added already; wholes are added here, where two halves round
-        nothing.
+        A program may divide the shares, or their sum, or both.  Division by a power of two is exact; any other rounds
+        twice, like a product with a reciprocal.  The addition of shares was counted before; here replicas are added,
+        and two halves round nothing.
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
@@ -164,10 +164,10 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, bound + 2 * (self.ranks - 1) * (record.eta + record.eta_r))
 
     def one_by_one(self, parts: Parts, num: int) -> torch.Tensor:
-        """Bounds the roundings of a program that adds the shares of `num` results, stores and adds again, in any order.
+        """Bounds the roundings of a program that adds `num` results in any order, and stores each sum.
 
-        Each rank may add its shares and a collective the sums, or a collective may add each result.  Either way a share
-        is part of as many sums as are counted here, and these round all shares together, relative to their magnitudes.
+        Each rank may add its shares, and a collective the ranks' sums; or a collective may first add each result.
+        Either way a share takes part in num - 1 additions on a rank and ranks - 1 additions of a collective.
         """
         record = self.record(parts.value.dtype)
         count = num - 1 + self.ranks - 1
@@ -184,9 +184,9 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> Parts:
-        """Returns a result with its own rounding errors; the error is infinite if the result, or a share, may overflow.
+        """Returns a result whose error includes the operation's roundings; infinite if it or a share may overflow.
 
-        An infinity is certain if no operand has an error, as in a mask.
+        An infinite result of operands without an error, as in a mask, is exact.
         """
         masked = value.isinf() & (error == 0)
         error = error + self.own(Parts(value, error, magnitude), num, stores=stores, added=added)
@@ -195,17 +195,17 @@ class Roundings:
         return Parts(value, torch.where(masked, 0.0, allowed), magnitude)
 
     def summed(self, value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num: Count) -> Parts:
-        """Returns a sum of so many terms, divided among the ranks."""
+        """Returns a sum of `num` terms, which the ranks may divide among them, with its roundings."""
         return self.rounded(value, error, magnitude, num, added=partial_sums(value, magnitude))
 
 
 def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Bounds a sum of some of the terms, without their errors."""
+    """Bounds the sum of any of the terms behind `value`, without their errors; `magnitude` is the sum of all sizes."""
     return (magnitude + value.double().abs()) / 2
 
 
 def gamma_of(num: Count, u: float) -> torch.Tensor | float:
-    """Returns `equivtest.oracle.rounding.gamma`, for each element if each has its own count."""
+    """Returns num u / (1 - num u), as `equivtest.oracle.rounding.gamma`; elementwise if `num` is a tensor."""
     if isinstance(num, int):
         return num * u / (1 - num * u) if num * u < 1 else math.inf
     product = num.double() * u
@@ -213,5 +213,5 @@ def gamma_of(num: Count, u: float) -> torch.Tensor | float:
 
 
 def chosen(value: torch.Tensor, error: torch.Tensor) -> Parts:
-    """Returns a result that nothing rounds, whose shares are added before."""
+    """Returns the result of an operation that rounds nothing and that a program runs after it added all shares."""
     return Parts(value, error, value.double().abs() + error)

@@ -1,4 +1,4 @@
-"""Rules by which each operation propagates errors, and adds its own roundings.
+"""Rules by which an operation propagates the errors of its operands, and adds its own roundings.
 
 Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its
 shares (`equivtest.oracle.ranged`); n the number of terms of a sum; own(m, n) the error of n roundings and a few spare
@@ -9,9 +9,9 @@ ones on m, once in the program and once in the unsharded module (`equivtest.orac
         monotonic f            e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
         a maximum, a relu      e of the operands, since no maximum moves further than its operands do
 
-Derived here: a program with any order of summation, on any ranks, rounds each partial result once, and each is a sum of
-some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m starts again from
-the value.
+Derived here: a program with any order of summation, on any ranks, rounds each partial sum once.  A partial sum is a sum
+of some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m starts again
+from the value.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 3.3 (running error analysis).
 """
@@ -33,9 +33,10 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """Adds, after `num` roundings of the sum besides its own; infinite if a term is.
+    """Adds two operands; `num` counts further roundings of the sum.
 
-    If all ranks hold a term, each may add its part of the term to its share of the other.
+    An infinite term without an error makes an infinite sum without an error.  If all ranks hold one term, each rank may
+    divide it and add the quotient to its share of the other term.
     """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
@@ -51,10 +52,11 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
 
 
 def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
-    """Returns the sum if it is only the larger term: a mask of torch.finfo(dtype).min and a score.
+    """Narrows the bound of a sum in which the larger term is so huge that the other vanishes.
 
-    A large magnitude is no overflow here: the other terms move the sum by less than half an ulp.  The sum may be
-    held in shares, one a rank, with an error of some ulps.  A softmax turns it into zero in any case.
+    Such a sum is a mask of torch.finfo(dtype).min plus a score.  Its magnitude is no overflow, because other terms move
+    the sum by less than half an ulp.  Each rank may hold a share of the sum, with an error of some ulps.  A softmax
+    turns it into zero in any case.
     """
     finfo = torch.finfo(found.value.dtype)
     is_huge = (large.size > finfo.max / 2**10).expand(found.value.shape)
@@ -71,9 +73,10 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 
 
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
-    """Removes a constant's error if nothing is rounded: exact sums, products with 0, 1 and -1.
+    """Removes the error from elements of a constant that nothing rounds: exact sums, products with 0, 1 or -1.
 
-    Every program makes such a constant the same way; inputs may be held in shares, whose addition rounds.
+    Every program computes a constant the same way.  For an input that is false: ranks may add shares of it, which
+    rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:
@@ -119,14 +122,14 @@ def mul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _is_unit(operand: Any) -> torch.Tensor:
-    """True if a value is certainly 0, 1 or -1, as in a mask; never for an input, of which ranks may hold shares."""
+    """Returns the mask of elements that are 0, 1 or -1 in every program; an input, which may be in shares, has none."""
     a = Parts.of(operand)
     is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
     return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)
 
 
 def matmul(r: Roundings, left: Any, right: Any) -> Parts:
-    """Computes mm, bmm, mv, dot: over the last dim of the left operand."""
+    """Computes mm, bmm, mv and dot, which add products over the last dim of the left operand."""
     a, b = Parts.of(left), Parts.of(right)
     error = torch.matmul(a.error, b.reach) + torch.matmul(a.size, b.error)
     value, magnitude = torch.matmul(_plain(left), _plain(right)), torch.matmul(a.magnitude, b.magnitude)
@@ -134,12 +137,12 @@ def matmul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _times(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Multiplies; an error of zero stays zero, even times infinity."""
+    """Multiplies an error by a size; an error of zero stays zero, even times infinity."""
     return torch.where(error == 0, 0.0, error * size)
 
 
 def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Parts:
-    """Computes addmm, baddbmm, addmv: the products may be added one by one to the first operand, as MKL does."""
+    """Computes addmm, baddbmm and addmv; a kernel may add the products one by one to the first operand, as MKL does."""
     product = matmul(r, left, right).wrapped()
     if alpha != 1:
         product = mul(r, product, alpha).wrapped()
@@ -147,7 +150,7 @@ def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, al
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
-    """Divides; the divisor's shares are added before."""
+    """Divides; a program has to add the shares of the divisor first."""
     a, b = Parts.of(left), Parts.of(right)
     least = b.size - b.error
     value = torch.div(_plain(left), _plain(right))
@@ -167,7 +170,7 @@ def smaller(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
-    """The error of the tensor that certainly leads, the larger error if neither does."""
+    """Returns the error of the operand that a maximum certainly takes; the larger of both if that is uncertain."""
     certain = torch.where(lead > 0, one.error, two.error)
     return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
 
@@ -188,24 +191,24 @@ def sign(r: Roundings, operand: Any) -> Parts:
 
 
 def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: float) -> Parts:
-    """Passes the cotangent if the operand is neither smaller nor equal, so for NaN too.
+    """Returns the cotangent if the operand is above the threshold or NaN, else zero.
 
-    Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares in float32 in 16 bits; another
-    device may store the threshold.
+    Source: threshold_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which compares 16-bit operands in float32;
+    another device may store the threshold.
     """
     a = Parts.of(operand)
     return passed(cotangent, ~(a.value.double() <= threshold), is_near(a, threshold, _off_if_stored(threshold, a)))
 
 
 def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
-    """The operand if it passes, zero if it does not; either of the two if that is not certain."""
+    """Returns the operand if it `passes`, else zero; if that is `unclear`, the error allows both."""
     g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
     return Parts(torch.where(passes, g.value, 0.0), error, torch.where(passes | unclear, g.magnitude, 0.0))
 
 
 def is_near(a: Parts, limit: float, off: float = 0.0) -> torch.Tensor:
-    """True if the operand of a correct program may lie on the other side of a limit, which may have an error too."""
+    """True for elements that a correct program may have on the other side of a limit; `off` is the limit's error."""
     error = a.error + off
     return ((a.value.double() - limit).abs() <= error) & (error > 0)
 
@@ -215,12 +218,12 @@ def _off_if_stored(limit: float, a: Parts) -> float:
 
 
 def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
-    """Returns the operand outside of [-lambd, lambd]."""
+    """Returns the operand outside of [-lambd, lambd], zero inside."""
     return shrink_backward(r, operand, operand, lambd)
 
 
 def shrink_backward(r: Roundings, cotangent: Any, operand: Any, lambd: float) -> Parts:
-    """Returns the cotangent outside of [-lambd, lambd].
+    """Returns the cotangent if the operand is outside of [-lambd, lambd], else zero.
 
     Source: hardshrink_kernel and shrink_backward_kernel of ATen/native/cpu/Activation.cpp (2.13.0), which store lambd.
     """
@@ -236,7 +239,10 @@ def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts
 
 
 def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
-    """Raises the operand to n: |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n for n = 1, 2, 3, ..."""
+    """Raises the operand to a power n.
+
+    For n = 1, 2, 3, ... and |d| <= e, |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n.
+    """
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
         return r.rounded(a.value**exponent, a.reach**n - a.size**n, a.reach**n, int(n), stores=int(n))
@@ -249,7 +255,9 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
 
 
 def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
-    """1 over a product of several factors: zero if the product may overflow, any error if it may underflow.
+    """Computes 1 over a product of equal factors; it may be 0 if the product overflows.
+
+    If the product may underflow, there is no bound.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp (2.13.0), which in bfloat16 stores the square.
     """
@@ -266,7 +274,7 @@ def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
 def _with_number_stored(
     found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
 ) -> Parts:
-    """Bounds f(a, number) whether or not a program stores the number in the tensor's dtype.
+    """Widens the bound of f(a, number) for programs that store the number in the tensor's dtype.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp, and at::pow of a number and a tensor (2.13.0).
     """
@@ -278,13 +286,13 @@ def _with_number_stored(
 
 
 def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
-    """Raises a number above zero to the operand, which is monotonic."""
+    """Raises a number above zero to the power of each element, which is a monotonic function."""
     found = curve(r, exponent, lambda x: torch.pow(base, x))
     return _with_number_stored(found, Parts.of(exponent), lambda x, number: torch.pow(number, x), base)
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """Bounds f, which is monotonic where it is defined, for x > above."""
+    """Applies a function that is monotonic for x > `above`; its values at v - e and v + e bound the error."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
@@ -295,7 +303,7 @@ def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, sto
 
 
 def sigmoid(r: Roundings, operand: Any) -> Parts:
-    """s = 1 / (1 + exp(-x)), and zero if the exponential overflows.
+    """Computes s = 1 / (1 + exp(-x)), which is zero if the exponential overflows.
 
     If x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, since s' = s (1 - s).
     """
@@ -307,7 +315,7 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """1 over the root, which torch stores in 16 bits if it computes without vectors: UnaryOpsKernel.cpp (2.13.0)."""
+    """Computes 1 over the root; code without vectors stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 
@@ -323,7 +331,7 @@ def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
-    """floor and the like: the same whole number unless a step lies within the error."""
+    """Applies floor, ceil, trunc or round; exact unless the operand's error reaches another whole number."""
     a = Parts.of(operand)
     value = f(a.value)
     apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]
@@ -331,14 +339,14 @@ def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
 
 
 def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
-    """sin and cos: no steeper than 1."""
+    """Applies sin or cos, whose slope is at most 1."""
     a = Parts.of(operand)
     value = f(a.value)
     return r.rounded(value, a.error.clamp(max=2.0), value.double().abs() + 1, r.of_curve)
 
 
 def _plain(operand: Any) -> Any:
-    """Returns the value with which the module computes: numbers stay numbers, which determine no dtype."""
+    """Returns a tensor's value; a Python number stays one, so that it does not change the dtype of the result."""
     return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
 
 
@@ -368,4 +376,4 @@ RULES: dict[str, Rule] = {
     "atan": _curve(torch.atan), "erfc": _curve(torch.erfc), "floor": _steps(torch.floor), "ceil": _steps(torch.ceil),
     "trunc": _steps(torch.trunc), "round": _steps(torch.round),
 }  # fmt: skip
-"""Rules by operator, called with its operands in order."""
+"""Operator -> rule, called with `Roundings` and the operator's operands in order."""

@@ -1,8 +1,8 @@
-"""Rules of special functions, products of many factors and triangular systems, for errors.
+"""Rules of special functions, of products of many factors and of triangular systems: see `running_rules`.
 
-A function of one operand is bounded by `equivtest.oracle.running_rules.curve` if it is monotonic; if it has a minimum,
-the minimum counts too; if its slope has a bound, by that bound.  A further operand, such as the order of a gamma
-function, must be exact, or no bound is known.
+A monotonic function of one operand is bounded by `equivtest.oracle.running_rules.curve`.  If a function has a minimum,
+that counts too.  If the slope of a function has a bound, the slope bounds the error.  A further operand, such as the
+order of a gamma function, must be exact, or no bound is known.
 
 Source: DLMF 5.4 (the minimum of gamma), 8.2, 10.25; for triangular systems Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., theorem 8.5: for any order of substitution, (T + D) x = b, with |D| at most gamma_n |T|.
@@ -23,7 +23,7 @@ MINIMUM_OF_GAMMA = 1.4616321449683623
 
 
 def _curve(f: Curve, above: float = -math.inf) -> Rule:
-    """Makes the rule of a monotonic function; near its zero a kernel may be off by roundings of one."""
+    """Makes the rule of a monotonic function whose kernel may be off by roundings of 1 near the function's zero."""
 
     def rule(r: Roundings, operand: Any) -> Parts:
         found = curve(r, operand, f, above=above)
@@ -56,7 +56,7 @@ def _no_steeper(f: Curve, slope: float) -> Rule:
 
 
 def tangent(r: Roundings, operand: Any) -> Parts:
-    """tan, which rises between its poles; beyond the first poles there is no bound."""
+    """Computes tan, which rises between its poles; beyond -pi/2 and pi/2, no inexact operand has a bound."""
     a = Parts.of(operand)
     found = _curve(torch.tan)(r, operand)
     is_between = a.reach < math.pi / 2
@@ -64,14 +64,20 @@ def tangent(r: Roundings, operand: Any) -> Parts:
 
 
 def hypotenuse(r: Roundings, left: Any, right: Any) -> Parts:
-    """hypot, which moves no further than its operands do; squared, added and rooted, unless a kernel scales first."""
+    """Computes hypot, which moves no further than its operands do together.
+
+    A kernel squares, adds and takes the root, or scales the operands first.
+    """
     a, b = Parts.of(left), Parts.of(right)
     value, error = torch.hypot(a.value, b.value), a.error + b.error
     return r.rounded(value, error, value.double().abs() + error, r.of_curve + 4)
 
 
 def angle(r: Roundings, left: Any, right: Any) -> Parts:
-    """atan2: an arc over the distance from the origin; no bound if that may be zero, or if the cut may be crossed."""
+    """Computes atan2; the error is at most an arc over the distance from the origin.
+
+    There is no bound if that distance may be zero, or if the point may cross the cut along the negative x-axis.
+    """
     a, b = Parts.of(left), Parts.of(right)
     value, off = torch.atan2(a.value, b.value), a.error + b.error
     least = torch.hypot(a.value.double(), b.value.double()) - off
@@ -81,7 +87,7 @@ def angle(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _beside(f: Any) -> Rule:
-    """Makes the rule of f(a, x) for an exact a, with f monotonic in x."""
+    """Makes the rule of f(a, x), which is monotonic in x; no bound is known unless a is exact."""
 
     def rule(r: Roundings, first: Any, operand: Any) -> Parts:
         a, x = Parts.of(first), Parts.of(operand)
@@ -97,7 +103,7 @@ def _beside(f: Any) -> Rule:
 
 
 def polygamma(r: Roundings, order: int, operand: Any) -> Parts:
-    """polygamma, which is monotonic above zero for each order."""
+    """Computes polygamma, which is monotonic above zero for each order."""
     return _curve(lambda x: torch.polygamma(order, x), 0.0)(r, operand)
 
 
@@ -112,13 +118,13 @@ def _exact_alone(f: Any) -> Rule:
 
 
 def scaled(r: Roundings, left: Any, right: torch.Tensor) -> Parts:
-    """ldexp: scales by a power of two, which rounds only if it underflows."""
+    """Computes ldexp, a product with a power of two, which rounds only if it underflows."""
     a = Parts.of(left)
     return Parts(torch.ldexp(a.value, right), *(torch.ldexp(part, right) for part in (a.error, a.magnitude)))
 
 
 def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """The product of the factors' largest values, minus the product of their values."""
+    """Multiplies the elements along a dim; the error is the product of all |v| + e, minus the product of all |v|."""
     a = Parts.of(operand)
     how: tuple[Any, ...] = () if dim is None else (dim, keepdim)
     num = a.value.numel() if dim is None else a.value.shape[dim] if a.value.dim() else 1
@@ -127,7 +133,7 @@ def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = 
 
 
 def products(r: Roundings, operand: Any, dim: int) -> Parts:
-    """cumprod: products of the first factor, the first two, the first three, ..."""
+    """Computes cumprod: the first factor, the product of the first two, of the first three, and so on."""
     a = Parts.of(operand)
     reach = a.reach.cumprod(dim)
     num = a.value.shape[dim] if a.value.dim() else 1
@@ -135,10 +141,10 @@ def products(r: Roundings, operand: Any, dim: int) -> Parts:
 
 
 def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
-    """log(exp(x_1) + ... + exp(x_k)), which moves no further than the terms do.
+    """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k, which moves no further than its terms do.
 
-    Derived here: y_k = y + log1p(exp(x - y)) or the other way round; the difference is rounded by |x| + |y| at most,
-    exp of arguments up to zero and log1p of arguments from zero on have slopes of at most one.
+    Derived here: y_k = y + log1p(exp(x - y)), or the same with x and y exchanged.  The rounding of the difference is
+    relative to at most |x| + |y|; exp up to zero and log1p from zero on have slopes of at most one.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():
@@ -158,7 +164,7 @@ def solved(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Parts:
-    """Solves T x = b: |x' - x| is at most M (F + K |x|), plus M K times that, plus M K times that again, and so on.
+    """Solves T x = b for a triangular T; the error is at most p + M K p + (M K)**2 p + ..., with p = M (F + K |x|).
 
     Derived here from theorem 8.5, with M the magnitudes of T's inverse, F the error of b, and K the error of T plus
     gamma_n of T, in the program and in the unsharded one.
@@ -200,25 +206,25 @@ RULES: dict[str, Any] = {
     "ldexp": scaled, "prod": product, "cumprod": products, "logcumsumexp": log_sums,
     "linalg_solve_triangular": solved,
 }  # fmt: skip
-"""Rules by operator, called as torch calls it."""
+"""Operator -> rule, called with `Roundings` and the operator's own arguments."""
 
 
 def triangular_solve(b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Solves like torch's function with the older signature; also returns a copy of the matrix."""
+    """Solves a triangular system like torch.triangular_solve; also returns a copy of the matrix."""
     matrix = a.mT if transpose else a
     found = torch.linalg.solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
     return found, a.clone()
 
 
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Solves two triangular systems, as xPOTRS does."""
+    """Solves two triangular systems, one for each factor of the matrix, as LAPACK's xPOTRS does."""
     first, second = (factor.mT, factor) if upper else (factor, factor.mT)
     half = torch.linalg.solve_triangular(first, b, upper=False)
     return torch.linalg.solve_triangular(second, half, upper=True)
 
 
 def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjoint: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Solves two triangular systems, and orders rows by the pivots, as xGETRS does; for real numbers."""
+    """Orders the rows by the pivots and solves two triangular systems, as LAPACK's xGETRS does; for real numbers."""
     if not left:
         return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
     order, lower, upper = torch.lu_unpack(factors, pivots)
@@ -232,4 +238,4 @@ def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjo
 APART: dict[str, Any] = {
     "triangular_solve": triangular_solve, "cholesky_solve": cholesky_solve, "linalg_lu_solve": lu_solve
 }  # fmt: skip
-"""Decompositions into these operators, called as torch calls them."""
+"""Operator -> decomposition into operators that have rules; takes the operator's own arguments."""

@@ -32,7 +32,10 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
-    """Bounds by the largest of v - e and of v + e, each rounded once here: much smaller elements have no influence."""
+    """Returns the largest element; in a correct program it lies between the largest v - e and the largest v + e.
+
+    So the errors of much smaller elements have no influence.  Both limits are rounded once here.
+    """
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     value, most = a.value.amax(dims, keepdim), a.error.amax(dims, keepdim)
@@ -50,7 +53,10 @@ def var_mean(
     unbiased: bool = True,
     keepdim: bool = False,
 ) -> tuple[Parts, Parts]:
-    """Adds squares of at most |x| + A, for any algorithm: see `equivtest.families.norm.oracle.norms`."""
+    """Returns the variance and the mean, with bounds for any algorithm: see `equivtest.families.norm.oracle.norms`.
+
+    An algorithm adds squares of numbers that are at most |x| plus the mean of all |x|.
+    """
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)
     num = count_of(a.value, dims)
@@ -67,7 +73,7 @@ def var_mean(
 
 
 def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Bounds by the two extremes: the term larger and all others smaller, and the reverse.
+    """Computes a softmax; an element is largest if its own term is larger and all others are smaller, and vice versa.
 
     A softmax rises with its own term, falls with every other, and does not change with a number added to all of them,
     such as the maximum that is subtracted first.  It is at most 1.
@@ -92,7 +98,7 @@ def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -
 
 
 def dims_of(value: torch.Tensor, dim: Dims) -> tuple[int, ...]:
-    """Returns the reduced dims; none stands for all."""
+    """Returns the reduced dims as a tuple; None or () stands for all dims."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(value.dim()))
     return (dim,) if isinstance(dim, int) else tuple(dim)
@@ -106,4 +112,4 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": total, "mean": mean, "amax": amax, "var_mean": var_mean, "_softmax": softmax,
     "var": lambda r, operand, **how: var_mean(r, operand, **how)[0],
 }  # fmt: skip
-"""Rules by operator, called with the operand, and all other arguments by name."""
+"""Operator -> rule, called with `Roundings`, the operand, and all other arguments by name."""

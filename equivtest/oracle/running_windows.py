@@ -1,9 +1,9 @@
 """Rules of operations on windows of an image, a line or a volume: convolutions, pools, padding, upsampling.
 
-A convolution adds products, as many for each element as a window has elements in the channels of one group.  Its
-gradients are products of the cotangent with the weight, and with the elements of the windows.  All are bilinear, and
-bounded like a matrix product (`equivtest.oracle.running_rules`).  Means over windows, and the gradients of pools,
-padding and upsampling, are linear with coefficients that are not negative, so applying them to errors and to
+For each element of its result, a convolution adds one product for each element of a window, in all channels of a group.
+Its gradients are products of the cotangent with the weight, and with the elements of the windows.  These products are
+bilinear, and bounded like a matrix product (`equivtest.oracle.running_rules`).  Means over windows, and the gradients
+of pools, padding and upsampling, are linear with coefficients that are not negative, so applying them to errors and to
 magnitudes bounds both.
 
 The bounds hold for sums of products in any order, not for algorithms that add operands before they multiply
@@ -30,7 +30,7 @@ Bilinear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def bilinear(r: Roundings, f: Bilinear, left: Any, right: Any, num: int) -> Parts:
-    """Adds `num` products of one element of each operand."""
+    """Computes `f`, whose elements are sums of `num` products of an element of `left` and an element of `right`."""
     a, b = Parts.of(left), Parts.of(right)
     error = f(a.error, b.reach) + f(a.size, b.error)
     return r.summed(f(a.value, b.value), error, f(a.magnitude, b.magnitude), num)
@@ -40,7 +40,10 @@ def convolution(
     r: Roundings, x: Any, weight: Any, bias: Any, stride: Sizes, padding: Sizes, dilation: Sizes,
     transposed: bool, output_padding: Sizes, groups: int,  # noqa: FBT001  (torch's own order)
 ) -> Parts:  # fmt: skip
-    """x (N, C, ...), weight (K, C / groups, window), or (C, K / groups, window) if transposed; bias (K,)."""
+    """Computes a convolution of x (N, C, ...) with a weight (K, C / groups, *window), plus a bias (K,) or None.
+
+    If `transposed`, the weight is (C, K / groups, *window).
+    """
 
     def product(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         return aten.convolution(  # type: ignore[no-any-return]
@@ -96,7 +99,7 @@ def constant_pad_nd(r: Roundings, operand: Any, pad: Sizes, value: float = 0) ->
 
 
 def linear(func: Callable[..., torch.Tensor], num: Callable[..., int]) -> Callable[..., Parts]:
-    """Makes the rule of a function that is linear in its first operand, with at most num(operand, ...) terms."""
+    """Makes the rule of a function that is linear in its first operand, and adds at most num(operand, ...) terms."""
 
     def rule(r: Roundings, operand: Any, *args: Any, **how: Any) -> Parts:
         plain = [Parts.of(each).value if isinstance(each, Ranged) else each for each in args]
@@ -156,15 +159,15 @@ RULES: dict[str, Callable[..., Any]] = {
     "replication_pad2d_backward": linear(aten.replication_pad2d_backward, _padded_back),
     "replication_pad3d_backward": linear(aten.replication_pad3d_backward, _padded_back),
 }  # fmt: skip
-"""Rules by operator, called with its operands in order."""
+"""Operator -> rule, called with `Roundings` and the operator's operands in order."""
 
 
 def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
              ceil_mode: bool = False) -> tuple[Any, bool]:  # noqa: FBT001, FBT002  # fmt: skip
-    """Returns the largest of each window and its index; and True if no other element of a window may be as large.
+    """Returns the largest element of each window and its index; then True if no other element may be as large.
 
-    Of equal exact elements it is the first, in a parallel program too, which pools with the same kernel.  Source:
-    aten/src/ATen/native/cpu/MaxPoolKernel.cpp (2.13.0): a later one must be larger.
+    Of equal exact elements every program takes the first, because all programs pool with the same kernel.  Source:
+    aten/src/ATen/native/cpu/MaxPoolKernel.cpp (2.13.0): a later element must be larger.
     """
     parts, num_dims = Parts.of(operand), len(kernel)
     pool = aten.max_pool2d_with_indices if num_dims == 2 else aten.max_pool3d_with_indices
@@ -184,7 +187,7 @@ def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes 
 def _windows(
     sizes: Sizes, num_windows: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (windows, elements of one): each element's index into the flat image, and True if it is in the image."""
+    """Returns two tensors (windows, elements of a window): the index into the flat image, and True if it is inside."""
     places = torch.zeros(1, 1, dtype=torch.int64)
     is_there = torch.ones(1, 1, dtype=torch.bool)
     for dim, size in enumerate(sizes):
