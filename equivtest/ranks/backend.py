@@ -1,4 +1,4 @@
-"""Names a backend, its device and the modules to import first; nothing falls back to another backend."""
+"""Describes a backend: its name, its device, and the modules to import first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STARTS = ("auto", "forkserver", "spawn")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the ranks run.
+    """Says on which backend of torch.distributed and on which device the ranks run.
 
     Attributes:
         name: Name of the process group's backend, as for torch.distributed.init_process_group.
@@ -25,8 +25,8 @@ class Backend:
         start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new interpreter for each
             rank, as accelerators require. 'auto' forks on the CPU if a fork of the server can run a backward, and
             otherwise spawns.
-        arithmetic: 'package.module:NAME' of the declaration of the backend's roundings, which bounds real
-            values; '' for torch's kernels on the CPU and gloo.
+        arithmetic: 'package.module:NAME' of the object that declares how the backend rounds, from which bounds of
+            real values follow; '' for torch's kernels on the CPU and gloo.
         faults: True if collectives may be spoiled on request, as an audit does.
     """
 
@@ -123,7 +123,7 @@ def _check_name(name: str, device: str) -> None:
 
 
 def choose_device(backend: Backend, rank: int) -> torch.device:
-    """Returns the device of one rank and makes that device current; the ranks take the devices in turn."""
+    """Makes a device current for this rank and returns it; ranks use the machine's devices in turn."""
     import torch
 
     if backend.device == "cpu":

@@ -13,11 +13,11 @@ _not_for_forks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class Channel:
-    """One end of a two-way connection.
+    """One end of a two-way connection over which whole messages are sent.
 
     Args:
         end: A connected stream socket, which the channel then owns.
-        send_limit_s: Time for the other end to accept one message; None waits for ever.
+        send_limit_s: Seconds for the other end to accept one message; None waits for ever.
     """
 
     def __init__(self, end: socket.socket, send_limit_s: float | None = None) -> None:
@@ -51,7 +51,7 @@ class Channel:
         return message
 
     def receive_available(self) -> list[bytes]:
-        """Returns the messages that have arrived whole, without waiting; maybe none.
+        """Returns the messages that have arrived completely, without waiting; the list may be empty.
 
         Raises:
             EOFError: the other end is closed and no message is left.
@@ -97,7 +97,7 @@ class Channel:
 
 
 def close_in_forks(end: socket.socket) -> None:
-    """Closes `end` in every child that this process forks.
+    """Closes `end` in every child that this process forks from now on.
 
     Without this, the process at the other end would not notice that this process has ended while such a child lives.
     """

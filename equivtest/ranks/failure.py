@@ -1,4 +1,4 @@
-"""Describes any exception as text."""
+"""Describes an exception as text of bounded length: its type, its message and a shortened traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from equivtest.base import limits
 
 HARNESS = (Path(__file__).parent, Path(__file__).parents[1] / "programs")
-"""Frames in these files belong to the harness, so tracebacks leave them out."""
+"""Folders of the harness; tracebacks leave out the frames of their files."""
 WRAPPERS = ("_wrapped_call_impl", "_call_impl")
 """Methods of nn.Module that only pass a call on to `forward`; source: torch/nn/modules/module.py (2.13.0)."""
 
@@ -28,7 +28,7 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
 
 
 def _trace_of(error: BaseException) -> str:
-    """Formats the traceback; leaves out the harness's frames, most of torch's, and the marks under source lines."""
+    """Formats the traceback without the harness's frames, most of torch's frames, and the marks under source lines."""
     trace = traceback.TracebackException.from_exception(error)
     links: list[traceback.TracebackException | None] = [trace]
     while links:
@@ -40,7 +40,10 @@ def _trace_of(error: BaseException) -> str:
 
 
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
-    """Keeps frames outside the harness; of consecutive torch frames the first, the last and calls of collectives."""
+    """Leaves out the harness's frames and most frames of torch.
+
+    Of consecutive torch frames it keeps the first, the last and calls of collectives.
+    """
     stack = list(stack)
     frames = [frame for frame in stack if not _is_passed_on(frame)] or stack
     kept = []
@@ -66,7 +69,7 @@ def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:
 
 
 def clip(text: str, num_chars: int = limits.OUTPUT_CHARS) -> str:
-    """Returns `text` as valid UTF-8; cuts the middle if it exceeds `num_chars` characters."""
+    """Returns `text` as valid UTF-8, without its middle if it exceeds `num_chars` characters."""
     text = text.encode("utf-8", "backslashreplace").decode()
     left_out = len(text) - num_chars
     if left_out <= 0:

@@ -1,4 +1,4 @@
-"""Finds the rank whose failure caused the others."""
+"""Finds, among the replies to a case, the rank whose failure caused the failures of other ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns 0 for a cause, and more for a consequence of another rank's failure."""
+    """Returns 0 if the rank itself failed, and more the likelier its failure follows from another rank's."""
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)
         return 3 if place is not None and place.collective else 1

@@ -19,9 +19,10 @@ _DONE = "done"
 
 
 def why_forks_fail() -> str:
-    """Explains why a fork of this process cannot run a backward, with the number of threads here; '' if it can.
+    """Forks this process and lets the fork run a backward; returns why that fails, or ''.
 
-    The fork's own timer kills the fork after limits.FORK_S if it hangs, because this process may end first.
+    The reason includes the number of threads of this process.  The fork's own timer kills the fork after limits.FORK_S
+    if it hangs, because this process may end first.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -37,7 +38,7 @@ def why_forks_fail() -> str:
 
 
 def _try_backward(write: int) -> NoReturn:
-    """Runs in the child, writes the outcome of a backward, and never returns."""
+    """Runs a backward in the forked child, writes to the pipe how it went, and ends the child."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})

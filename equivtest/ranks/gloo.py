@@ -22,12 +22,12 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def let_senders_finish() -> None:
-    """Stops threads of this process from taking the core from a running thread when they wake up, on Linux.
+    """Stops a thread that wakes up from taking the core of a running thread, for all threads of this process, on Linux.
 
     Gloo's own thread tries a connection's lock again and again while another thread sends under that lock:
-    Pair::handleEvents of gloo/transport/tcp/pair.cc, as read in the library of torch 2.13.0.  If ranks share
-    cores, each message wakes its receiver, which takes the core from the sender while the sender has the lock.
-    The sender's gloo thread then spun for a fifth of a run's processor time.
+    Pair::handleEvents of gloo/transport/tcp/pair.cc, as read in the library of torch 2.13.0.  If ranks share cores,
+    each message wakes its receiver, which takes the core from the sender while the sender has the lock. The sender's
+    gloo thread then spun for a fifth of a run's processor time.
 
     Source: sched(7), SCHED_BATCH.
     """

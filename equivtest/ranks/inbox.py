@@ -1,4 +1,4 @@
-"""Waits for the replies to one request: one per rank, within a limit, whatever the ranks do."""
+"""Waits for one reply per rank to one request, within a time limit, even if ranks die or hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivtest.ranks.stacks import tidy
 from equivtest.ranks.wire import decode_message
 
 BROKE_OFF = ("raised", "misused", "lost", "declined")
-"""Outcomes of a rank after which the other ranks have only the grace period left."""
+"""Outcomes of a rank after which the other ranks have only the grace period left to answer."""
 
 
 def silence(limit_s: float) -> str:
@@ -30,13 +30,13 @@ def silence(limit_s: float) -> str:
 
 
 class Inbox:
-    """Collects the replies to one request as they arrive.
+    """Collects the replies of all ranks to one request as they arrive.
 
     Args:
-        ranks: The processes, by rank.
+        ranks: The rank processes, by rank.
         request_id: Id of the request; replies to other requests are dropped.
         server: Launcher that started the ranks.
-        grace_s: Time that the other ranks have after the first failure.
+        grace_s: Seconds that the other ranks have after the first failure.
         noun: Name of a process in messages, see `describe_places`.
         notes: Folder for the notes that watched ranks on other hosts send.
     """
@@ -60,9 +60,10 @@ class Inbox:
         self._closed: set[int] = set()  # ranks with a closed connection
 
     def await_replies(self, limit_s: float) -> list[Reply]:
-        """Returns one reply per rank, by rank; ranks silent after `limit_s`, or after the grace, have timed out.
+        """Returns one reply per rank, in rank order.
 
-        The reply that is the first cause says in its detail where the other ranks were.
+        Ranks that are silent after `limit_s`, or after the grace period that a failure begins, have the outcome
+        'timed_out'.  The reply of the rank that failed first says in its detail where the other ranks were.
         """
         deadline_s = time.monotonic() + limit_s
         failed = False
@@ -88,7 +89,7 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """Returns the first reply that failed, declined or lacks a collective."""
+        """Returns the first reply that failed, declined the case or lacks a collective."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
@@ -111,7 +112,7 @@ class Inbox:
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
-        """Reads the messages that have arrived; only the first reply to the request counts."""
+        """Reads the messages of a rank that have arrived; only its first reply to the request counts."""
         process = self._ranks[rank]
         for message in process.channel.receive_available():
             try:
@@ -164,7 +165,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds to the first cause the time limit that it exceeded, and the place of every rank."""
+        """Adds to the reply that failed first the time limit that it exceeded, and what every rank was doing."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

@@ -1,4 +1,4 @@
-"""Starts and controls, from the parent, the server that forks ranks on this machine."""
+"""Starts the server process that forks ranks on this machine, and controls it from the parent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from equivtest.ranks.stacks import read_tail, take_stacks
 from equivtest.ranks.surroundings import ONE_THREAD, temporary_files_in
 
 VISIT = "equivtest.ranks.visit:visit"
-"""Function that a rank calls for each case, see `World`."""
+"""Default of the function that a rank calls for each case, see `World`."""
 USERS = ("equivtest.programs.run.module", "equivtest.programs.values")
-"""Modules that ranks import for a user's module, imported once in the server: each file of a user has its own ranks."""
+"""Modules that every rank of a user's program needs.
+
+The server imports them once, because each test file of a user has its own ranks.
+"""
 
 _WAY_OUT = "use fewer ranks, free memory, or raise the limits on processes and open files (ulimit -u, -n)"
 
@@ -38,17 +41,16 @@ def preloads(visit: str = VISIT) -> tuple[str, ...]:
 class Server:
     """Controls the process that forks the ranks of this machine.
 
-    Starting returns at once; the first fork waits until the server is ready.
+    The constructor returns at once; the first fork waits until the process is ready.
 
     Args:
         start: See `Backend`.
-        imports: Modules that the server must be able to import.
-        preload: Modules that the server imports if it can.
-        environment: Variables added for the server and its ranks, for settings that a process reads
-            only at its start.
+        imports: Modules that the process must be able to import.
+        preload: Modules that the process imports if it can.
+        environment: Variables added for the process and its ranks, for settings that a process reads only at its start.
 
     Attributes:
-        ready: The server's first message: how it starts ranks; None before the first rank.
+        ready: First message of the process, which says how it starts ranks; None before the first rank.
     """
 
     is_local = True
@@ -114,7 +116,7 @@ class Server:
             )
 
     def fork(self, channel: socket.socket) -> Forked:
-        """Forks a rank at the other end of `channel`; the caller still closes `channel`.
+        """Forks a rank that talks to its parent over `channel`; the caller still closes its own copy of `channel`.
 
         Raises:
             BrokenSetup: see `fork_ranks`.
@@ -136,7 +138,7 @@ class Server:
         """Returns at once, since this machine cannot be cut off."""
 
     def _request(self, channel: int, end: int) -> int:
-        """Asks the server for a rank and returns its process id."""
+        """Requests one rank from the server process and returns the rank's process id."""
         self._control.settimeout(limits.START_S)
         try:
             self._wait_until_ready()
@@ -182,7 +184,7 @@ class Server:
 def execute(
     code: str, output: Path, environment: Mapping[str, str], passed: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Runs `code` in a new interpreter with these descriptors and writes its output to `output`."""
+    """Runs `code` in a new interpreter that inherits the descriptors `passed`; its output goes to the file `output`."""
     with output.open("wb") as file:
         return subprocess.Popen(
             interpreter_command(code),

@@ -13,7 +13,7 @@ from equivtest.layout import Layout
 
 
 def layout_of(tensor: DTensor, name: str) -> Layout:
-    """Converts a DTensor's layout to ours.
+    """Converts the placements of a DTensor to a `Layout` of this package, one placement per mesh axis.
 
     Raises:
         Misuse: no order of the axes that divide a dim explains its strided shards; the message has `name`.
@@ -30,9 +30,11 @@ def layout_of(tensor: DTensor, name: str) -> Layout:
 
 
 def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
-    """Returns the sharded axes; axes of one dim are in the order in which they divide it; () from left to right.
+    """Returns the mesh axes that shard `tensor`, in the order in which they divide it.
 
-    A strided shard of factor f means that later axes, with sizes of product f, divide the dim before this axis.
+    The axes of one dim stand together, the first divider first.  The result is () if all dims are divided from the left
+    axis to the right one, as `Shard` does.  A strided shard of factor f means that later axes, with sizes of product f,
+    divide the dim before this axis.
 
     Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
     (2.13.0).
@@ -48,7 +50,7 @@ def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: s
 
 
 def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
-    """Returns how many of the later axes that shard the same dim divide it before this axis."""
+    """Returns how many of the `later` axes, which shard the same dim, divide that dim before `axis` does."""
     placement, mesh = tensor.placements[axis], tensor.device_mesh
     if type(placement).__name__ != "_StridedShard":
         return 0

@@ -1,4 +1,4 @@
-"""Makes each mesh once per process; all processes take part, also those that are not in the mesh."""
+"""Makes each DeviceMesh once per process; processes outside a mesh take part too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from equivtest.errors import Unsupported
 
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:
-    """Returns the mesh on which this process runs `case`, or None if it takes no part; see `mesh_of`."""
+    """Returns the mesh on which this process runs `case`; None if the process is in no mesh of the case.
+
+    See `mesh_of`.
+    """
     return mesh_of(device, case.mesh_shape, case.groups if case.members else (), case.axes)
 
 
@@ -26,21 +29,23 @@ def mesh_of(
     groups: tuple[tuple[int, ...], ...] = (),
     axes: tuple[str, ...] = (),
 ) -> DeviceMesh | None:
-    """Returns the mesh of this shape with this process, or None; all processes make it together, once.
+    """Returns the mesh of this shape that contains this process, or None if no mesh contains it.
+
+    All processes must call this together. The result is cached.
 
     Args:
-        groups: Processes of each mesh, in mesh order; empty: one mesh of the whole world.
-        axes: Names of the axes of the mesh of the whole world; empty: no names.
+        groups: Processes of each mesh, in mesh order; empty: one mesh of all processes.
+        axes: Names of the axes of the mesh of all processes; empty: no names.
 
     Raises:
-        Unsupported: a mesh is not ascending, and this torch sorts the processes of every group.
+        Unsupported: the processes of a mesh are not ascending, and this torch sorts the processes of every group.
 
-    DeviceMesh(device, [3, 1]) makes a sorted group: its collectives use ranks 1, 0 at the mesh's coordinates
-    0, 1, and a DTensor has the wrong shards (2.13.0).
+    DeviceMesh(device, [3, 1]) makes a sorted group: its collectives use ranks 1, 0 at the mesh's coordinates 0, 1, and
+    a DTensor has the wrong shards (2.13.0).
 
-    Processes outside all meshes also make a group, in which nothing runs.  Otherwise some processes are in fewer groups
-    than others.  Then torch waits for ever if a later program makes groups with `use_local_synchronization`, as FSDP2
-    does (finding 81).
+    The processes outside all meshes also make a group, in which nothing runs.  Otherwise they would be in fewer groups
+    than the other processes.  Then torch waits for ever if a later program makes groups with
+    `use_local_synchronization`, as FSDP2 does (finding 81).
     """
     kind = torch.device(device).type
     if not groups:
@@ -52,7 +57,10 @@ def mesh_of(
 
 
 def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
-    """Makes a group of the processes in this order, with an argument that only torch 2.13 and later have."""
+    """Makes a group that keeps this order of the processes.
+
+    An order that is not ascending needs torch 2.13 or later.
+    """
     order: dict[str, Any] = {} if list(processes) == sorted(processes) else {"sort_ranks": False}
     if order and "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         raise Unsupported(
@@ -63,5 +71,5 @@ def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
 
 
 def rank_in(mesh: DeviceMesh) -> int:
-    """Returns this process's rank in the mesh, row by row; torch makes `mesh.mesh` anew at each access."""
+    """Returns the number of this process in the mesh, counted row by row."""
     return int(mesh.mesh.flatten().tolist().index(dist.get_rank()))

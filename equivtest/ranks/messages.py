@@ -15,11 +15,11 @@ START_ID = 0
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """First message of the server.
+    """First message of the server that forks ranks, to its parent.
 
     Attributes:
-        start: 'forkserver' or 'spawn': how it starts ranks.
-        reason: Why the server cannot fork ranks, if start='auto' made the server try; else ''.
+        start: 'forkserver' or 'spawn': how the server starts ranks.
+        reason: Why the server cannot fork ranks, if start='auto' made it try; else ''.
         problem: Why the server cannot start any rank, or ''.
     """
 
@@ -29,14 +29,14 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """First message to a rank: the rank's number, and the parent's environment, import path and directory.
+    """First message to a rank: its number, and the parent's environment, import path and directory.
 
     Attributes:
-        visit: 'package.module:function' to call at each `Visit`.
-        scratch: Directory of this world, or of this rank on another host.
+        visit: 'package.module:function' that the rank calls at each `Visit`.
+        scratch: Directory for the harness's files, of all ranks here or of this rank on another host.
         environment, sys_path, directory: The parent's, as bytes since a name may be invalid text; on another host only
             the variables to add to the environment there.
-        local_rank: Number among the world's ranks on its host, which chooses the device.
+        local_rank: Number among the ranks on its host, which chooses the device.
         store: Host and port of the store that connects ranks on several hosts; None if all are on the parent's host.
     """
 
@@ -53,27 +53,30 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Request, before `Start`, to rank 0 of a world on several hosts: serve a store and answer its port.
+    """Asks rank 0 of ranks on several hosts to serve a store and to answer its port; sent before `Start`.
 
     Attributes:
-        host: Address at which the other ranks reach this one.
+        host: Address at which the other ranks reach rank 0.
     """
 
     host: str
 
 
 FAULTS = ("own operand", "another operand", "dropped", "poisoned", "doubled")
-"""Faults of a collective, in this order.  Each rank takes its own operand for every rank's.  One rank passes another
-rank's operand.  Nothing is sent and each rank receives its own operand.  Nothing is sent and each rank receives NaN or
--1.  Each operand counts twice."""
+"""Ways to spoil one collective.
+
+own operand: each rank uses its own operand in place of every rank's. another operand: the first rank passes the second
+rank's operand. dropped: nothing is sent, and each rank receives its own operand. poisoned: nothing is sent, and each
+rank receives NaN or -1. doubled: each operand counts twice.
+"""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Fault that an audit puts into one collective of a visit.
+    """The fault that an audit plants in one collective of a run.
 
     Attributes:
         kind: One of FAULTS.
-        index: Number of the collective among a rank's calls, from 0; -1 for none.
+        index: Number of the collective among a rank's calls, from 0; -1 for no fault.
     """
 
     kind: str = FAULTS[0]
@@ -82,17 +85,16 @@ class Fault(msgspec.Struct, frozen=True):
 
 NO_FAULT = Fault()
 BY_MESSAGE = "-"
-"""Replaces the folder for ranks that share no files with their parent: they send their notes."""
+"""Value of `Visit.watch` for ranks that share no files with their parent: they send their notes to it."""
 
 
 class Visit(msgspec.Struct, frozen=True, tag=True):
-    """Request to run `subject` on a case, in the form of `equivtest.cases.case.to_data`.
+    """Asks a rank to run `subject` on a case, which has the form of `equivtest.cases.case.to_data`.
 
     Attributes:
         case_module: Module that defines the class of the case; imported first.
-        fault: Fault in a world whose groups can spoil collectives, see `equivtest.ranks.observe.faults`.
-        watch: Folder in which the ranks of such a world note what they compute and exchange, or BY_MESSAGE; '' for
-            no notes.
+        fault: Fault to plant, if the rank's process groups can spoil collectives, see `equivtest.ranks.observe.faults`.
+        watch: Folder in which the rank notes its operations and collectives, or BY_MESSAGE; '' for no notes.
     """
 
     id: int
@@ -104,13 +106,13 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Request to add up `id` over all ranks, which shows whether they are at the same point."""
+    """Asks all ranks to add up `id` in an all_reduce, which shows whether they are at the same point."""
 
     id: int
 
 
 class Support(msgspec.Struct, frozen=True, tag=True):
-    """Request to try one of `equivtest.ranks.probe.PROBES` on a dtype."""
+    """Asks all ranks to try one collective, a key of `equivtest.ranks.probe.PROBES`, on tensors of a dtype."""
 
     id: int
     collective: str
@@ -118,7 +120,7 @@ class Support(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Request to leave the group and end; a rank sends no reply."""
+    """Asks a rank to leave the process group and end; the rank sends no reply."""
 
 
 Request = Serve | Start | Visit | Probe | Support | Stop

@@ -1,4 +1,4 @@
-"""Finds in stacks and tracebacks where each rank was when a visit failed."""
+"""Finds, from stacks and tracebacks, the line and the collective in which each rank was when a case failed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _VISIT_THREAD = "ranks/rank.py"
 
 @dataclass(frozen=True)
 class Place:
-    """A line of code at which a rank was, and the collective in which the line waits.
+    """A line of code in which a rank was, and the collective that this line calls.
 
     Attributes:
-        collective: Name in the subject's call, such as 'all_reduce'; 'wait_tensor' or 'wait' if the
-            line waits for an asynchronous one, '' outside collectives.
+        collective: Name in the subject's call, such as 'all_reduce'; 'wait_tensor' or 'wait' if the line waits for an
+            asynchronous one, '' outside collectives.
         line: The innermost line outside torch, such as 'file.py:12'.
-        function: Function with that line.
+        function: Name of the function with that line.
     """
 
     collective: str
@@ -41,7 +41,7 @@ class Place:
 
 
 def place_of(detail: str) -> Place | None:
-    """Returns the place at which faulthandler's stacks or a traceback end; None if `detail` has neither."""
+    """Returns the line at which faulthandler's stacks or a traceback end; None if `detail` has neither."""
     frames = _frames(detail)
     if not frames:
         return None
@@ -62,7 +62,7 @@ def place_of(detail: str) -> Place | None:
 
 
 def _frames(detail: str) -> list[tuple[str, int, str]]:
-    """Returns (file, line, function), innermost first, of the thread that serves the parent."""
+    """Returns (file, line, function) of each frame, innermost first, of the thread that runs the subject."""
     if "(most recent call first)" in detail:
         threads = [thread for thread in detail.split("\n\n") if "(most recent call first)" in thread]
         thread = next((thread for thread in threads if _VISIT_THREAD in thread), threads[0])
@@ -73,9 +73,9 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
 
 
 def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
-    """Describes where ranks hang, and where ranks were that only lost their peers; '' if no place is known.
+    """Describes in which line each rank hangs, or was when it only lost its peers; '' if no line is known.
 
-    If every rank is in a collective, but they are in different ones, the text begins with that.
+    If every rank is in a collective, but in different ones, the text begins with that.
 
     Args:
         noun: 'rank', or 'process' if the ranks of a mesh have other numbers than the replies.
@@ -102,7 +102,7 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Returns the place at which a rank hangs, or the collective in which it failed."""
+    """Returns the line in which a rank hangs, or the collective in which it failed; None for any other reply."""
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)

@@ -29,13 +29,13 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 
 def poison_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that a process with poisoned memory needs, in addition to `environment`."""
+    """Returns the variables to add to `environment` so that glibc can fill all memory that a new process allocates."""
     given = environment.get(_TUNABLES, "")
     return {_TUNABLES: given if _NO_CACHE in given else f"{given}:{_NO_CACHE}".lstrip(":")}
 
 
 def poison_in_words() -> str:
-    """Says which ways of poisoning memory work on this machine."""
+    """Describes which ways of filling new memory work on this machine."""
     if _mallopt() is None:
         return "nan by torch; large does nothing: the C library has no mallopt with M_PERTURB"
     return f"nan by torch; large by glibc's malloc, byte {LARGE_BYTE:#x}"
@@ -58,7 +58,10 @@ def poisoned(poison: str) -> Iterator[None]:
 
 @contextmanager
 def _filled_by_torch() -> Iterator[None]:
-    """Turns on torch's filling; an operation that is not deterministic only warns, and still runs."""
+    """Makes torch fill uninitialised tensors, while the context lasts; it needs torch's deterministic mode.
+
+    An operation that is not deterministic only warns, and still runs.
+    """
     import torch
 
     settings: Any = torch.utils.deterministic  # a module with properties, which mypy does not see

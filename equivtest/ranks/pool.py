@@ -1,4 +1,8 @@
-"""Keeps one world per world size for reuse; all visits go through a pool."""
+"""Keeps running rank processes for reuse, in one world for each world size.
+
+A world is one process group with its ranks.  Every visit, which is one run of one case on all ranks, goes through a
+pool.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,12 @@ from equivtest.ranks.world import World
 
 @dataclass(frozen=True)
 class _Outstanding:
-    """A visit that was sent, or the finding in `ended`: a probe hung, or a probe on as many ranks died.
+    """A visit that was sent to the ranks and not yet answered, or that was not sent because a probe failed.
 
     Attributes:
-        subject, fault, watch: Arguments of `World.start_visit`, to send it again.
-        known: Results of probes for the case's dtypes.
+        subject, fault, watch: Arguments of `World.start_visit`, to send the visit again.
+        known: Results of the probes of collectives, for the case's dtypes.
+        ended: Failed probe because of which the visit was not sent: it hung, or it ended a rank on this world size.
     """
 
     subject: str
@@ -64,17 +69,18 @@ class _Outstanding:
 
 
 class Pool:
-    """The rank processes of a backend.
+    """Starts, reuses and ends the rank processes of one backend.
 
     Args:
-        max_worlds: Number of worlds that live at once; the least recently used one ends first.
-        visit: 'package.module:function' that ranks call, see `World`.
-        environment: Added to the environment of the ranks, such as GLIBC_TUNABLES.
+        max_worlds: Number of worlds, process groups with their ranks, that live at once; the least recently used one
+            ends first.
+        visit: 'package.module:function' that every rank calls for a case, see `World`.
+        environment: Variables added to the environment of the ranks, such as GLIBC_TUNABLES.
         beside: An open pool whose server also forks the ranks of this pool, because a server takes seconds to start. Do
             not use this if `environment` has variables that a process reads only at its start.
-        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; ''
-            for ranks of this machine.
-        server: Started earlier for the same backend; the pool ends it.
+        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; '' for
+            ranks of this machine.
+        server: Server or hub connection that was started earlier for the same backend; the pool ends it.
 
     Raises:
         Misuse: torch does not know the backend, or this machine lacks the device.
@@ -127,11 +133,11 @@ class Pool:
         keep_if_all_raised: bool = False,
         fault: Fault | None = None,
     ) -> list[Reply]:
-        """Visits `case` with `subject` and returns every rank's reply, by rank; see `World.wait`.
+        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order; see `World.wait`.
 
         Args:
-            fault: Fault in one collective of the visit. The visit then runs in a separate world, whose groups record
-                calls; by default the bare backend runs it.
+            fault: Fault to plant in one collective. The case then runs in a separate world, whose process groups record
+                calls; without a fault, the bare backend runs it.
 
         Raises:
             BrokenSetup: ranks cannot start.
@@ -140,7 +146,7 @@ class Pool:
         return self._finish(self._begin(subject, case, fault), limit_s, keep_if_all_raised=keep_if_all_raised)
 
     def watch(self, subject: str, case: Case, folder: str, limit_s: float) -> list[Reply]:
-        """Runs `case` like `run`, in a world whose ranks note in `folder` what they compute and exchange.
+        """Runs `case` like `run`, and makes each rank write its operations and collectives to a file in `folder`.
 
         See `equivtest.ranks.observe.watching`.
         """
@@ -149,7 +155,7 @@ class Pool:
     def _finish(
         self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
     ) -> list[Reply]:
-        """Returns the replies to a visit; repeats the visit if ranks lost their host during it."""
+        """Waits for the replies to a visit and returns them; repeats the visit if ranks lost their host during it."""
         case = outstanding.case
         try:
             replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
@@ -166,9 +172,10 @@ class Pool:
     def run_all(
         self, subject: str, cases: Iterable[Case], *, limit_s: float | None = None
     ) -> Iterator[tuple[Case, list[Reply]]]:
-        """Yields each case with its replies, in order; ranks run the next case while the caller judges one.
+        """Yields each case with its replies, in order.
 
-        If every rank raises for a case that should be refused (`case.refusal`), the world stays alive.
+        The ranks already run the next case while the caller judges the replies of a case. If every rank raises for a
+        case that should be refused (`case.refusal`), the ranks stay alive.
 
         Raises:
             BrokenSetup: ranks cannot start.
@@ -192,41 +199,47 @@ class Pool:
 
     @property
     def start(self) -> str:
-        """'forkserver' or 'spawn', and if it is 'spawn' the reason; 'auto' before the first rank."""
+        """How ranks start: 'forkserver' or 'spawn'; 'auto' before the first rank.
+
+        If 'auto' became 'spawn', the text says why.
+        """
         ready = self._server.ready or Ready(self.backend.start)
         return f"{ready.start} (a fork runs no backward: {ready.reason})" if ready.reason else ready.start
 
     @property
     def faults(self) -> list[Finding]:
-        """Faults of the backend that probes have shown."""
+        """Collectives of the backend whose probe failed: it hung, ended a rank, raised or gave a wrong value."""
         return [fault for known in self._support.values() for fault in known.faults]
 
     def faults_of(self, case: Case) -> list[Finding]:
-        """Returns the faults for the case's world size and dtypes."""
+        """Returns the failed probes of collectives for the case's world size and dtypes."""
         cells = {(case.num_processes, dtype) for dtype in case.dtypes_sent}
         return [fault for fault in self.faults if (fault.world_size, fault.dtype) in cells]
 
     def take_faults(self) -> list[Finding]:
-        """Returns the faults that no earlier call returned."""
+        """Returns the failed probes of collectives that no earlier call of this method returned."""
         new = [fault for fault in self.faults if fault not in self._told]
         self._told.update(new)
         return new
 
     def take_deaths(self) -> list[str]:
-        """Returns how ranks ended between visits since the last call; replies do not show these."""
+        """Returns one line per rank that ended between two visits, since the last call; no reply shows such an end."""
         for world in self._worlds.values():
             self._note_deaths(world)
         deaths, self._deaths = self._deaths, []
         return deaths
 
     def _note_deaths(self, world: World) -> None:
-        """Records the deaths of a world's ranks, and ends such a world."""
+        """Records which ranks of a world ended between two visits, and ends the whole world if there are any."""
         if deaths := world.deaths:
             self._deaths += deaths
             world.kill()
 
     def serve(self, owner: str) -> None:
-        """Ends all ranks if they ran programs of another owner, which may have changed shared modules."""
+        """Ends all ranks if they ran programs of an owner other than `owner`.
+
+        Programs of the previous owner, such as another test file, may have changed modules that all programs share.
+        """
         if owner != self._owner:
             self._end_faulty()
             for world_size in list(self._worlds):
@@ -234,14 +247,14 @@ class Pool:
         self._owner = owner
 
     def renew(self, world_size: int) -> None:
-        """Ends the world of that size, if there is one; the next visit gets new processes."""
+        """Ends the ranks of this world size, if there are any; the next visit gets new processes."""
         world = self._worlds.pop(world_size, None)
         if world is not None:
             self._note_deaths(world)
             world.stop()
 
     def close(self) -> None:
-        """Ends every world and the server; nothing remains.  A second call does nothing."""
+        """Ends all ranks and the server that forks them.  A second call does nothing."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -255,7 +268,7 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
-        """Sends a visit; tries again with new ranks if the first ranks have lost their host."""
+        """Sends a case to the ranks; sends it again, to new ranks, if the first ranks have lost their host."""
         for _ in range(limits.HOST_TRIES - 1):
             with contextlib.suppress(HostLost):
                 return self._try_to_begin(subject, case, fault, watch)
@@ -275,7 +288,7 @@ class Pool:
         return _Outstanding(subject, case, fault, watch, world, request_id, support)
 
     def probe(self, world_size: int, dtype: str) -> Support:
-        """Probes the collectives that are still unknown, and returns all results for a dtype on so many ranks."""
+        """Probes each collective that has no result yet for `dtype` on `world_size` ranks, and returns all results."""
         known = self._support.setdefault((world_size, dtype), Support(world_size, dtype))
         while not self._hung and (unknown := known.unknown):
             world = self._world(world_size)
@@ -288,7 +301,7 @@ class Pool:
 
     @property
     def _hung(self) -> Finding | None:
-        """Collective that hung in a probe: then no visit starts any more, on any world size and in any dtype.
+        """A collective that hung in its probe; after that, no visit starts, on any world size and in any dtype.
 
         Nothing shows which cases call the collective, and each of these cases would use its whole time limit.
         """
@@ -296,7 +309,10 @@ class Pool:
 
     @property
     def _probe_limit_s(self) -> float:
-        """Limit for one probe; an accelerator's first collective may connect all ranks, which takes a start's time."""
+        """Time limit for one probe, in seconds.
+
+        An accelerator's first collective may connect all ranks, which takes as long as starting them.
+        """
         return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
 
     def _world(self, world_size: int) -> World:
@@ -334,7 +350,7 @@ class Pool:
             raise Misuse("this pool is closed: make a new one")
 
     def _make_room(self) -> None:
-        """Ends the dead worlds, then the least recently used ones, until another one fits."""
+        """Ends the dead worlds, then the least recently used ones, until there are fewer than `max_worlds`."""
         for size, world in list(self._worlds.items()):
             if not world.alive:
                 self._note_deaths(world)
@@ -366,6 +382,6 @@ class Pool:
             self._server.close()
 
     def _abandon(self, outstanding: _Outstanding) -> None:
-        """Ends the world of a visit that has no reader any more."""
+        """Ends the ranks of a visit whose replies will not be read."""
         if outstanding.world is not None:
             outstanding.world.kill()

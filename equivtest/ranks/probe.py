@@ -1,4 +1,4 @@
-"""Runs small collectives with known answers, which show what the ranks and their backend can do."""
+"""Runs small collectives with known results on the ranks, to find out what the backend can do."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Raised(ProbeFailed):
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:
-    """Adds up `request_id` over all ranks.
+    """Adds up `request_id` over all ranks with an all_reduce.
 
     Raises:
-        ProbeFailed: a rank added another number, so the ranks are not at the same point.
+        ProbeFailed: the sum is wrong, because a rank answers another request; the ranks are not at the same point.
     """
     total = torch.tensor([request_id], dtype=torch.int64, device=device)
     dist.all_reduce(total)
@@ -41,10 +41,10 @@ def probe_sum(request_id: int, device: torch.device) -> None:
 
 
 def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Runs one of PROBES, on integers that are exact in any floating dtype.
+    """Runs the probe PROBES[name] on this rank and checks its result; the integers are exact in any floating dtype.
 
     Raises:
-        Wrong, Refused, Raised: the outcome on this rank.
+        Wrong, Refused, Raised: the collective returned a wrong value, was refused, or raised another exception.
     """
     try:
         actual, expected = PROBES[name](dtype, device)
@@ -58,14 +58,14 @@ def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> Non
 
 
 Probe = Callable[[torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]]
-"""Runs a collective; returns the actual and the expected value on this rank."""
+"""A function that runs one collective and returns the actual and the expected value on this rank."""
 
 # Renamed in torch 2.13, which warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 UNTOUCHED = -7
-"""Initial value of outputs."""
+"""Value that fills output tensors before a probe; no probe expects it."""
 
 
 def _given(values: list[int] | torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the ranks; each rank also adds its own number at its own element."""
+    """Counts the ranks with an all_reduce; each rank also adds its own number at an element of its own."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
     tensor = _given([1, *own.tolist()], dtype, device)
@@ -122,7 +122,7 @@ def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduces each rank's own number, with elements from the other ranks."""
+    """Reduce-scatters a matrix; each rank's numbers arrive only at elements to which no other rank adds."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((1, ranks), dtype, device)
@@ -140,7 +140,7 @@ def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[t
 
 
 def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends the number of the last rank to all, then that of the first."""
+    """Broadcasts the number of the last rank, then the number of the first."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     last, first = _given([rank + 1], dtype, device), _given([rank + 1], dtype, device)
     dist.broadcast(last, src=ranks - 1)
@@ -149,7 +149,7 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums on the last rank, one element from each rank; other ranks' results are undefined."""
+    """Reduces to the last rank, one element from each rank; the results on other ranks are undefined."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
     dist.reduce(tensor, dst=ranks - 1)
@@ -157,7 +157,7 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends each rank its number from the last rank."""
+    """Scatters from the last rank, which sends each rank that rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
@@ -166,7 +166,7 @@ def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends (sender, receiver) from each rank to each rank."""
+    """Sends the pair (sender, receiver) from each rank to each rank, in one tensor."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.stack((torch.full((ranks,), rank), torch.arange(ranks)), dim=1)
     output = _output((ranks, 2), dtype, device)
@@ -175,7 +175,7 @@ def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.
 
 
 def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends (sender, receiver) like `_all_to_all_single`, with lists."""
+    """Sends the pair (sender, receiver) from each rank to each rank, in lists of tensors."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     outputs = [_output((2,), dtype, device) for _ in range(ranks)]
     dist.all_to_all(outputs, [_given([rank, other], dtype, device) for other in range(ranks)])
@@ -191,7 +191,7 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduces like `_reduce_scatter_tensor`, with lists."""
+    """Reduce-scatters lists of tensors; each rank's numbers arrive only at elements to which no other rank adds."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)
@@ -213,7 +213,7 @@ def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.T
 
 
 def _barrier(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Checks only that the barrier returns."""
+    """Calls a barrier and checks only that it returns."""
     dist.barrier()
     return torch.zeros(1), torch.zeros(1)
 
@@ -237,4 +237,4 @@ PROBES: dict[str, Probe] = {
     "send_and_receive": _send_and_receive,
     "barrier": _barrier,
 }
-"""Probes by the collective's name in torch 2.12, with the operation unless it is SUM; the most used come first."""
+"""Probes, by the collective's name in torch 2.12, with the reduction unless it is SUM; the most used come first."""

@@ -1,4 +1,4 @@
-"""Represents a rank's process in its parent, and the launcher that starts ranks."""
+"""Represents a rank's process in its parent, and defines the interface of launchers, which start ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from equivtest.ranks.surroundings import bound
 
 @dataclass(frozen=True)
 class Ending:
-    """Exit of a rank's process, and its time by time.monotonic(); `code` is None if no process saw the exit.
+    """How and when a rank's process ended.
 
     Attributes:
+        code: Exit code, negative for a signal; None if no process saw the exit.
+        at_s: Time of the end by time.monotonic().
         cut_off: What happened to the rank's host, if the host was lost; else ''.
     """
 
@@ -31,7 +33,7 @@ class Ending:
 
     @property
     def is_certain(self) -> bool:
-        """True if the rank certainly cannot answer any more; otherwise only the closed connection suggests that."""
+        """True if the rank certainly cannot answer any more; False if only its closed connection suggests that."""
         return self.code is not None or bool(self.cut_off)
 
     def __str__(self) -> str:
@@ -86,14 +88,14 @@ class Forked:
 
 @dataclass(frozen=True)
 class Place:
-    """The host of a rank, and the settings that the rank receives for it.
+    """Settings that depend on the host of a rank.
 
     Attributes:
-        scratch: Directory for its own files.
+        scratch: Directory for the rank's own files.
         environment: Environment of the rank; on another host only the variables to add.
-        local_rank: Its number among the world's ranks on its host.
+        local_rank: Number of the rank among the ranks on its host.
         store: See `Start`.
-        where: Its process and host, in words; '' on this machine.
+        where: Process and host of the rank, in words; '' on this machine.
     """
 
     scratch: Path
@@ -104,7 +106,7 @@ class Place:
 
 
 class RankProcess(Forked):
-    """One rank, as its parent sees it."""
+    """A rank's process, with the parent's connection to it and the files that it writes."""
 
     def __init__(self, pid: int, channel: Channel, end: int, rank: int, place: Place) -> None:
         super().__init__(pid, end)
@@ -145,10 +147,10 @@ class Launcher(Protocol):
         """True if the launcher can still start ranks."""
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Starts the ranks of a new world; each waits for its `Start` message.
+        """Starts the ranks of a new process group and yields them in order; each rank waits for its `Start` message.
 
         Args:
-            scratch: If `is_local`, two directories of the world: for the harness's files and for temporary ones.
+            scratch: If `is_local`, two directories for the ranks: for the harness's files and for temporary ones.
 
         Raises:
             BrokenSetup: a rank cannot start; `HostLost` if its host was lost meanwhile.
@@ -162,4 +164,4 @@ class Launcher(Protocol):
         """Waits until each rank's host has answered, or is known to be lost."""
 
     def close(self) -> None:
-        """Ends the remaining ranks; a second call does nothing."""
+        """Ends the remaining ranks and frees the launcher; a second call does nothing."""

@@ -1,4 +1,4 @@
-"""Runs a rank process: it joins the group, then answers one request after the other."""
+"""Runs a rank process: it joins the process group, then answers one request of its parent after the other."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ VisitFunction = Callable[[str, Case, Backend], Answers]
 
 
 def live(channel: Channel) -> int:
-    """Serves the parent at the other end of `channel` until the parent says stop; returns the exit code.
+    """Serves the parent at the other end of `channel` until the parent sends `Stop`; returns the exit code.
 
-    Any Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, as
-    they would without the harness.
+    An Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, as they would
+    without the harness.
     """
     try:
         store = None
@@ -101,10 +101,10 @@ def _serve(channel: Channel, start: Start, store: Any) -> None:
 
 
 class Rank:
-    """One rank of a world, which answers requests.
+    """The state of one rank process, and its methods to answer requests.
 
     Args:
-        channel: To a parent on another host, which receives the rank's notes.
+        channel: To a parent on another host, which receives the notes of a watched rank.
     """
 
     def __init__(self, start: Start, channel: Channel | None = None) -> None:
@@ -140,7 +140,10 @@ class Rank:
         return ()
 
     def _open_store(self) -> Any:
-        """Opens the store that connects the world's ranks: a file that all of them see, or the server of rank 0."""
+        """Opens the store through which the ranks find each other.
+
+        It is a file if all ranks are on one host, and otherwise the TCP server of rank 0.
+        """
         if self._start.store is None:
             return dist.FileStore(str(self._scratch / "rendezvous"), self._start.world_size)  # type: ignore[attr-defined]
         host, port = self._start.store
@@ -153,7 +156,11 @@ class Rank:
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
     def work(self, task: Task) -> Answers:
-        """Runs the request's task; raises the subject's exceptions."""
+        """Carries out one request: runs the subject on a case, or probes a collective.
+
+        Raises:
+            Exception: any exception of the subject.
+        """
         if isinstance(task, Probe):
             probe_sum(task.id, self._device)
             return ()
@@ -166,14 +173,14 @@ class Rank:
             return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def _open_notes(self, watch: str) -> IO[bytes] | None:
-        """Opens the notes of a watched visit; None for any other visit."""
+        """Opens the file for the notes of a watched visit; returns None if the visit is not watched."""
         if watch == BY_MESSAGE:
             assert self._channel is not None
             return SentNotes(self._channel)
         return file_of(Path(watch), self._start.rank).open("wb") if watch else None
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
-        """Encodes the reply to one request."""
+        """Calls `work` and returns the encoded reply: its answers, or a description of the exception that it raised."""
         begun_s = time.monotonic()
         try:
             answers = work()
@@ -212,7 +219,7 @@ class Rank:
 
 
 class SentNotes(io.BytesIO):
-    """A file that sends each part to the parent when it is written."""
+    """A file of notes that lies nowhere: each write is sent to the parent as a message."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -230,13 +237,13 @@ class SentNotes(io.BytesIO):
 
 
 def serve_store(host: str) -> Any:
-    """Starts a store in this process, for ranks on any host, at a free port."""
+    """Starts a TCPStore in this process, at a free port, for ranks on several hosts."""
     limit = timedelta(seconds=limits.START_S)
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 
 
 def _read_case(task: Visit) -> Case:
-    """Builds the case after it has imported the module of its class."""
+    """Imports the module that defines the case's class, then builds the case from its plain data."""
     if task.case_module != "__main__":
         importlib.import_module(task.case_module)
     return from_data(task.case)
@@ -250,7 +257,7 @@ def _import_function(name: str) -> VisitFunction:
 
 
 def main(fd: int) -> None:
-    """Entry of a rank, forked or executed; never returns."""
+    """Runs a rank on the socket `fd` and ends the process; the server calls it in a fork or in a new interpreter."""
     import socket
 
     code = live(Channel(socket.socket(fileno=fd)))

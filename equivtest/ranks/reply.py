@@ -1,4 +1,4 @@
-"""The reply of one rank to one visit of a case."""
+"""Defines the reply of one rank to one case: what happened, and its tensors."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from equivtest.base.collective import Collective
 from equivtest.tensors import Placed
 
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "declined", "not_in_mesh"]
-"""answered: the reply has tensors.  raised: the subject raised.  misused: the subject breaks its
-contract with the harness (unknown name, no tensor).  lost: the process ended.  timed_out: no
-answer within the limit.  not_supported: the backend refused a collective, as it refused a probe of it, or
-this torch cannot make the case's mesh.  declined: the program does not support the case (`NotSupported`).
-not_in_mesh: this process is in no mesh of the case; it only helped to make the meshes."""
+"""What happened on one rank.
+
+answered: the reply has tensors.  raised: the subject raised.  misused: the subject breaks its contract with the harness
+(unknown name, no tensor).  lost: the process ended.  timed_out: no answer within the limit.  not_supported: the backend
+refused a collective, as it refused a probe of it, or this torch cannot make the case's mesh.  declined: the program
+does not support the case (`NotSupported`). not_in_mesh: this process is in no mesh of the case; it only helped to make
+the meshes.
+"""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of one rank after one draw of values.
+    """The tensors that the subject returned on one rank, after one draw of input values.
 
     Attributes:
         tensors: name -> local tensor on the CPU, waited and detached, with its layout.
-        requires_grad: name -> flag of the tensor as the subject returned it.
-        touched: One sentence for each change that the subject made to the harness's tensors.
-        again: Like `tensors`, from a second run of the same draw; empty if there was none.
+        requires_grad: name -> requires_grad of the tensor as the subject returned it.
+        touched: One sentence for each change that the subject made to its inputs.
+        again: Like `tensors`, from a second run on the same values; empty if there was none.
         collectives: Collectives that the subject called, in order; None if not recorded.
     """
 
@@ -37,22 +40,22 @@ class Answer:
 
 
 Answers = Mapping[int, Answer]
-"""rank -> its answer to one draw."""
+"""Rank -> its answer to one draw of values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One rank's reply: an outcome and its details.
+    """One rank's reply to one case: its outcome, and its tensors or a description of its failure.
 
     Attributes:
-        rank: Number of the process in its world; see Case.groups for its rank in the case's mesh.
-        answers: One per draw of the case's values, in order; empty unless 'answered'.
+        rank: Number of the process among all processes; see Case.groups for its rank in the case's mesh.
+        answers: One per draw of the case's values, in order; empty unless the outcome is 'answered'.
         error_type, error_text: Type and text of the exception, if the outcome is 'raised' or 'misused'.
         detail: Traceback, stacks or end of the process, for a person.
-        at_s: time.monotonic() of the outcome: the smallest is the first cause.
-        busy_s: Seconds the rank spent on the visit.
-        lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused; only
-            for 'not_supported'.
+        at_s: time.monotonic() of the outcome; the earliest failure is taken for the cause of the others.
+        busy_s: Seconds that the rank spent on the case.
+        lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused; only for
+            'not_supported'.
     """
 
     rank: int

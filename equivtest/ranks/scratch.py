@@ -1,4 +1,7 @@
-"""Creates scratch directories, two per world; the harness's is in memory if possible.  Removes them at the end."""
+"""Creates and removes scratch directories: for each world one for the harness's files and one for temporary files.
+
+The harness's directory is in memory if /dev/shm has room.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,28 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """Returns /dev/shm, if it is writable and has room, then the directory for temporary files."""
+    """Returns parents for the harness's directories, best first: /dev/shm if it has room, the temporary directory."""
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
     return [_MEMORY] * usable + [Path(tempfile.gettempdir())]
 
 
 def temporary_roots() -> list[Path]:
-    """Returns the directory for temporary files, then the others: a subject's files may exceed the memory."""
+    """Returns the parents for a subject's files, best first: the temporary directory, then /dev/shm.
+
+    The files of a subject may exceed the memory.
+    """
     return list(dict.fromkeys([Path(tempfile.gettempdir()), *scratch_roots()]))
 
 
 def scratch_directories() -> list[Path]:
-    """Returns every scratch directory of any process on this machine, even if /dev/shm has no room now."""
+    """Returns every scratch directory on this machine, of any process, even if /dev/shm has no room now."""
     roots = dict.fromkeys([_MEMORY, Path(tempfile.gettempdir())])
     return [path for root in roots for path in root.glob("equivtest-*") if _NAME.fullmatch(path.name)]
 
 
 class Scratch:
-    """A directory of this process, locked while it is in use.
+    """A new directory of this process, with a locked file that shows other processes that it is in use.
 
     Args:
         roots: Allowed parent directories, the best first; by default `scratch_roots`.
@@ -63,7 +69,7 @@ class Scratch:
             self._removal = None
 
     def remove_aside(self) -> None:
-        """Begins the removal and does not wait: a disk may hang for seconds."""
+        """Begins to remove the directory in a thread and does not wait, because a disk may hang for seconds."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -77,7 +83,7 @@ class Scratch:
 
 
 def _make_directory(roots: Sequence[Path]) -> tuple[Path, int]:
-    """Makes and locks a directory in the first root with room; returns its path and lock."""
+    """Makes and locks a directory in the first root with room; returns its path and the lock's descriptor."""
     problems = []
     for root in roots:
         path = None
@@ -115,14 +121,14 @@ def _remove(path: Path) -> None:
 
 
 def _claim(lock: int) -> None:
-    """Locks the file and checks that files next to it have room."""
+    """Locks the file, and writes to it once to check that the directory has room for more files."""
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(lock, bytes(limits.RENDEZVOUS_BYTES))
     os.ftruncate(lock, 0)
 
 
 def sweep() -> None:
-    """Removes the directories of processes that have ended.
+    """Removes the scratch directories of processes that have ended.
 
     It checks the lock too, because a directory may come from a container with other process ids.
     """
@@ -132,10 +138,10 @@ def sweep() -> None:
 
 
 def sweep_after(owner: int) -> None:
-    """Removes the directories of a process that ends or has ended, except those that it still uses.
+    """Removes the scratch directories of process `owner`, which ends or has ended, unless a process still locks them.
 
-    The process may still live: it may have closed one of several connections.  If it ends, the kernel releases its
-    locks one by one, so this waits.  If a directory is unlocked twice in a row, no process is just about to lock it.
+    The owner may still live: it may have closed one of several connections.  If it ends, the kernel releases its locks
+    one by one, so this waits.  If a directory is unlocked twice in a row, no process is just about to lock it.
     """
     left = {path for path in scratch_directories() if _owner_of(path) == owner}
     unlocked: set[Path] = set()

@@ -1,4 +1,4 @@
-"""Reads the stacks and the output of silent or lost ranks, for a person."""
+"""Reads the stacks and the output of ranks that are silent or have ended, for messages."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ _SETTLED_S = 0.05  # a stack that has not grown for so long is complete
 
 
 def output_file(scratch: Path, rank: int) -> Path:
-    """Returns the file that receives a rank's output."""
+    """Returns the path of the file that receives a rank's output."""
     return scratch / f"output-{rank}"
 
 
 def stacks_file(scratch: Path, rank: int) -> Path:
-    """Returns the file that receives a rank's stacks, at SIGUSR1 and at a crash."""
+    """Returns the path of the file to which a rank writes its stacks, at SIGUSR1 and at a crash."""
     return scratch / f"stacks-{rank}"
 
 
 def take_stacks(ranks: Mapping[int, tuple[int, Path]]) -> dict[int, str]:
-    """Returns the Python stacks of running ranks, from rank -> (process id, stacks file), within STACKS_S."""
+    """Makes running ranks write their Python stacks, waits at most STACKS_S, and returns the stacks by rank.
+
+    Args:
+        ranks: rank -> (process id, stacks file).
+    """
     stopped = {rank for rank, (pid, _) in ranks.items() if _is_stopped(pid)}
     files = {rank: file for rank, (_, file) in ranks.items() if rank not in stopped}
     sizes = {rank: _size(file) for rank, file in files.items()}
@@ -51,7 +55,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> None:
-    """Waits until every file has grown beyond its size and stopped growing, or until the limit."""
+    """Waits until every file has grown beyond its size in `sizes` and stopped growing, or until STACKS_S has passed."""
     deadline_s = time.monotonic() + limits.STACKS_S
     last, last_change_s = dict(sizes), time.monotonic()
     while (now_s := time.monotonic()) < deadline_s:
@@ -64,7 +68,7 @@ def _wait_until_settled(files: Mapping[int, Path], sizes: Mapping[int, int]) -> 
 
 
 def _read(file: Path, start: int) -> str:
-    """Returns the stacks written after `start`."""
+    """Returns the stacks that a rank wrote to `file` after the byte `start`."""
     try:
         text = file.read_bytes()[start:].decode(errors="backslashreplace")
     except FileNotFoundError:
@@ -73,14 +77,14 @@ def _read(file: Path, start: int) -> str:
 
 
 def tidy(stacks: str) -> str:
-    """Removes the harness's guard thread and outer frames from faulthandler's stacks."""
+    """Removes from faulthandler's stacks the harness's guard thread and the frames outside the subject."""
     threads = [thread for thread in stacks.split("\n\n") if "in _watch\n" not in thread]
     threads = [thread for thread in threads if not thread.startswith("Extension modules:")]
     return "\n\n".join(_OUTER_FRAMES.sub(r"\1", thread) for thread in threads).strip()
 
 
 def read_tail(file: Path) -> str:
-    """Returns the end of a file, at most limits.OUTPUT_CHARS of it; '' if there is none."""
+    """Returns the end of a file, at most limits.OUTPUT_CHARS characters; '' if the file is missing."""
     try:
         with file.open("rb") as opened:
             opened.seek(max(_size(file) - limits.OUTPUT_CHARS, 0))

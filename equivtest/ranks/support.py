@@ -1,4 +1,4 @@
-"""Finds out what a backend can do: probes each collective once per world size and dtype."""
+"""Finds out which collectives a backend supports, by one probe per collective, world size and dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from equivtest.ranks.probe import PROBES
 from equivtest.ranks.reply import Outcome, Reply
 
 Kind = Literal["works", "refused", "wrong", "raised", "hung", "died"]
-"""refused: every rank raised the backend's own refusal.  All other kinds except 'works' are failures."""
+"""Result of a probe.
+
+refused: every rank raised the backend's own refusal.  Every other kind except 'works' is a failure of the backend.
+"""
 
 _KIND_OF: dict[str, Kind] = {"timed_out": "hung", "lost": "died", "Wrong": "wrong"}
 _OUTCOME_OF: dict[Kind, Outcome] = {"hung": "timed_out", "died": "lost"}
@@ -27,7 +30,7 @@ _VERBS: dict[Kind, str] = {
     "died": "ends a rank",
 }
 REFUSED = "CollectiveRefused"
-"""Error type of a rank that lacked a collective which worked on other ranks or in its probe."""
+"""Error type of a rank on which a collective was refused that worked on other ranks or in its probe."""
 _SINGLE = {
     "all_gather_single": "all_gather_into_tensor",
     "all_gather_tensor": "all_gather_into_tensor",
@@ -40,7 +43,7 @@ class Finding:
     """The result of the probe of one collective.
 
     Attributes:
-        said: Error text of the rank that failed first; for a wrong value, of the lowest such rank.
+        said: Error text of the rank that failed first; for a wrong value, of the lowest rank that got one.
     """
 
     collective: str
@@ -56,12 +59,12 @@ class Finding:
 
     @property
     def function(self) -> str:
-        """Function of torch.distributed: the collective's name without its operation."""
+        """Name of the collective without its reduction, as a function of torch.distributed."""
         return function_of(self.collective)
 
     @property
     def name(self) -> str:
-        """Name of the collective with its operation, SUM included."""
+        """Name of the collective with its reduction: 'all_reduce_sum' or 'all_reduce_max', but 'broadcast'."""
         return f"{self.collective}_sum" if self.collective in REDUCING else self.collective
 
     def __str__(self) -> str:
@@ -70,7 +73,7 @@ class Finding:
 
 
 def conclude(collective: str, dtype: str, replies: Sequence[Reply]) -> Finding:
-    """Concludes from the replies to a probe what its collective does."""
+    """Concludes from the ranks' replies to a probe whether the collective works, is refused or fails."""
     cause = first_cause(replies)
     if cause is None:
         return Finding(collective, dtype, len(replies), "works")
@@ -93,12 +96,15 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """Collective whose probe left no world alive, if any did: then no case of the dtype runs on that world size."""
+        """A collective whose probe hung or ended a rank, or None.
+
+        If there is one, no case of the dtype runs on that world size.
+        """
         return next((finding for finding in self.findings.values() if finding.kind in _OUTCOME_OF), None)
 
     @property
     def unknown(self) -> list[str]:
-        """Collectives without a probe so far."""
+        """Collectives that have no probe result yet, by name."""
         return [] if self.fatal else [name for name in PROBES if name not in self.findings]
 
     @property
@@ -111,33 +117,37 @@ class Support:
 
     @property
     def working(self) -> list[str]:
-        """'dtype:name' of each collective with a successful probe."""
+        """Collectives whose probe succeeded, each as 'dtype:name'."""
         return [f"{self.dtype}:{finding.name}" for finding in self.findings.values() if finding.kind == "works"]
 
     def in_short(self, name: str) -> str:
-        """Returns 'dtype:name' of a refusal, without the reduction if every probe of the function was refused."""
+        """Returns 'dtype:name' of a refused collective.
+
+        If the backend refused every reduction of its function, the name lacks the reduction: 'float16:reduce'.
+        """
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
 
 
 NOT_RUN = "the case was not run"
-"""Beginning of the message for a case whose world a probe has ended, whatever its time limit."""
+"""Beginning of the message for a case that is not run, because a probe hung or ended a rank."""
 
 
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
-    """Returns replies for a case that is not run, with the failure of the probe that ended a world, by name."""
+    """Returns one reply per rank for a case that is not run; the error text names the probe that failed."""
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
     return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Returns the replies to a case, 'not_supported' if the backend refused all members the same collective.
+    """Corrects the replies to a case by what the backend supports, and returns them.
 
-    'declined' stays if every rank that took part declined, and becomes 'raised' otherwise.
+    They become 'not_supported' if the backend refused the same collective on all ranks that took part. 'declined' stays
+    if every rank that took part declined, and becomes 'raised' otherwise.
 
     Args:
-        known: Results of probes for the case's dtypes.
+        known: Results of the probes for the case's dtypes.
     """
     if any(reply.outcome == "declined" for reply in replies):
         return _as_declined(replies)
@@ -147,7 +157,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Marks replies that declined as 'raised' if other ranks did not decline, since those cannot go on alone."""
+    """Marks replies that declined the case as 'raised' if other ranks did not decline it, since all ranks must."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -162,9 +172,10 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Marks replies that name a refused collective as 'raised', unless all ranks and its probe were refused alike.
+    """Marks replies that name a refused collective as 'raised' if the refusal is not the same everywhere.
 
-    A collective without a probe may be refused.
+    It is the same if all ranks name the same collectives and no probe of them worked. A collective without a probe may
+    be refused.
     """
     named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
     lacking = sorted(set().union(*named))
@@ -188,15 +199,15 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """Returns 'dtype:name' shortened by `Support.in_short`."""
+    """Shortens 'dtype:name' by `Support.in_short` of the dtype."""
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 
 
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Marks the replies 'not_supported' if every rank that took part raised the same refusal as a probe.
+    """Marks the replies 'not_supported' if every rank that took part raised a refusal that a probe also raised.
 
-    The traceback shows the collective; if it does not, all collectives with this refusal are named.
+    The traceback shows the collective; if it does not, the error text names all collectives with this refusal.
     """
     refused = [finding for support in known for finding in support.refused]
     taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
@@ -220,7 +231,7 @@ def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _says(finding: Finding, reply: Reply) -> bool:
-    """True if a rank raised the refusal; numbers in the text, such as sizes, may differ."""
+    """Tests if a rank raised the text of the probe's refusal; numbers in it, such as sizes, may differ."""
     return reply.outcome == "raised" and _without_numbers(finding.said) in _without_numbers(reply.detail)
 
 

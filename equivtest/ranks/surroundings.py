@@ -1,4 +1,4 @@
-"""Sets up a rank's process: the parent's environment, the rank's own output file, and its end if the parent ends."""
+"""Sets up a rank's process: environment, output file, and its end together with the parent."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of ranks and of the server that forks them: no thread may exist before the fork."""
+"""Environment variables of ranks and of the server that forks them: no thread may exist before the fork."""
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
-    """Returns variables that put temporary files into `folder`, except torch's kernels, which torch keeps for later.
+    """Returns environment variables that put temporary files into `folder`.
 
-    Source: default_cache_dir of torch/_inductor/runtime/cache_dir_utils.py (2.13.0).
+    Compiled kernels, which torch keeps for later runs, stay in torch's own directory. Source: default_cache_dir of
+    torch/_inductor/runtime/cache_dir_utils.py (2.13.0).
     """
     try:
         user = getpass.getuser()
@@ -44,7 +45,7 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def enter(start: Start) -> None:
-    """Takes over the parent's environment, import path and directory; on another host only adds variables."""
+    """Sets the parent's environment, import path and directory in this rank; on another host it only adds variables."""
     be_rank()
     if start.store is None:
         os.environb.clear()
@@ -73,7 +74,7 @@ class _BoundedFile(io.FileIO):
 
 
 class Output:
-    """The file for the output of this process, of bounded size."""
+    """The file to which this process writes stdout and stderr, with a bounded size."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -83,7 +84,7 @@ class Output:
         sys.stdout, sys.stderr = _text_of(1), _text_of(2)
 
     def clear(self) -> None:
-        """Empties the file, so that it shows only the present request."""
+        """Empties the file, so that it then has only the output of the next request."""
         os.ftruncate(self._fd, 0)
 
     def bound(self) -> None:
@@ -105,7 +106,7 @@ def _text_of(fd: int) -> TextIO:
 
 
 def die_with_parent(channel: Channel, output: Output) -> None:
-    """Kills this process and its children as soon as the parent is gone, for any reason."""
+    """Starts a thread that kills this process and its children as soon as the parent is gone, for any reason."""
     os.setpgid(0, 0)
     threading.Thread(target=_watch, args=(channel.fileno(), output), name="equivtest-guard", daemon=True).start()
 
@@ -120,7 +121,10 @@ def end_with_starter() -> None:
 
 
 def _watch(fd: int, output: Output) -> None:
-    """Waits only for the hang-up, of one direction for TCP: without POLLIN, poll ignores messages."""
+    """Waits until the parent closes the connection, then kills this process's group; bounds the output meanwhile.
+
+    For TCP a hang-up of one direction is enough.  Without POLLIN, poll ignores messages.
+    """
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))
     while not poll.poll(limits.WATCH_S * 1000):

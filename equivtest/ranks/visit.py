@@ -1,4 +1,4 @@
-"""Runs one visit of a case in a rank: creates local tensors, runs the subject, collects its answers."""
+"""Runs one case in a rank: creates its local tensors, runs the subject, and collects the returned tensors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from equivtest.tensors import Placed, at_rest, same_bits, slice_local
 
 
 def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """Returns this rank's answers to every draw of `case`, in order; None if no mesh of the case has this rank.
+    """Runs `subject` on every draw of `case` and returns this rank's answers, in order; None if the rank is in no mesh.
 
-    Memory is poisoned as the case says.  A case that repeats runs draw 0 once more at the end, after the
-    process has computed all other draws.
+    A draw is one set of values for the tensors of the case.  `case.poison` says how new memory is filled.  A case that
+    repeats runs draw 0 once more at the end, after the process has computed all other draws.
 
     Raises:
         Misuse: the subject is unknown or takes other cases, or it returns no valid answer.
@@ -50,7 +50,7 @@ def visit(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | No
 
 
 def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> Answer:
-    """Runs the subject on one draw of values and checks that the harness's tensors did not change."""
+    """Runs the subject on draw `index` of the case's values, and returns its tensors and what it did to its inputs."""
     given = hand_out(case, index, mesh)
     before = {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
     records = case.records and all(map(is_recordable, mesh.get_all_groups()))
@@ -64,7 +64,10 @@ def visit_draw(function: Subject, case: Case, index: int, mesh: DeviceMesh) -> A
 
 
 def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """Returns the harness's local tensors: the shards of the drawn global tensors by the contract."""
+    """Returns the subject's inputs on this rank, by name.
+
+    They are local shards of the drawn global tensors, in the layouts of the case.
+    """
     given, rank = {}, rank_in(mesh)
     for name, tensor in draw(case, index).items():
         said = case.tensors[name]
@@ -74,7 +77,10 @@ def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the same values, not contiguous: last two dims swapped in memory, or every second element."""
+    """Copies the values to a tensor that is not contiguous.
+
+    Its last two dims are swapped in memory; a tensor of one dim is every second element of a larger one.
+    """
     if tensor.dim() >= 2:
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
     if tensor.dim() == 1:
@@ -83,7 +89,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[str, bool]]:
-    """Returns the subject's tensors, waited, detached and on the CPU, and their requires_grad flags.
+    """Checks what the subject returned; returns its tensors, on the CPU and detached, and their requires_grad flags.
 
     Raises:
         Misuse: the result is no mapping, has a name unknown to the case, or a value that is no tensor.
@@ -115,7 +121,7 @@ def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[
 
 
 def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.Tensor) -> None:
-    """Raises Misuse unless each local element has an index into the global tensor."""
+    """Raises Misuse unless `indices` gives each local element an index into the flattened global tensor."""
     numel = math.prod(case.tensors[name].shape)
     is_list = indices.dtype == torch.int64 and indices.shape == local.shape
     if not is_list or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel):
@@ -127,17 +133,17 @@ def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.T
 
 
 def placed_from_dtensor(tensor: DTensor, name: str) -> Placed:
-    """Returns this rank's part of a DTensor, without a collective."""
+    """Returns this rank's local tensor of a DTensor, with its layout and global shape, without a collective."""
     return Placed(waited(tensor.to_local()), layout_of(tensor, name), tuple(tensor.shape))
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor on the CPU once it is complete; an asynchronous gradient may still be in flight."""
+    """Waits for an asynchronous tensor, such as a gradient still in flight, and returns it on the CPU."""
     return at_rest(tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor)
 
 
 def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.Tensor, bool]]) -> list[str]:
-    """Returns one sentence for each change of the harness's tensors."""
+    """Compares the subject's inputs with their copies from before the run; returns one sentence for each change."""
     changes = []
     for name, tensor in given.items():
         values, flag = before[name]

@@ -1,4 +1,4 @@
-"""Imports and traces what every rank needs first: once, in the process from which the ranks are forked."""
+"""Imports and traces once, in the process from which ranks are forked, what every rank needs first."""
 
 from __future__ import annotations
 

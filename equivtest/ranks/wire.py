@@ -1,4 +1,4 @@
-"""Encodes replies as bytes: names, layouts and raw memory of tensors; nothing is pickled."""
+"""Encodes replies of ranks as bytes: names, layouts and the raw memory of tensors; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor without its bytes; `start` and `indices` are offsets of its elements and indices in the payload."""
+    """A tensor without its bytes, which are in the payload; `start` and `indices` are offsets there."""
 
     start: int
     dtype: str
@@ -43,7 +43,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """A reply; its payload is here, or in the file with the name `file`."""
+    """A reply without its tensors' bytes, which are in `payload`, or in the file with the name `file`."""
 
     request_id: int
     rank: int
@@ -67,9 +67,10 @@ _decoder = msgspec.msgpack.Decoder(_Reply | bytes)
 
 
 def encode_reply(request_id: int, reply: Reply, scratch: Path | None) -> bytes:
-    """Encodes a reply as a message; more than limits.SHARED_BYTES of tensors go to a file in `scratch`.
+    """Encodes a reply as a message.
 
-    They stay in the message if the file has no room, or if the two ends share no directory.
+    More than limits.SHARED_BYTES of tensors go to a file in `scratch`. They stay in the message if the file has no
+    room, or if `scratch` is None because the two ends share no directory.
     """
     payload = bytearray()
     answers = tuple(
@@ -97,7 +98,9 @@ def encode_notes(notes: bytes) -> bytes:
 
 
 def decode_message(message: bytes) -> tuple[int, Reply] | bytes:
-    """Decodes a message: (request id, reply), or notes; maps and removes the file that a reply names.
+    """Decodes a message of a rank: to (request id, reply), or to the bytes of notes.
+
+    If the reply's tensors are in a file, it maps the file into memory and removes it.
 
     Raises:
         ValueError: neither `encode_reply` nor `encode_notes` wrote the message.
@@ -133,7 +136,7 @@ def _pack(placed: Placed, payload: bytearray) -> _Tensor:
 
 
 def _append(tensor: torch.Tensor, payload: bytearray) -> int:
-    """Appends the tensor's memory, aligned for any dtype, and returns its offset in `payload`."""
+    """Appends the tensor's memory to `payload`, aligned for any dtype, and returns the offset at which it starts."""
     payload += bytes(-len(payload) % _ALIGNMENT_BYTES)
     start = len(payload)
     if tensor.numel():
@@ -142,7 +145,7 @@ def _append(tensor: torch.Tensor, payload: bytearray) -> int:
 
 
 def _unpack(tensor: _Tensor, payload: bytearray | mmap.mmap) -> Placed:
-    """Returns the tensor, in the memory of `payload`.
+    """Builds the tensor on the memory of `payload`, without a copy.
 
     Raises:
         ValueError: torch has no such dtype, or the tensor exceeds the payload.
@@ -175,7 +178,7 @@ def _write(payload: bytearray, scratch: Path) -> str:
 
 
 def _map(path: Path) -> mmap.mmap:
-    """Maps the file's contents privately; removes the file."""
+    """Maps the file's contents into memory privately, and removes the file."""
     handle = os.open(path, os.O_RDONLY)
     try:
         return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)

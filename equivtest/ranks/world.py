@@ -1,4 +1,4 @@
-"""Starts, asks, awaits and ends the rank processes of one world size."""
+"""Starts the rank processes of one world size, sends requests to them, waits for replies, and ends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from equivtest.ranks.support import Finding, conclude
 
 
 class World:
-    """The ranks of one world size; unusable after the first failure, see `wait`.
+    """All ranks of one process group; they accept no requests after the first failure, see `wait`.
 
     Args:
         world_size: Number of ranks.
@@ -122,10 +122,10 @@ class World:
 
     @property
     def deaths(self) -> list[str]:
-        """Describes how ranks ended that had answered all requests.
+        """One line for each rank that ended after it had answered all requests.
 
-        Empty if this process ended them, or if a host was lost: then a rank on another host may end for that
-        reason too.
+        Empty if this process ended the ranks. Empty also if a host was lost, because a rank on another host may end for
+        that reason too.
         """
         if self._ended or self._begun or not self._server.alive or self.alive:
             return []
@@ -146,7 +146,12 @@ class World:
         return [process.pid for process in self._ranks]
 
     def start_visit(self, subject: str, case: Case, fault: Fault = NO_FAULT, watch: str = "") -> int:
-        """Makes every rank run `subject` on `case`, with `fault` or watched; returns the id for `wait`."""
+        """Makes every rank run `subject` on `case`; returns the request's id, which `wait` takes.
+
+        Args:
+            fault: Fault to plant in one collective.
+            watch: Folder in which ranks note their operations and collectives; '' for no notes.
+        """
         request_id = next(self._ids)
         self._noun = "process" if case.members else "rank"
         self._begun.add(request_id)
@@ -168,15 +173,15 @@ class World:
         keep_if_all_raised: bool = False,
         grace_s: float | None = None,
     ) -> list[Reply]:
-        """Returns one reply per rank, by rank, to the request of `start_visit`; never waits for ever.
+        """Waits for the replies to a request of `start_visit`; returns one per rank, in rank order.
 
-        Ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the first failure,
-        have timed out.  After any failure the world is dead.  Only directories that are being removed remain; `kill`
-        waits for their removal.
+        It never waits for ever: ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the
+        first failure, have timed out.  After any failure all ranks are ended.  Only directories that are being removed
+        remain; `kill` waits for their removal.
 
         Args:
-            keep_if_all_raised: The case should be refused: the world survives if every rank raised within `grace_s`
-                (REFUSAL_GRACE_S) and a probe finds the ranks in step.
+            keep_if_all_raised: The case should be refused: the ranks stay alive if each raised within `grace_s`
+                (REFUSAL_GRACE_S) and a probe shows that they are at the same point.
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
@@ -194,7 +199,9 @@ class World:
         return replies
 
     def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
-        """Probes one small collective of the backend; the world survives if the ranks are still in step.
+        """Runs one small collective with a known result on all ranks, and returns whether it works.
+
+        The ranks stay alive if they are still at the same point afterwards.
 
         Raises:
             HostLost: a rank lost its host, so the probe shows nothing.
@@ -217,7 +224,7 @@ class World:
         self._end(0.0)
 
     def _is_in_step(self) -> bool:
-        """True if all ranks take part in a next collective and agree on its value."""
+        """Tests if the ranks are at the same point: all of them take part in a collective and get its right value."""
         request_id = next(self._ids)
         self._send(Probe(request_id))
         replies = self._await_replies(request_id, limits.PROBE_S, limits.GRACE_S)
@@ -228,7 +235,7 @@ class World:
         return inbox.await_replies(limit_s)
 
     def _with_losses(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Returns the replies of a failed visit; ranks that lost their host become 'lost'."""
+        """Returns the replies of a failed visit, with the outcome 'lost' for each rank that lost its host."""
         lost = {rank: ending for rank, ending in self._endings().items() if ending.cut_off}
         self.cut_off = next((ending.cut_off for ending in lost.values()), "")
         return [
@@ -239,7 +246,10 @@ class World:
         ]
 
     def _endings(self) -> dict[int, Ending]:
-        """Returns how ranks have ended, by rank, once the state of each host is known; peers may notice earlier."""
+        """Returns how each ended rank has ended, by rank.
+
+        It first waits until the state of each host is known, because peers may notice a lost host earlier.
+        """
         self._server.await_certainty(self._ranks)
         ended = {rank: process for rank, process in enumerate(self._ranks) if process.wait(0.0)}
         return {rank: process.ending(time.monotonic()) for rank, process in ended.items()}
@@ -251,7 +261,7 @@ class World:
                 process.channel.send(message)
 
     def _end(self, limit_s: float, *, aside: bool = False) -> None:
-        """Waits for the ranks to end, kills the rest, removes the directories.
+        """Waits `limit_s` for the ranks to end, kills the others, and removes their directories.
 
         Args:
             aside: Start the removal but do not wait: a hung disk must not delay a reply.

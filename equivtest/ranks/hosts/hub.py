@@ -35,7 +35,7 @@ _pool_decoder = msgspec.msgpack.Decoder(messages.FromPool)
 
 
 class Hub:
-    """Keeps the state of slots, pools and ranks."""
+    """Connects the slots on other hosts with the pools of this machine, and keeps track of slots, pools and ranks."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -48,7 +48,7 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, door: socket.socket, control: socket.socket) -> bool:
-        """Serves until the owner is gone; True if the owner announced its end."""
+        """Serves slots and pools until the run's owner is gone; True if the owner said that the run is over."""
         loop = asyncio.get_running_loop()
         for each in (listener, door, control):
             each.settimeout(0)
@@ -138,7 +138,7 @@ class Hub:
             slot.connection.close()
 
     async def _listen(self, slot: SlotLink) -> None:
-        """Processes messages until the slot is lost."""
+        """Processes the slot's messages until the slot is lost, and records why."""
         try:
             while True:
                 async with asyncio.timeout(limits.SILENT_S):
@@ -219,7 +219,7 @@ class Hub:
             connection.close()
 
     async def _answer(self, pool: PoolLink, asked: messages.FromPool) -> None:
-        """Answers one request; a pool sends the next one only after the answer."""
+        """Answers one request of a pool; a pool sends its next request only after the answer."""
         try:
             if isinstance(asked, messages.AskWorld):
                 await self._give_world(pool, asked)
@@ -240,7 +240,11 @@ class Hub:
             await pool.send(messages.NoWorld(error.kind, str(error)))
 
     async def _all_slots(self) -> list[SlotLink]:
-        """Returns all slots of the connected torchrun, by rank; raises Gone if they do not connect in time."""
+        """Waits until every slot of the torchrun job is connected; returns the slots in order of rank.
+
+        Raises:
+            Gone: they do not connect within limits.HOSTS_S.
+        """
         until_s = time.monotonic() + limits.HOSTS_S
         while True:
             wanted = next((slot.hello.world_size for slot in self._slots.values()), 0)
@@ -313,7 +317,7 @@ class Hub:
             rank.slot.send(messages.Kill(rank.token))
 
     async def _stacks_of(self, tokens: Sequence[str]) -> dict[str, str]:
-        """Returns the stacks of the ranks whose hosts answer in time."""
+        """Returns the Python stacks of the ranks whose hosts send them in time, by token."""
         asked = self._ranks_of(tokens)
         for rank in asked:
             rank.slot.stacks.pop(rank.token, None)
@@ -330,7 +334,14 @@ class Hub:
 
 
 def main(listener: int, door: int, control: int, owner: int) -> None:
-    """Entry point of the process; the secret arrives first over `control`; never returns."""
+    """Runs the hub until its owner is gone, then ends the process.
+
+    Args:
+        listener: Descriptor of the socket at which slots connect.
+        door: Descriptor of the socket at which pools connect.
+        control: Descriptor of the connection to the owner, over which the secret arrives first.
+        owner: Process id of the owner, whose scratch directories are removed if it ended without a word.
+    """
     ours = socket.socket(fileno=control)
     secret = ours.recv(PACKET_BYTES)
     on_purpose = bool(secret) and asyncio.run(

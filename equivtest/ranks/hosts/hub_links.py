@@ -1,4 +1,4 @@
-"""The state that the hub keeps about a slot, a pool or a rank, and the choice of slots for a world."""
+"""Defines what the hub knows about a slot, a pool or a rank, and chooses the slots for the ranks of a world."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from equivtest.base import limits
 from equivtest.ranks.hosts import hub_messages as messages
 
 PIPE_BYTES = 2**16
-"""Capacity of a pipe.  Source: pipe(7), Linux."""
+"""Capacity of a pipe, in bytes.  Source: pipe(7), Linux."""
 
 
 PACKET_BYTES = 2**17
-"""Size of the largest message between a hub and a pool."""
+"""Size of the largest message between a hub and a pool, in bytes."""
 
 
 class Gone(Exception):
-    """Raised if there is no world; see `NoWorld` for `kind`."""
+    """Raised if the hub cannot provide the ranks that a pool requested; see `NoWorld` for `kind`."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -33,12 +33,12 @@ class Gone(Exception):
 
 @dataclass(eq=False)
 class SlotLink:
-    """The connection of a slot.
+    """The hub's connection to a slot, which is a process on a host that forks ranks there.
 
     Attributes:
-        address: Address of its host, as seen here.
+        address: Address of the slot's host, as this machine sees it.
         gone: Why the slot was lost; '' while it is connected.
-        offset_s: Seconds to add to its clock to get this machine's, within the time of one message.
+        offset_s: Seconds to add to the host's clock to get this machine's, exact within the time of one message.
         stacks: Stacks of the slot's ranks, by token, as they arrive.
     """
 
@@ -61,12 +61,15 @@ class SlotLink:
         return f"slot {self.hello.rank} (process {self.hello.pid} on {self.host})"
 
     def hear(self) -> float:
-        """Records that a message has arrived; returns the seconds since the previous one."""
+        """Records that a message has arrived; returns the seconds since the previous message."""
         before, self._heard_s = self._heard_s, time.monotonic()
         return self._heard_s - before
 
     def hear_beat(self, beat: messages.Beat) -> None:
-        """Compares the clocks; the fastest answer is the most exact.  Source: RFC 5905, on-wire protocol."""
+        """Computes the difference of the two clocks from a beat's answer; the fastest answer so far counts.
+
+        Source: RFC 5905, on-wire protocol.
+        """
         now_s = time.monotonic()
         self._answered_s = max(self._answered_s, beat.hub_s)
         if now_s - beat.hub_s <= self._way_s:
@@ -74,7 +77,7 @@ class SlotLink:
             self.offset_s = (beat.hub_s + now_s) / 2 - beat.slot_s
 
     async def be_certain(self) -> None:
-        """Waits until the slot answers a message that is sent now, or is lost."""
+        """Asks the slot to answer, and waits until it does or is lost."""
         asked_s = time.monotonic()
         self.send(messages.Beat(asked_s))
         while not self.gone and self._answered_s < asked_s:
@@ -106,7 +109,7 @@ class SlotLink:
 
 @dataclass(eq=False)
 class PoolLink:
-    """The connection of a pool."""
+    """The hub's connection to a pool of this machine."""
 
     connection: socket.socket
     tokens: set[str] = field(default_factory=set)
@@ -125,7 +128,7 @@ class PoolLink:
 
 @dataclass(eq=False)
 class HubRank:
-    """A rank that was requested from a slot.
+    """A rank that the hub has requested from a slot.
 
     Attributes:
         forked, connection: Set once the slot has forked the rank, and once the rank has connected.
@@ -148,7 +151,10 @@ class HubRank:
         return f"rank {self.number} ({self.where})" if self.where else f"rank {self.number}"
 
     def tell(self, ended: messages.Ended) -> None:
-        """Writes the rank's end to the pool's pipe, without its last words if they exceed the pipe's capacity."""
+        """Writes to the pool's pipe how the rank ended.
+
+        It leaves out the rank's output and stacks if they exceed the pipe's capacity.
+        """
         if self.end_w < 0:
             return
         message = messages.encode(ended)
@@ -160,7 +166,7 @@ class HubRank:
         self.end_w = -1
 
     def drop(self) -> None:
-        """Closes the descriptors and the connection that the pool has not received."""
+        """Closes the pipe and the rank's connection, unless the pool has received them."""
         for end in (self.end_r, self.end_w):
             if end >= 0:
                 os.close(end)
@@ -170,7 +176,9 @@ class HubRank:
 
 
 def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, int, int, int]]:
-    """Chooses the slots of a world, spread evenly over the hosts; ranks of one host have consecutive numbers.
+    """Chooses a slot for each rank of a world, spread evenly over the hosts.
+
+    Ranks of one host have consecutive numbers.
 
     Returns:
         By rank: (slot, number of the rank on its host, number of the world's ranks there, number of the host).
@@ -191,7 +199,12 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
 
 
 async def receive(connection: socket.socket) -> bytes:
-    """Receives one message of a known peer; raises EOFError at its end, ConnectionError if the message is too long."""
+    """Receives one message of a peer that has proved the secret.
+
+    Raises:
+        EOFError: the peer closed the connection.
+        ConnectionError: the message is longer than limits.MESSAGE_BYTES.
+    """
     length = int.from_bytes(await read(connection, 8), "little")
     if length > limits.MESSAGE_BYTES:
         raise ConnectionError(f"a message of {length} bytes")

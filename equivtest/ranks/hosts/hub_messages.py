@@ -54,7 +54,7 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
-    """Introduces the connection of a rank, just before the fork."""
+    """Introduces the connection of a rank, which its slot opens just before it forks the rank."""
 
     token: str
 
@@ -63,17 +63,17 @@ class RankHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Accepts a slot."""
+    """Tells a slot that the hub accepts it."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Rejects a slot."""
+    """Tells a slot that the hub rejects it, and why."""
 
     reason: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Requests a rank with that number, which connects with `token`."""
+    """Asks a slot to fork rank number `rank`, on a connection that is introduced with `token`."""
 
     token: str
     rank: int
@@ -81,13 +81,13 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """Requests to kill a rank."""
+    """Asks a slot to kill a rank."""
 
     token: str
 
 
 class AskStacks(msgspec.Struct, frozen=True, tag=True):
-    """Requests a rank's Python stacks."""
+    """Asks a slot for a rank's Python stacks."""
 
     token: str
 
@@ -108,18 +108,19 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
-    """Ends the run."""
+    """Tells a slot that the run is over."""
 
 
 # From a slot, besides `Beat`.
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """Reports a forked rank.
+    """Reports that a slot has forked a rank.
 
     Attributes:
         scratch: Directory of the rank on its host.
         environment: Variables to add to the rank's environment.
+        ready: First message of the server that forked the rank.
     """
 
     token: str
@@ -130,17 +131,18 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """Reports that a fork failed."""
+    """Reports that a slot could not fork a rank, and why."""
 
     token: str
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Reports a rank's end; the pool reads it from a pipe.
+    """Reports that a rank has ended; the pool reads this from a pipe.
 
     Attributes:
-        at_s: Time by the reader's clock.
+        code: Exit code, negative for a signal; None if no process saw the exit.
+        at_s: Time of the end by the clock of the message's reader.
         cut_off: See `equivtest.ranks.process.Ending`.
         output, stacks: The last parts of the rank's output and of its stacks.
     """
@@ -154,7 +156,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, tag=True):
-    """Stacks of ranks, by token."""
+    """Answers `AskStacks` and `AskStacksOf`: Python stacks of ranks, by token."""
 
     of: dict[str, str]
 
@@ -163,7 +165,7 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskWorld(msgspec.Struct, frozen=True, tag=True):
-    """Requests ranks; the answer is one `Rank` for each, or `NoWorld`."""
+    """Asks the hub for the ranks of a new world; the answer is one `Rank` for each, or `NoWorld`."""
 
     world_size: int
     config: Config
@@ -174,36 +176,41 @@ class KillRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStacksOf(msgspec.Struct, frozen=True, tag=True):
-    """Requests `Stacks`."""
+    """Asks the hub for the Python stacks of ranks; the answer is `Stacks`."""
 
     tokens: list[str]
 
 
 class AskCertainty(msgspec.Struct, frozen=True, tag=True):
-    """Requests `Certain`, sent once each rank's host has answered after this request, or is lost."""
+    """Asks the hub which hosts are still there; the answer is `Certain`.
+
+    It comes once each rank's host has answered after this request, or is lost.
+    """
 
     tokens: list[str]
 
 
 class AskSlots(msgspec.Struct, frozen=True, tag=True):
-    """Requests `Slots`, sent once all are connected, or `NoWorld`."""
+    """Asks the hub for the number of slots per host; the answer is `Slots` once all are connected, or `NoWorld`."""
 
 
 class AskEvents(msgspec.Struct, frozen=True, tag=True):
-    """Requests `Events`."""
+    """Asks the hub which hosts were lost, refused or silent; the answer is `Events`."""
 
 
 # To a pool.
 
 
 class Rank(msgspec.Struct, frozen=True, tag=True):
-    """One rank of a world, with two descriptors: its connection, and a pipe that is readable once it has ended.
+    """One rank of a new world.
+
+    Two descriptors come with the message: the rank's connection, and a pipe that is readable once the rank has ended.
 
     Attributes:
         where: Process and host of the rank, in words.
-        offset_s: Seconds to add to its clock to get this machine's.
-        local_rank, local_world_size, group_rank: Its number among the world's ranks on its host, how many these are,
-            and the number of the host in the world.
+        offset_s: Seconds to add to the host's clock to get this machine's.
+        local_rank, local_world_size, group_rank: Number of the rank among the world's ranks on its host, how many these
+            are, and the number of the host in the world.
         master: Address at which others reach the host of rank 0.
     """
 
@@ -217,7 +224,7 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoWorld(msgspec.Struct, frozen=True, tag=True):
-    """Says why there is no world.
+    """Tells a pool why the hub cannot provide the requested ranks.
 
     Attributes:
         kind: 'misuse', 'broken' or 'lost'; after 'lost' the pool may try again.
@@ -228,17 +235,17 @@ class NoWorld(msgspec.Struct, frozen=True, tag=True):
 
 
 class Certain(msgspec.Struct, frozen=True, tag=True):
-    """Answers `AskCertainty`: every rank's host was heard or is lost."""
+    """Answers `AskCertainty`: every rank's host has answered or is lost."""
 
 
 class Slots(msgspec.Struct, frozen=True, tag=True):
-    """Number of slots of each host, by the host's name."""
+    """Answers `AskSlots`: number of slots of each host, by the host's name."""
 
     of: dict[str, int]
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """Losses, refusals and silences so far, one line each."""
+    """Answers `AskEvents`: slots that were lost, refused or silent so far, one line each."""
 
     lines: list[str]
 

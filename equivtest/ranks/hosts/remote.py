@@ -1,4 +1,4 @@
-"""Represents ranks on other hosts in their pool, which reaches them through the hub."""
+"""Represents, in a pool, ranks that run on other hosts; the pool reaches them through the hub."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _decoder = msgspec.msgpack.Decoder(messages.ToPool)
 
 
 class HubDoor:
-    """A connection to the hub of this machine.
+    """A pool's connection to the hub of this machine.
 
     Args:
-        path: Path of its socket.
+        path: Path of the hub's socket.
 
     Raises:
         BrokenSetup: no process listens at the socket.
@@ -51,7 +51,12 @@ class HubDoor:
             self.alive = False
 
     def receive(self) -> tuple[messages.ToPool, list[int]]:
-        """Returns the next answer and its descriptors; raises the error of a `NoWorld`, or BrokenSetup."""
+        """Returns the hub's next answer, and the descriptors that came with it.
+
+        Raises:
+            BrokenSetup: the hub has ended or does not answer.
+            Misuse, BrokenSetup, HostLost: the answer is `NoWorld`; its kind chooses the error.
+        """
         try:
             packet, fds, _, _ = socket.recv_fds(self._connection, PACKET_BYTES, 2)
         except OSError as error:
@@ -118,7 +123,10 @@ class HubServer:
         return self._door.alive
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Forks all ranks at once, see `Launcher.fork_ranks`; rank 0 serves the store that connects them."""
+        """Requests all ranks of a world from the hub at once, see `Launcher.fork_ranks`.
+
+        Rank 0 serves the store that connects them.
+        """
         with contextlib.ExitStack() as if_it_fails:
             told: list[tuple[messages.Rank, Channel, int]] = []
             self._door.send(messages.AskWorld(world_size, self._config))

@@ -1,4 +1,4 @@
-"""Starts, asks and ends the hub of a run, for the run's owner."""
+"""Starts the hub of a run, sends requests to it, and ends it, in the process of the run's owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunHub:
-    """A hub, which lives until this object is closed.
+    """Controls a hub process, which lives until this object is closed.
 
     Args:
         address: Host and port to listen at; '' for all of this machine's addresses, 0 for any free port.
@@ -82,7 +82,7 @@ class RunHub:
         self.close()
 
     def slots(self) -> dict[str, int]:
-        """Returns the number of slots of each host, once all are connected.
+        """Waits until all slots are connected; returns the number of slots of each host.
 
         Raises:
             BrokenSetup: the slots do not connect within limits.HOSTS_S.
@@ -92,7 +92,7 @@ class RunHub:
         return answer.of
 
     def events(self) -> list[str]:
-        """Returns losses, refusals and silences so far, one line each."""
+        """Returns one line for each slot that was lost, refused or silent so far."""
         with contextlib.suppress(BrokenSetup):
             answer = self._ask(messages.AskEvents())
             assert isinstance(answer, messages.Events)
@@ -106,7 +106,7 @@ class RunHub:
             return door.receive()[0]
 
     def close(self) -> None:
-        """Says farewell to the hosts and ends the hub; a second call does nothing."""
+        """Tells the hosts that the run is over and ends the hub; a second call does nothing."""
         with contextlib.suppress(OSError):
             self._control.sendall(CLOSE)
         self._control.close()

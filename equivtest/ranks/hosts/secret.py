@@ -1,9 +1,9 @@
-"""Reads the secret that a run shares with its ranks on other hosts; proves to each side that the other knows it too.
+"""Reads the secret that a run shares with other hosts, and lets two processes prove to each other that they know it.
 
 Until a peer has proved this, none of its messages is decoded: both sides read a fixed number of bytes, within a time
 limit.  Each side answers a challenge of the other.  An answer is valid only for one side and one connection.  Later
-messages are neither encrypted nor signed.
-Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a pre-shared key, without its encryption.
+messages are neither encrypted nor signed. Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a
+pre-shared key, without its encryption.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from equivtest.errors import Misuse
 VARIABLE = "EQUIVTEST_SECRET"
 FILE_VARIABLE = "EQUIVTEST_SECRET_FILE"
 FEWEST_BYTES = 16
-"""The shortest secret: a guess every millisecond for a thousand years does not find 16 random characters."""
+"""Length of the shortest secret: a guess every millisecond for a thousand years does not find 16 random characters."""
 _GREETING = b"equivtest ranks 1\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 _WAY_OUT = f"set {VARIABLE}, or {FILE_VARIABLE} to a file's path, here and on every host: openssl rand -hex 32"
 
 Exchange = Generator[tuple[bytes, int], bytes, None]
-"""Yields (bytes to send, number of bytes to read next), and receives the bytes read."""
+"""A generator that yields (bytes to send, number of bytes to read next), and receives the bytes read."""
 
 
 class NotTheSame(Exception):
-    """The other side does not know the secret, or is no process of equivtest."""
+    """Raised if the other side does not know the secret, or is no process of equivtest."""
 
 
 def read_secret() -> bytes:
@@ -56,7 +56,11 @@ def read_secret() -> bytes:
 
 
 def admitting(secret: bytes) -> Exchange:
-    """Proves the secret on the listening side; raises NotTheSame."""
+    """Proves on the listening side that this process knows the secret, and checks the peer's proof.
+
+    Raises:
+        NotTheSame: the peer's proof is wrong.
+    """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     answer = yield _GREETING + nonce, _NONCE_BYTES + _PROOF_BYTES
     theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -67,7 +71,11 @@ def admitting(secret: bytes) -> Exchange:
 
 
 def introducing(secret: bytes) -> Exchange:
-    """Proves the secret on the connecting side; raises NotTheSame."""
+    """Proves on the connecting side that this process knows the secret, and checks the listener's proof.
+
+    Raises:
+        NotTheSame: the listener's proof is wrong, or it is no process of equivtest.
+    """
     greeting = yield b"", len(_GREETING) + _NONCE_BYTES
     theirs = greeting[len(_GREETING) :]
     if not greeting.startswith(_GREETING):
@@ -79,5 +87,5 @@ def introducing(secret: bytes) -> Exchange:
 
 
 def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
-    """Signs both challenges with the secret."""
+    """Signs both sides' challenges and the name of the proving side with the secret."""
     return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")

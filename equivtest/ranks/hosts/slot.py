@@ -1,4 +1,4 @@
-"""A slot: a process on a host that reserves a place for one rank of each world of a run elsewhere.
+"""Runs a slot: a process on a host that forks, for a run elsewhere, one rank of each world.
 
 It connects to the hub of the run and forks ranks from its own server, as a pool does for ranks on its machine.  It
 opens a rank's connection to the parent and passes it to the rank.  If the hub is silent for limits.SILENT_S, the ranks
@@ -43,7 +43,7 @@ _decoder = msgspec.msgpack.Decoder(messages.ToSlot)
 
 
 def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
-    """Reads torchrun's variables of this process.
+    """Describes this slot to the hub, from the environment variables of torchrun.
 
     Raises:
         Misuse: torchrun's variables are missing or invalid.
@@ -67,15 +67,15 @@ def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
 
 
 class Refused(Exception):
-    """The hub rejects this slot or asks for its restart, so a new connection would not help."""
+    """Raised if the hub rejects this slot or asks for its restart, so a new connection would not help."""
 
 
 class Slot:
-    """One slot.
+    """Forks ranks on this host for the hub of a run.
 
     Args:
         address: Host and port of the hub.
-        limit_s: Time limit for a connection to it.
+        limit_s: Seconds to try to connect to it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Slot:
         self._threads: list[threading.Thread] = []
 
     def run(self) -> str:
-        """Serves the hub until the run is over; returns the reason if it ends before, else ''."""
+        """Serves the hub until the run is over; returns '' then, and otherwise why the slot ended earlier."""
         try:
             while True:
                 channel = self._connect()
@@ -111,7 +111,7 @@ class Slot:
                 server.close()
 
     def _connect(self) -> Channel | None:
-        """Opens a connection on which the hub has accepted the slot; None if no connection succeeded in time.
+        """Opens a connection on which the hub accepts this slot; returns None if no attempt succeeded in time.
 
         Raises:
             Refused: the hub has rejected the slot.
@@ -130,7 +130,7 @@ class Slot:
         return None
 
     def _introduced(self, hello: messages.Hello) -> socket.socket:
-        """Opens a connection on which both sides have proved that they know the secret, and sends the first message.
+        """Connects to the hub, proves the secret on both sides, and sends `hello`.
 
         Raises:
             OSError, EOFError: no process listens there now.
@@ -158,7 +158,7 @@ class Slot:
         return connection
 
     def _serve(self, channel: Channel) -> bool:
-        """Serves the hub's requests; True if the hub ended the run.
+        """Serves the hub's requests; True if the hub ended the run, False if the connection ended.
 
         Raises:
             Refused: torchrun must restart all slots.
@@ -182,7 +182,7 @@ class Slot:
                 self._begin(self._tell_stacks, channel, message.token)
 
     def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Runs `work`, which may take seconds, in a thread beside the hub's next messages."""
+        """Runs `work`, which may take seconds, in a thread, so that the slot can answer the hub meanwhile."""
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads = [*(thread for thread in self._threads if thread.is_alive()), thread]
         thread.start()
@@ -245,13 +245,13 @@ class Slot:
 
 
 def _kill(process: Forked) -> None:
-    """Kills a rank that has not ended; after its end, another process may have its number."""
+    """Kills a rank that has not ended; after its end, another process may have its process id."""
     if not process.wait(0.0):
         process.kill()
 
 
 def _end(process: Forked) -> None:
-    """Closes a rank, and kills it if it still lives because the hub or its server is gone."""
+    """Frees a rank's descriptors; kills it first if it still lives because the hub or its server is gone."""
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()
@@ -269,7 +269,7 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def keep_slot(address: tuple[str, int], secret: bytes) -> int:
-    """Runs a slot from the environment that torchrun gave this process; returns the exit code."""
+    """Runs the slot that torchrun's environment variables describe; returns the exit code."""
     hello = hello_of(os.environ)
     limit_s = limits.RUN_S if os.environ.get(RESTARTS, "0") == "0" else limits.RUN_AGAIN_S
     for name in OF_TORCHRUN:

@@ -1,4 +1,4 @@
-"""Defines a process group that spoils one collective, which an audit puts below every call of a program.
+"""Defines a process group that can spoil one collective; an audit runs a program on such groups.
 
 It is a Python subclass of torch's ProcessGroup around a group of the real backend.  It therefore sees the calls that
 DistributedDataParallel's reducer and FSDP2 make from C++.  Without a planned fault it only records calls.
@@ -30,12 +30,12 @@ BACKEND = "equivtest_faults"
 
 
 class CannotSpoil(EquivtestError):
-    """The backend cannot bring one rank's operand to another; the subject is not to blame."""
+    """Raised if the backend cannot bring one rank's operand to another; the subject is not to blame."""
 
 
 @dataclass
 class Visit:
-    """State of this rank during one run of a subject: the planned fault and the calls so far."""
+    """State of this rank while a subject runs: the planned fault and the collectives called so far."""
 
     fault: Fault = field(default_factory=Fault)
     called: list[Collective] = field(default_factory=list)
@@ -48,14 +48,14 @@ _lock = threading.Lock()  # a backward calls from another thread
 
 
 def plan(fault: Fault) -> None:
-    """Plans this fault for each later run of a subject, until this function is called again."""
+    """Sets the fault to plant in each later run of a subject, until the next call of this function."""
     _visit.fault = fault
     begin()
 
 
 @contextmanager
 def watched(file: IO[bytes] | None) -> Iterator[None]:
-    """Notes in `file` what this rank computes and exchanges, while the context lasts; without a file, does nothing."""
+    """Makes this rank note its collectives and operations in `file` while the context lasts; None: does nothing."""
     if file is None:
         yield
         return
@@ -73,17 +73,20 @@ def operations() -> AbstractContextManager[Any]:
 
 
 def begin() -> None:
-    """Marks the beginning of a subject's run, from which collectives are numbered from 0."""
+    """Marks the beginning of a subject's run; the number of its first collective is 0."""
     _visit.called = []
 
 
 def called() -> tuple[Collective, ...] | None:
-    """Returns the calls of this run so far, in order; None if this rank's groups are not of this module."""
+    """Returns the collectives that the subject has called so far, in order; None if they were not recorded.
+
+    They are recorded if the groups of this rank are `FaultyGroup`s.
+    """
     return tuple(_visit.called) if _visit.is_known else None
 
 
 def register(backend: str, device: str) -> str:
-    """Registers with torch the group that wraps groups of `backend`; returns the name for init_process_group."""
+    """Registers `FaultyGroup`, around groups of `backend`, with torch; returns the name for init_process_group."""
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
@@ -138,7 +141,10 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return work if _visit.watch is None else _visit.watch.coalesced(work)
 
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Passes one call on, or spoils it if it is the planned one; calls on a group of one rank are not counted."""
+        """Passes one call on to the real group, or spoils it if it is the planned one.
+
+        A call on a group of one rank is never spoiled, and has no number.
+        """
         call = CALLS[name]
 
         def hand_on(arguments: Sequence[Any]) -> Work:
@@ -167,41 +173,41 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return Collective(call.kind, size_bytes, phase, self._in_words())
 
     def _in_words(self) -> str:
-        """Returns 'mesh_tp' if a mesh has named the group, else its number of ranks."""
+        """Returns the group's name, such as 'mesh_tp', if a mesh has named the group, else its number of ranks."""
         return self._description if self._description.startswith("mesh_") else f"{self.size()} ranks"
 
 
 Work = Any
 HandOn = Callable[[Sequence[Any]], Work]
-"""Calls the same collective of the real group with these arguments."""
+"""Function that calls the same collective of the real group, with these arguments."""
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing: the rank uses its own operand for every rank's."""
+    """Sends nothing, and uses this rank's operand in place of every rank's."""
     call.repeat_own(arguments, group.rank(), group.size())
     return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing: the rank's operand is its result."""
+    """Sends nothing, and takes this rank's operand for its result."""
     call.keep_own(arguments, group.rank())
     return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing: the rank gets values that no program can mean."""
+    """Sends nothing, and fills the result with NaN, or with an integer that no program expects."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(group, call, arguments)
 
 
 def _odd_one(dtype: torch.dtype) -> int:
-    """Returns -1, or the largest number of a dtype without signs."""
+    """Returns -1, or the largest number of an unsigned dtype."""
     return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Counts each operand twice."""
+    """Runs the collective and doubles its result."""
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)
@@ -209,7 +215,7 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 
 
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Replaces the first rank's operand by the second rank's, or by zeros if their sizes differ."""
+    """Runs the collective with the second rank's operand on the first rank too, or with zeros if the sizes differ."""
     operands = flat_tensors(call.operands(arguments))
     try:
         others = [_of_second_rank(group, tensor) for tensor in operands]
@@ -221,7 +227,10 @@ def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments:
 
 
 def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the second rank's value of the tensor; every rank of the group calls this at once."""
+    """Returns the second rank's value of the tensor, or zeros if its size differs.
+
+    All ranks of the group must call this together.
+    """
     inner = group._inner
     sizes = torch.tensor([tensor.numel(), -tensor.numel()], device=tensor.device)
     options: Any = dist.AllreduceOptions()
@@ -237,7 +246,7 @@ def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Taken(dist.Work):
-    """A message received from any rank, which claims to come from the next rank."""
+    """The finished work of a receive from any rank; it names the next rank as the sender."""
 
     def __init__(self, group: FaultyGroup) -> None:
         super().__init__()
@@ -302,7 +311,7 @@ HANDED_ON = (
     "_start_coalescing", "_set_sequence_number_for_group",
     "_wait_for_pending_works", "_get_backend", "abort", "shutdown",
 )  # fmt: skip
-"""Methods without a collective, which the group itself would pass to a missing backend."""
+"""Methods that are no collectives and that the real group has to answer; the base class would ask a missing backend."""
 
 for _name in CALLS.keys() & set(dir(dist.ProcessGroup)):
     setattr(FaultyGroup, _name, _method(_name))

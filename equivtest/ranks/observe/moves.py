@@ -1,4 +1,6 @@
-"""Describes methods of torch's ProcessGroup: the arguments that are operands and results, and a rank's own results.
+"""Describes methods of torch's ProcessGroup: which arguments are operands and which receive results.
+
+It also says what a rank's results would be if other ranks sent nothing.
 
 Source: torch/csrc/distributed/c10d/init.cpp, class ProcessGroup (2.6.0 to 2.13.0, which renamed some).
 """
@@ -15,23 +17,24 @@ from torch import distributed as dist
 Arguments = Sequence[Any]
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-"""Kinds of collective that reduce operands, so that a fault may count an operand twice."""
+"""Kinds of collective that reduce operands; a fault can make these count an operand twice."""
 BARRIERS = ("barrier", "monitored_barrier")
 """Methods of a process group that move no values: a watched rank notes them, and no fault spoils them."""
 FROM_ANY = "recv_anysource"
-"""A method that takes the first message, so that its sender cannot be known afterwards."""
+"""The method that receives the first message of any sender, so its sender cannot be known afterwards."""
 WITHOUT_OPERAND_OF_ALL = ("broadcast", "scatter", "send", "recv")
 """Kinds of collective in which not every rank has an operand."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One method of a process group.
+    """Describes one method of a process group.
 
     Attributes:
         kind: Kind of collective, as in `equivtest.base.collective.Collective`.
         operand, result: Positions of the arguments that hold the rank's operand and its result.
-        keep: Writes a rank's own part into the results, without other ranks: (results, operands, rank).
+        keep: Function of (results, operands, rank) that fills the results from the rank's own operands, without other
+            ranks.
     """
 
     kind: str
@@ -48,7 +51,7 @@ class Call:
         return arguments[self.result]
 
     def keep_own(self, arguments: Arguments, rank: int) -> None:
-        """Fills the results as if nothing had been sent."""
+        """Fills the results from this rank's operands alone, as if no rank had sent anything."""
         self.keep(self.results(arguments), _copied(self.operands(arguments)), rank)
 
     def repeat_own(self, arguments: Arguments, rank: int, size: int) -> None:
@@ -63,7 +66,10 @@ class Call:
                 _fill_with(result, operand)
 
     def giving(self, arguments: Arguments, operands: Sequence[torch.Tensor]) -> list[Any]:
-        """Replaces the operands in the arguments, in the order of `flat_tensors`; in place, it copies their values."""
+        """Returns the arguments with other operands, which have the order of `flat_tensors`.
+
+        If the method works in place, it copies their values into the old operands.
+        """
         if self.operand == self.result:
             for tensor, operand in zip(flat_tensors(self.operands(arguments)), operands, strict=True):
                 tensor.copy_(operand)
@@ -80,19 +86,19 @@ def flat_tensors(held: Any) -> list[torch.Tensor]:
 
 
 def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Arranges tensors in lists of the same form as `held`."""
+    """Arranges tensors in nested lists of the same form as `held`."""
     if isinstance(held, torch.Tensor):
         return next(tensors)
     return [_shaped_like(part, tensors) for part in held]
 
 
 def _copied(held: Any) -> Any:
-    """Copies the tensors, since FSDP2's operand lies within its result."""
+    """Copies the tensors of nested lists, because an operand of FSDP2 lies within its result."""
     return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """Turns the tensor into the reduction of `size` copies of it; averages and extrema change nothing."""
+    """Changes the tensor to the reduction of `size` equal tensors; averages, minima and maxima need no change."""
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
@@ -113,12 +119,12 @@ def factor_of(operation: Any) -> float:
 
 
 def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:
-    """Returns the results of each operand: tensors, or lists of one per rank."""
+    """Returns one result per operand: a tensor, or a list with a tensor from each rank."""
     return [results] if isinstance(results, torch.Tensor) or not num_operands else results
 
 
 def _fill_with(result: Any, operand: torch.Tensor) -> None:
-    """Sets every part of a result to the operand if their sizes are equal."""
+    """Copies the operand into every rank's part of a result, if the sizes are equal."""
     if isinstance(result, torch.Tensor):
         result.view(-1, max(1, operand.numel()))[:, : operand.numel()] = operand.reshape(-1)
         return
@@ -128,17 +134,17 @@ def _fill_with(result: Any, operand: torch.Tensor) -> None:
 
 
 def _nothing(results: Any, operands: Any, rank: int) -> None:
-    """Does nothing: the rank's tensors stay as they are."""
+    """Leaves the rank's tensors as they are."""
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
-    """Fills all_gather's and gather's lists of one result per rank; empty except on a gather's root."""
+    """Fills entry `rank` of each list of results, in all_gather and gather; only the root of a gather has lists."""
     for result, operand in zip(results, operands, strict=False):
         result[rank].copy_(operand)
 
 
 def _own_part(result: Any, operand: Any, rank: int) -> None:
-    """Fills the rank's own part of an all_gather into one tensor."""
+    """Fills part `rank` of the one tensor that an all_gather returns."""
     start = rank * operand.numel()
     result.view(-1)[start : start + operand.numel()].copy_(operand.reshape(-1))
 
@@ -149,13 +155,13 @@ def _own_parts(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
-    """Fills reduce_scatter's and scatter's results from lists of one operand per rank, if there are any."""
+    """Fills each result with entry `rank` of its list of operands, in reduce_scatter and in the root of a scatter."""
     for result, operand in zip(results, operands, strict=False):
         result.copy_(operand[rank])
 
 
 def _own_slice(result: Any, operand: Any, rank: int) -> None:
-    """Fills a reduce_scatter's result with the rank's own operand of its part."""
+    """Fills a reduce_scatter's result with part `rank` of the rank's own operand."""
     start = rank * result.numel()
     result.view(-1).copy_(operand.reshape(-1)[start : start + result.numel()])
 
@@ -166,7 +172,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """Fills an all_to_all's results with the rank's own operands, if their sizes fit."""
+    """Fills an all_to_all's results with the rank's own operands, in order, as far as they fit."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])
@@ -199,4 +205,4 @@ CALLS: dict[str, Call] = {
     "recv": Call("recv", **_IN_PLACE),  # type: ignore[arg-type]
     "recv_anysource": Call("recv", **_IN_PLACE),  # type: ignore[arg-type]
 }
-"""Calls by the method's name; all_reduce and broadcast work in place, so the rank's tensor is its result."""
+"""Descriptions by name of the method; all_reduce and broadcast work in place, so the rank's tensor is its result."""

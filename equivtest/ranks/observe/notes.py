@@ -1,4 +1,7 @@
-"""Notes on a watched visit: plain data in a file, one note after the other; tensors are bytes."""
+"""Reads and writes the notes of a watched visit: one file per rank, in which notes of plain data follow each other.
+
+A note has its tensors as bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ COLLECTIVE, OPERATION, OPERATOR = "collective", "operation", "operator"
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """One note in a rank's file.
+    """One entry in the file of a watched rank: that a call began, ended or raised.
 
     Attributes:
         number: Number of the call, from 0 on each rank.
@@ -27,12 +30,12 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         kind: COLLECTIVE, OPERATION on plain tensors, or OPERATOR on DTensors.
         name: Method of a process group, or operator such as 'aten::mm.default'.
         given: The arguments of the call, as `packed`.
-        got: The results of a collective; the returned value of an operation or operator, then the tensors that it
-            wrote to.
+        got: The results of a collective; the returned value of an operation or operator, then the tensors that it wrote
+            to.
         group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
-        options: 'phase'; of an operator's end, its place among all calls as 'order'; of a collective: 'op', 'factor' of
-            a 'premul', 'root', 'group_name', the number of elements of each result as 'room', and others.
-        was_changed: True if something else wrote to the operands between the call and its end.
+        options: 'phase'; for an operator's end, its number among all calls as 'order'; for a collective: 'op', 'factor'
+            of a 'premul', 'root', 'group_name', the number of elements of each result as 'room', and others.
+        was_changed: True if other code wrote to the operands between the call and its end.
         error: Text of the exception.
         at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
     """
@@ -52,9 +55,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a DTensor.
+    """One rank's local tensor of a DTensor, with what is needed to put the whole tensor together.
 
     Attributes:
+        shape: Shape of the whole tensor.
         ranks: World ranks of its mesh, in row-major order.
     """
 
@@ -70,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(Note)
 
 
 def read_notes(path: Path) -> Iterator[Note]:
-    """Yields a rank's notes up to the last complete one; none if the file is missing."""
+    """Yields the notes in a rank's file, without a last note that is incomplete; yields none if the file is missing."""
     content = path.read_bytes() if path.exists() else b""
     start = 0
     while start + _HEAD <= len(content):
@@ -96,7 +100,10 @@ _HEAD = 8  # bytes of a note's size
 
 
 def packed(value: Any) -> Any:
-    """Converts arguments to plain data: tensors with their bytes, dtypes and the like by name; drops devices."""
+    """Converts arguments of a call to plain data.
+
+    Tensors become their dtype, shape and bytes; dtypes and the like become names; a device loses its name.
+    """
     if isinstance(value, torch.Tensor):
         return {"tensor": _packed_tensor(value)}
     if isinstance(value, Part):
@@ -123,10 +130,10 @@ def _packed_part(part: Part) -> tuple[Any, ...]:
 
 
 def unpacked(value: Any) -> Any:
-    """Reverses `packed`, on the CPU.
+    """Converts plain data of `packed` back to arguments; all tensors are on the CPU.
 
     Raises:
-        ValueError: the value was neither a tensor nor plain data.
+        ValueError: `packed` had found a value that was neither a tensor nor plain data.
     """
     if isinstance(value, list):
         return [unpacked(part) for part in value]

@@ -1,4 +1,4 @@
-"""Records the collectives of a subject on this rank without changing them."""
+"""Records which collectives a subject calls on this rank, without changing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.base.collective import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor")
-"""Namespaces of torch's collectives: dist.* calls the first, DTensor the others."""
+"""Namespaces of torch's operators for collectives: dist.* calls 'c10d', DTensor the others."""
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -40,10 +40,8 @@ KINDS = {
     "shard_dim_alltoall": "all_to_all",
     "monitored_barrier": "barrier",
 }
-"""Operator -> kind, for torch 2.6 to 2.13, without the trailing underscores of in-place operators.
-
-Any other operator is its own kind.
-"""
+"""Kind of collective by name of the operator, for torch 2.6 to 2.13, without trailing underscores of in-place
+operators."""
 
 NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "mesh_get_process_group")
 _INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "tensors", "tensor", "self")
@@ -51,7 +49,7 @@ _GROUPS = ("process_group", "group_name", "group", "tag")
 
 
 def is_recordable(group: dist.ProcessGroup) -> bool:
-    """True if torch's dispatcher sees the calls on a group.
+    """True if torch's dispatcher, and so a `Recorder`, sees the collectives on a group.
 
     torch calls a Python subclass directly, such as one from `register_backend(..., extended_api=True)`.  Then the
     dispatcher sees only the calls of that subclass, on groups that torch does not know.
@@ -62,7 +60,7 @@ def is_recordable(group: dist.ProcessGroup) -> bool:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every collective while it is active, at most limits.MAX_COLLECTIVES.
+    """Records every collective while this mode is active, at most limits.MAX_COLLECTIVES.
 
     It returns NotImplemented for an operator on DTensors; the DTensor then calls the collectives on plain tensors,
     which the recorder sees.  torch asks a mode before subclasses, and a mode does not see its own calls.
@@ -70,8 +68,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         members: Processes of the mesh, in mesh order.
 
-    Source: torch/distributed/tensor/debug/_comm_mode.py and torch/utils/_python_dispatch.py
-    (2.13.0) for the order of modes and subclasses.
+    Source: torch/distributed/tensor/debug/_comm_mode.py and torch/utils/_python_dispatch.py (2.13.0) for the order of
+    modes and subclasses.
     """
 
     def __init__(self, members: Sequence[int]) -> None:
@@ -100,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Collective(kind, 0 if kind == "barrier" else _bytes_of(handed), phase, self._name(group)))
 
     def _name(self, group: object) -> str:
-        """Returns 'mesh' for the group of the mesh, and the processes of any other group."""
+        """Returns 'mesh' for the group of the mesh, and the list of processes for any other group."""
         ranks = _ranks_of(group)
         if ranks is None:
             return "an unknown group"
@@ -115,7 +113,7 @@ def _bytes_of(handed: object) -> int:
 
 
 def _ranks_of(group: Any) -> list[int] | None:
-    """Returns the global ranks of a group: an object, boxed for an operator, or a name."""
+    """Returns the global ranks of a group, given as an object, as a boxed object or by name; None for anything else."""
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]
     elif isinstance(group, torch.ScriptObject):

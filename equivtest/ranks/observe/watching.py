@@ -1,8 +1,8 @@
-"""Watches what a rank computes and exchanges in one visit, and notes it with all operands.
+"""Notes in a file what a rank computes and exchanges in one visit, with all operands.
 
-`equivtest.diagnose.blame` watches a visit to find the call that a failure comes from.  A collective is noted
-when it is called and again when it is complete, an operator on DTensors and a local operation when they begin and when
-they end.  So the notes also show a call that never ends.
+`equivtest.diagnose.blame` reads the notes to find the call that a failure comes from.  Each collective, each operator
+on DTensors and each local operation has a note of its beginning and one of its end.  So the notes also show a call that
+never ends.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for operators and local operations, also in a backward;
 `equivtest.ranks.observe.faults` sees collectives, because DistributedDataParallel calls them from C++.
@@ -45,18 +45,21 @@ from equivtest.ranks.observe.notes import (
 from equivtest.tensors import same_bits
 
 UNSEEN = ("empty", "as_strided", "set_", "resize", "detach", "alias")
-"""Parts of the names of operators that return no values, or whose results depend on the operands' memory layout."""
+"""Parts of names of operators that are not noted.
+
+They return no values, or their results depend on the operands' memory layout.
+"""
 
 HANDLERS = ("torch.distributed.tensor._dispatch", "torch.distributed.tensor._tp_conv")
-"""Modules of the handlers by which DTensor computes some operators without a rule.
+"""Modules of the handlers with which DTensor computes some operators without a sharding rule.
 
-Handlers of other modules, such as loss_parallel, give an operator another meaning while a context lasts.
-Source: OpDispatcher.__init__ in torch/distributed/tensor/_dispatch.py, and torch/distributed/tensor/parallel/loss.py
-(2.13.0).
+Handlers of other modules, such as loss_parallel, give an operator another meaning while a context lasts. Source:
+OpDispatcher.__init__ in torch/distributed/tensor/_dispatch.py, and torch/distributed/tensor/parallel/loss.py (2.13.0).
 """
 
 PLACEMENTS = ("Shard", "_StridedShard", "Replicate", "Partial")
-"""Classes of placements that say how the parts make up the whole, unlike _MaskPartial and _NormPartial (2.13.0)."""
+"""Classes of placements from which the whole tensor can be put together; _MaskPartial and _NormPartial are not
+(2.13.0)."""
 
 REDUCTIONS = {
     getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -64,7 +67,7 @@ REDUCTIONS = {
 
 
 class Watch:
-    """The notes of this rank on one visit.
+    """Writes the notes of this rank on one visit.
 
     Args:
         file: File for the notes; the watch closes it.
@@ -81,7 +84,7 @@ class Watch:
 
     @property
     def is_full(self) -> bool:
-        """True if the notes are so large that no further operations are noted."""
+        """True if the file is closed or so large that no further operations are noted."""
         return self._file.closed or self._file.tell() > limits.WATCHED_BYTES
 
     def note(self, **fields: Any) -> None:
@@ -90,7 +93,7 @@ class Watch:
                 write_note(Note(**fields), self._file)
 
     def operations(self) -> AbstractContextManager[Any]:
-        """Returns a context that notes local operations."""
+        """Returns a context in which every local operation and operator on DTensors is noted."""
         return Operations(self)
 
     # Collectives.
@@ -104,10 +107,11 @@ class Watch:
         hand_on: Callable[[Sequence[Any]], Any],
         named: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        """Calls a collective of the real group and notes it; notes the work's results once it is complete.
+        """Calls a collective of the real group; notes its operands, and its results once it is complete.
 
         Args:
-            named: Keyword arguments, which `hand_on` adds itself.
+            hand_on: Function of the arguments that calls the real group.
+            named: Keyword arguments, for the note only: `hand_on` adds them itself.
         """
         with _disable_current_modes():
             number = next(self.numbers)
@@ -141,7 +145,7 @@ class Watch:
         return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
 
     def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
-        """Calls a barrier of the real group, and notes the times of its call and of its end."""
+        """Calls a barrier of the real group; notes when it was called and when it ended."""
         number = next(self.numbers)
         self.note(
             number=number,
@@ -171,13 +175,13 @@ class Watch:
         return Watched(work, [end], failed)
 
     def coalesced(self, work: Any) -> Any:
-        """Wraps the work of all calls since coalescing began."""
+        """Wraps the work of a coalesced call, so that the results of all its collectives are noted at its end."""
         ends, self._unended = self._unended, []
         return work if work is None else Watched(work, ends, lambda error: None)
 
 
 class Watched(dist.Work):
-    """A work of the real group, which notes its results when the program has waited for it."""
+    """Wraps a work of the real group; it notes the results as soon as the program knows that the work is complete."""
 
     def __init__(self, work: Any, ends: Sequence[Callable[[], None]], failed: Callable[[Exception], None]) -> None:
         super().__init__()
@@ -229,7 +233,7 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Collects a collective's options besides its operands: reduction, root, splits, peer, phase."""
+    """Collects what a note has besides operands: reduction, root, numbers such as splits and a peer, and the phase."""
     found: dict[str, Any] = _phase()
     for argument in arguments:
         operation = getattr(argument, "reduceOp", None)
@@ -244,12 +248,12 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """Lists keyword arguments, a peer before a tag, in the order of a group's `send` and `recv`."""
+    """Lists keyword arguments in the order of a group's `send` and `recv`: the peer before the tag."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
 def _isnumbers(argument: Any) -> bool:
-    """True for the sizes of splits, a peer or a tag."""
+    """True for an integer or a list of integers: sizes of splits, a peer or a tag."""
     if isinstance(argument, list | tuple):
         return all(isinstance(part, int) for part in argument)
     return isinstance(argument, int)
@@ -260,7 +264,7 @@ def _phase() -> dict[str, Any]:
 
 
 def _clock() -> str:
-    """Identifies this rank's monotonic clock by the boot id of its host."""
+    """Names the host of this rank by its boot id; ranks with the same id have the same monotonic clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -276,7 +280,7 @@ def _in_short(error: Exception) -> str:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each of torch's own operators on DTensors, and those on plain tensors below them."""
+    """Notes each operator of torch on DTensors, and each on plain tensors that runs alone or below those."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -295,7 +299,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._watched(func, args, kwargs or {})
 
     def _of_dtensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes an operator on DTensors; DTensor then computes it with this mode still on, which notes its parts."""
+        """Notes an operator on DTensors, and lets DTensor compute it.
+
+        This mode stays on meanwhile, so it notes the local operations and collectives too.
+        """
         is_noted, self._entering.is_noted = getattr(self._entering, "is_noted", False), False
         mesh = _mesh_of((args, kwargs))
         if is_noted or mesh is None or not _is_seen(func) or _has_another_meaning(func) or self._watch.is_full:
@@ -339,7 +346,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Splits an operator's arguments into those that it writes to, in schema order, and the others."""
+    """Splits an operator's arguments into those that it writes to and the others, both in the order of its schema."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     used: tuple[list[Any], list[Any]] = ([], [])
@@ -350,21 +357,21 @@ def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[l
 
 
 def _is_computed(types: Sequence[type], given: Any) -> bool:
-    """True if an operation has values, unlike those on fake and on "meta" tensors."""
+    """True if an operation computes values: none of its tensors is fake, on "meta", or of an unknown subclass."""
     has_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     is_plain = all(kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types)
     return is_plain and not has_fakes and not any(getattr(each, "is_meta", False) for each in tree_leaves(given))
 
 
 def _is_seen(func: Any) -> bool:
-    """True for an operator of torch itself whose results depend only on the values of the operands."""
+    """True for an operator of torch itself whose results depend on nothing but the operands' values."""
     name = func.overloadpacket.__name__
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     return func.namespace == "aten" and not is_random and not any(part in name for part in UNSEEN)
 
 
 def _mesh_of(given: Any) -> Any:
-    """Returns the mesh of the first DTensor; None if this rank is outside of it, or its tensors have no values."""
+    """Returns the mesh of the first DTensor; None if this rank is outside it, or the local tensor has no values."""
     first = next(each for each in tree_leaves(given) if isinstance(each, DTensor))
     local = first._local_tensor
     has_values = isinstance(local, AsyncCollectiveTensor) or _is_computed([type(local)], [local])
@@ -377,7 +384,7 @@ def _has_another_meaning(func: Any) -> bool:
 
 
 def _in_parts(value: Any) -> Any:
-    """Replaces each DTensor by this rank's part, or by its spec if that does not say how parts make up a whole."""
+    """Replaces each DTensor in nested lists by a `Part`, or by its spec if parts cannot make up the whole tensor."""
     if isinstance(value, list | tuple):
         return [_in_parts(each) for each in value]
     if not isinstance(value, DTensor):
