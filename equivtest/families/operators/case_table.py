@@ -134,7 +134,7 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 
 
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the kind of operand `number`, from the contents `holds` if there are any, else from the operator's entry."""
+    """Returns the kind of operand `number`, from its entry in `holds`, or from the operator if `holds` is empty."""
     if not holds:
         return operator.kind_of(number)
     word = holds[number].partition(" ")[0]
@@ -142,8 +142,7 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 
 
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the domain of operand `number`, from the contents `holds` if there are any, else from the operator's
-    entry."""
+    """Returns the domain of operand `number`, from its entry in `holds`, or from the operator if `holds` is empty."""
     return holds[number] if holds else operator.domain_of(number)
 
 

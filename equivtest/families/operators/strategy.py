@@ -245,7 +245,7 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns every combination of placements of one operand, replicated first. On two axes only one reduction occurs."""
+    """Returns every combination of placements of one operand, replicated first. At most one reduction occurs."""
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
     one += [f"partial({op})" for op in OPS] if kind == FLOATS else []

@@ -57,7 +57,7 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Runs the case's forward, by `call`, and its backward on this rank. If DTensor refuses, answers the error's text."""
+    """Runs forward, by `call`, and backward on this rank. If DTensor refuses, answers the error's text."""
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
     try:
         results = call(case, operands, case.arguments)

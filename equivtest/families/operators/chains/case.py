@@ -127,7 +127,8 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of a MODULE step: the step's factor with alternating signs, one per element of the last dim."""
+    """Returns the weight of a MODULE step, one number per element of the last dim: its factor, with alternating
+    signs."""
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 

@@ -135,7 +135,7 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """Calls a module of `distribute_module` that shards its weight, redistributes its input and replicates its output."""
+    """Calls a module of `distribute_module` that shards its weight, redistributes its input, replicates its output."""
     whole = [Replicate()] * x.device_mesh.ndim
 
     def divided(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
