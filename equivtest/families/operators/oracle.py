@@ -2,9 +2,10 @@
 
 For each result and each gradient the oracle uses the first rule that applies:
 
-1. equality, if the operator only copies or chooses exactly known values, or returns no floating-point numbers; 2.
-equality, if the certificate proves that nothing rounds; 3. a bound by running error analysis; 4. an infinite allowed
-error, so that nothing is concluded.
+1. equality, if the operator only copies or chooses exactly known values, or returns no floating-point numbers;
+2. equality, if the certificate proves that nothing rounds;
+3. a bound by running error analysis;
+4. an infinite allowed error, so that nothing is concluded.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Steps of training a perceptron of two layers, parallel in several ways."""
+"""Family of cases that train a perceptron of two layers, made parallel in several ways."""

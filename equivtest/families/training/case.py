@@ -1,4 +1,4 @@
-"""A multilayer perceptron of two linear layers and its training, however it is made parallel.
+"""Defines `PerceptronCase`: a perceptron of two linear layers and its training, the base of every parallel style.
 
 Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
 """
@@ -22,26 +22,28 @@ REAL_MODES = ("real",)
 ACTIVATIONS = ("relu", "gelu", "silu")
 LAYERS = ("in_proj", "out_proj")
 SCALARS = ("total_norm", "storages")
-"""Names of the answers about all parameters together."""
+"""Names of the 0-dim answers that are about all parameters together."""
 CHECKPOINTS = ("", "in_proj", "out_proj", "hidden", "wrapped")
 TIES = ("", "same", "transposed")
 ROLES: dict[str, Role] = {"output": "output", "grad": "gradient"}
-"""Roles of the first step's answers, by the beginning of their names; all other answers are state."""
+"""Roles of the first step's answers, by the first part of their names.
+
+Every other answer of that step has the role state.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PerceptronCase(TrainingCase):
-    """y = act(x W1^T + b1) W2^T + b2.  Subclasses define which rank has which part of it.
+    """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    Each step k has a different x and a different cotangent.  Names of step 1 are plain (`output`,
-    `grad.in_proj.weight`), those of later steps begin with their step (`step2.output`).
-    `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` after
-    the first update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` are the
-    optimizer's state after it.  `step1.total_norm` is the norm of all gradients before that update, 0-dim, and
-    `step1.clipped.in_proj.weight` a gradient after clipping.  `capture.in_proj.output` is an input or output of
-    a layer, `grad.in_proj.output` its gradient.  With a tied weight,
-    `param.out_proj.weight` is the parameter at its second place, and `storages` the number of storages
-    that hold it on a rank after training, 0-dim: one.
+    Subclasses say which rank holds which shard. Each step k has its own x and its own cotangent. Names of step 1 are
+    plain (`output`, `grad.in_proj.weight`), names of later steps begin with their step (`step2.output`).
+    `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` the parameter after the first
+    update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` begin the names of the optimizer's state after
+    it. `step1.total_norm` is the norm of all gradients before that update, 0-dim, and `step1.clipped.in_proj.weight` a
+    gradient after clipping. `capture.in_proj.output` is an input or output of a layer, `grad.in_proj.output` its
+    gradient. If the weight is tied, `param.out_proj.weight` is the same parameter read from out_proj, and `storages`
+    the number of storages that hold it on a rank after training, 0-dim; it must be one.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
@@ -102,58 +104,62 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_dims(self) -> int:
-        """Number of dims of the activations, with the feature dim."""
+        """Returns the number of dims of an activation, feature dim included."""
         return len(self.leading) + 1
 
     @property
     def batch(self) -> Shape:
-        """Global leading dims: of x, of the activations and of the output."""
+        """Returns the global leading dims of x, of the activations and of the output."""
         return self.leading
 
     @property
     def num_averaged(self) -> int:
-        """Number of ranks over which a parameter's gradient is averaged; 1 for a sum."""
+        """Returns the number of ranks that a parameter's gradient is averaged over; 1 if it is summed."""
         return 1
 
     @property
     def narrowest(self) -> str:
-        """The dtype in which exact values must fit."""
+        """Returns the dtype that exact values, and their sums, must fit in."""
         return self.dtype
 
     @property
     def num_sums(self) -> int:
-        """Number of equal parts of the batch; the sums of each part must fit the dtype `narrowest`."""
+        """Returns the number of equal parts that the batch is cut into.
+
+        Only the sums of one part must fit `narrowest`.
+        """
         return 1
 
     @property
     def num_hidden_parts(self) -> int:
-        """Number of ranks among which the hidden features, and the sums over hidden features, are divided."""
+        """Returns the number of ranks that the hidden features are divided among, and so every sum over them."""
         return self.world_size
 
     def dtype_of(self, name: str) -> str:
-        """Name of the dtype of an input or an answer."""
+        """Returns the name of the dtype of an input or an answer."""
         return self.dtype
 
     @property
     def hidden_requires_grad(self) -> bool:
-        """True if the hidden activation needs a gradient, since x or a parameter of in_proj does."""
+        """True if the hidden activation needs a gradient, because x or a parameter of in_proj needs one."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
 
     def computes_hidden_again(self, step: int) -> bool:
-        """True if the backward of that step computes the hidden activation, and with it in_proj, a second time."""
+        """True if the backward of that step recomputes the hidden activation, and in_proj with it."""
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """The names 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and 'out_proj.bias', as far as they exist."""
+        """Returns the existing ones of 'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias'; a tied
+        weight once."""
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
-        """Names of the module's parameters: `parameter_names`, and the second place of a tied weight."""
+        """Returns the names under which the module has parameters: a tied weight has two."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
     def parameter_at(self, place: str) -> str:
-        """The name of the parameter at a place of the module."""
+        """Returns the parameter that the module has under this name: `out_proj.weight -> in_proj.weight` if tied."""
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
     def is_used_in_out_proj(self, name: str) -> bool:
@@ -161,7 +167,7 @@ class PerceptronCase(TrainingCase):
         return name.startswith("out_proj") or (bool(self.tied) and name == "in_proj.weight")
 
     def trained_names(self) -> tuple[str, ...]:
-        """The parameters that the optimizer updates."""
+        """Returns the names of the parameters that the optimizer updates."""
         return tuple(name for name in self.requires_grad if name != "x")
 
     def stops_at_hidden(self, step: int) -> bool:
@@ -169,30 +175,32 @@ class PerceptronCase(TrainingCase):
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
-        """Names in `requires_grad` that get a gradient in that step."""
+        """Returns the names in `requires_grad` that get a gradient in that step."""
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
     def graded_parameters(self, step: int) -> tuple[str, ...]:
-        """The parameters that get a gradient in that step."""
+        """Returns the names of the parameters that get a gradient in that step."""
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """Names of the captured activations of one step, and of the gradients that they have."""
+        """Returns the names of one step's captured activations, and of their gradients if they have any."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
 
     def num_updates(self, name: str, step: int) -> int:
-        """Number of updates of a trained parameter up to the end of that step."""
+        """Returns how often a trained parameter is updated from step 1 to that step."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """The parameters whose `state`, one of `state_names`, is answered after an update."""
+        """Returns the parameters that the subject answers `state` of after an update; `state` is one of
+        `state_names`."""
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """Names of the answers with the tensors that an update has left, in order."""
+        """Yields the names of the answers that show the parameters and the optimizer's state after that step's
+        update."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:
@@ -214,11 +222,11 @@ class PerceptronCase(TrainingCase):
         return tensors
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
-        """Layout of the answer with that name, or of an input activation."""
+        """Returns the layout that the contract requires of this answer or input activation."""
         raise NotImplementedError
 
     def _shapes(self) -> dict[str, Shape]:
-        """Shapes by `base_of` names."""
+        """Returns the global shape of every tensor, by its `base_of` name."""
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
             "out_proj": (self.out_features, self.hidden_features),
@@ -243,7 +251,7 @@ class PerceptronCase(TrainingCase):
         yield from self._answered_later()
 
     def _answered_later(self) -> Iterator[str]:
-        """The rest of the answers of step 1, then each update and the step that follows it."""
+        """Yields the answers of step 1 after the output, then those of each update and the step after it."""
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:
@@ -259,9 +267,10 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
 def base_of(name: str) -> str:
-    """The tensor that a name belongs to: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'.
+    """Returns the tensor's name without step and prefix:
 
-    Gradients and captures with a different shape keep their prefix.
+    'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'. Gradients and captures of activations keep
+    their prefix: 'grad.x', 'capture.in_proj.output'.
     """
     parts = name.split(".")
     if parts[0].startswith("step"):

@@ -1,4 +1,4 @@
-"""Training of a module: its optimizer, how many steps, and how gradients are clipped before each update."""
+"""Defines `TrainingCase`: the optimizer, the number of steps, and the clipping of gradients before each update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_STEPS = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingCase(Case):
-    """One forward and backward, or several with an update after each.
+    """Fixes one forward and backward, or several with an optimizer's update after each.
 
     Attributes:
         optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
@@ -71,11 +71,11 @@ class TrainingCase(Case):
 
     @property
     def norm_axes(self) -> tuple[int, ...]:
-        """Ranks along each mesh axis over which the norm of the gradients is put together."""
+        """Returns the number of ranks along each mesh axis that the norm of the gradients is reduced over."""
         return self.mesh_shape
 
     def state_names(self) -> tuple[str, ...]:
-        """Tensors that each trained parameter has after an update: itself and the optimizer's state."""
+        """Returns what each trained parameter has after an update: 'param', then the names of its optimizer state."""
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq")
         return ("param", "momentum") if self.momentum else ("param",)

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on perceptron cases, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: PerceptronCase) -> int:
-    """Size of the dim before the features."""
+    """Returns the size of the dim before the features."""
     return case.leading[-1]
 
 
 def has_sharded_gradient(case: PerceptronCase) -> bool:
-    """True if a parameter with hidden features needs a gradient."""
+    """True if a parameter with a dim of hidden features needs a gradient."""
     return any(name not in ("x", "out_proj.bias") for name in case.requires_grad)

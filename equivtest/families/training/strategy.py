@@ -1,4 +1,4 @@
-"""Cases of a perceptron under sequence parallelism, in one step and in training."""
+"""Draws cases of a perceptron under sequence parallelism, for one step and for training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WEIGHT_DECAYS = (0.0, 0.25, 0.5, 0.01)
 
 @Cases
 def mlp_cases(draw: Draw, space: Space) -> MlpCase:
-    """Cases of a perceptron under sequence parallelism: one forward and backward.
+    """Draws cases of a perceptron under sequence parallelism with one forward and backward.
 
     Shrinks to one draw of dense values, one token, one feature everywhere, no bias, relu.
     """
@@ -53,10 +53,10 @@ def mlp_cases(draw: Draw, space: Space) -> MlpCase:
 
 @Cases
 def training_cases(draw: Draw, space: Space) -> MlpCase:
-    """Cases of a perceptron trained for two or three steps by SGD or AdamW.
+    """Draws cases of a perceptron trained for two or three steps by SGD or AdamW.
 
-    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0.
-    Shrinks to two steps of SGD without momentum and weight decay.
+    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0. Shrinks to two
+    steps of SGD without momentum and weight decay.
     """
     fields = _pick_mlp(draw, space)
     if not any(name.endswith(("weight", "bias")) for name in fields["requires_grad"]):
@@ -84,8 +84,8 @@ def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
 def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
     """Draws the fields of an MlpCase with one forward and backward, except activation and values.
 
-    Where the hidden activation is a plain tensor, torch takes its global size to be local size
-    times ranks and refuses others: three in four of these cases are even.
+    If the hidden activation is a plain tensor, torch computes its global size as local size times ranks and refuses
+    uneven shards. So three in four of these cases are even.
     """
     fields = _pick_perceptron(draw, space)
     world_size, hidden = fields["world_size"], fields["hidden_features"]

@@ -1,4 +1,4 @@
-"""A perceptron and its training on one rank: the code that all subjects use, however they make it parallel.
+"""Runs a perceptron and its training on one rank: the base of all subjects, for any parallel style.
 
 Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13.0).
 """
@@ -21,12 +21,12 @@ from equivtest.families.training.case import LAYERS, PerceptronCase
 from equivtest.tensors import DTYPES, Placed
 
 STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-"""Our name of an optimizer's state -> torch's (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
+"""Our name of an optimizer's state -> its key in torch (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mlp(nn.Module):
-    """The unsharded module, whole on every rank, as a user builds it before parallelizing.
+    """The unsharded module, replicated on every rank, as a user builds it before parallelizing it.
 
     Attributes:
         stops_at_hidden: Whether the backward of the next forward ends at the hidden activation.
@@ -56,33 +56,36 @@ class Mlp(nn.Module):
             self.out_proj.weight = self.in_proj.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (*leading, K) -> (*leading, N)."""
+        """Returns the output (*leading, N) for x (*leading, K)."""
         hidden = self.run("hidden", lambda x: self.activation(self.run("in_proj", self.in_proj, x)), x)
         return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
 
     def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Returns function(x); the backward computes it again if this part is checkpointed."""
+        """Returns function(x). If `part` is checkpointed, the backward computes it again."""
         if part != self.checkpointed:
             return function(x)
         output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
         return output
 
     def wrap(self) -> None:
-        """Puts each layer into a module that computes it again in the backward, if the case requests it."""
+        """Wraps each layer in torch's module that recomputes it in the backward, if the case has
+        checkpointed='wrapped'."""
         if self.checkpointed == "wrapped":
             apply_activation_checkpointing(self, check_fn=lambda module: isinstance(module, nn.Linear))
 
 
 class TransposedLinear(nn.Linear):
-    """A linear layer whose weight has the shape (in_features, out_features), as the other layer's tied weight has."""
+    """A linear layer whose weight has the shape (in_features, out_features), so that it can share the other layer's
+    weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (*leading, in_features) -> (*leading, out_features)."""
+        """Returns the output (*leading, out_features) for x (*leading, in_features)."""
         return functional.linear(x, self.weight.t(), self.bias)
 
 
 class PerceptronRun:
-    """One visit on this rank: the parallelized module, its optimizer, and the answers of each step."""
+    """Runs a case on this rank: builds and parallelizes the module, trains it, and collects the answers of each
+    step."""
 
     def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.mesh, self.given = case, mesh, given
@@ -93,11 +96,11 @@ class PerceptronRun:
         self._capture()
 
     def build(self) -> nn.Module:
-        """The parallelized module."""
+        """Returns the parallelized module."""
         raise NotImplementedError
 
     def parameter(self, name: str) -> torch.Tensor:
-        """Returns this rank's part of a parameter."""
+        """Returns this rank's shard of a parameter."""
         return self.model.get_parameter(name)
 
     def trained(self, name: str) -> torch.Tensor:
@@ -105,11 +108,11 @@ class PerceptronRun:
         return self.model.get_parameter(name)
 
     def updated(self) -> list[torch.Tensor]:
-        """Returns the optimizer's parameters: each trained parameter once."""
+        """Returns the tensors that the optimizer is created with, one per trained parameter."""
         return [self.trained(name) for name in self.case.trained_names()]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """torch's optimizer over the parameters that need a gradient."""
+        """Returns torch's optimizer for the trained parameters."""
         case = self.case
         parameters = self.updated()
         lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
@@ -120,7 +123,7 @@ class PerceptronRun:
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
 
     def answers(self) -> Answers:
-        """Returns every answer of every step."""
+        """Runs all steps and returns every answer by name."""
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
         for name in case.place_names():
@@ -139,53 +142,56 @@ class PerceptronRun:
         return self.found
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Runs between two steps; returns the optimizer of the next step."""
+        """Runs between two steps, and returns the optimizer for the next step.
+
+        A subclass may replace the engine here.
+        """
         return optimizer
 
     def count_storages(self) -> torch.Tensor:
-        """Counts the storages in which this rank holds a tied weight: 0-dim, of the case's dtype."""
+        """Returns the number of storages in which this rank has the tied weight: 0-dim, of the case's dtype."""
         held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
         return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
 
     def memory(self, place: str) -> torch.Tensor:
-        """Returns the tensor in which this rank keeps its part of a parameter."""
+        """Returns the local tensor in which this rank stores its shard of a parameter."""
         found = self.parameter(place)
         return found.to_local() if isinstance(found, DTensor) else found
 
     def run_step(self, step: int) -> None:
-        """Forward and backward of one step, on its own x and cotangent."""
+        """Runs forward and backward of one step, on that step's x and cotangent, and answers their results."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The parallelized module's output on this rank's part of x."""
+        """Returns the parallelized module's output for this rank's x."""
         output: torch.Tensor = self.model(x)
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the parameters once from their gradients, clipped if the case says so."""
+        """Updates the parameters once from their gradients, which it clips before if the case clips."""
         self.keep_clipped(step)
         optimizer.step()
 
     def keep_clipped(self, step: int) -> None:
-        """Clips the gradients if the case says so, and answers their norm and the clipped gradients."""
+        """Clips the gradients if the case clips; answers their norm before it, and the clipped gradients."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.graded_parameters(step):
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place; returns their norm before over all parameters, 0-dim, whole on every rank."""
+        """Scales the gradients in place. Returns their norm over all parameters before it, 0-dim, replicated."""
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Returns this rank's part of a parameter's gradient."""
+        """Returns this rank's shard of a parameter's gradient, or None if it has no gradient."""
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """The trained parameters and their optimizer's state after update number `step`."""
+        """Answers the trained parameters and their optimizer's state after update number `step`."""
         for state in self.case.state_names():
             for name in self.case.names_left(state):
                 self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
@@ -193,14 +199,14 @@ class PerceptronRun:
             self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
-        """Returns this rank's part of a parameter, or of its optimizer's state, after an update."""
+        """Returns this rank's shard of a parameter, or of its optimizer state, after an update."""
         if state == "param":
             return self.parameter(name)
         found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Answers a copy of this rank's present tensor; plain tensors have the contract's layout."""
+        """Answers a copy of the tensor's present value. A plain tensor is answered under the layout of the contract."""
         if tensor is None:
             self.found[name] = None
             return
@@ -208,7 +214,7 @@ class PerceptronRun:
         self.found[name] = copy if isinstance(copy, DTensor) else Placed(copy, self.layouts[name])
 
     def _capture(self) -> None:
-        """Records the inputs and outputs of the layers, and their gradients, without changing them."""
+        """Registers hooks that record the layers' inputs and outputs, and their gradients, without changing them."""
         in_proj, out_proj = self.model.get_submodule("in_proj"), self.model.get_submodule("out_proj")
         in_proj.register_forward_pre_hook(lambda _, args: self._remember("in_proj.input", args[0], with_grad=False))
         in_proj.register_forward_hook(lambda _, args, output: self._remember("in_proj.output", output))

@@ -1,4 +1,4 @@
-"""The perceptron under DDP, FSDP2 and ZeRO-3."""
+"""Subjects that train the perceptron under DDP and FSDP2."""
 
 SUBJECTS = {
     "ddp_mlp": "equivtest.families.training.data_parallel.subject:ddp_mlp",

@@ -1,4 +1,4 @@
-"""A perceptron under data parallelism: its batch divided among the ranks, its gradients averaged.
+"""Defines `DataParallelCase`: a perceptron whose batch is divided among the ranks, with averaged gradients.
 
 Letters: w ranks, M micro-batches, K in_features, H hidden_features, N out_features.
 """
@@ -17,18 +17,17 @@ from equivtest.layout import Flat, Layout, Shard
 
 STYLES = ("ddp", "fsdp2", "zero3")
 SHARDED_STYLES = ("fsdp2", "hsdp")
-"""Styles that shard each parameter on one of its dims."""
+"""Styles that shard each parameter along one of its dims."""
 MAX_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DataParallelCase(PerceptronCase):
-    """A perceptron whose rows are divided equally among the ranks.
+    """Fixes a perceptron under data parallelism: every rank has equally many rows of the batch.
 
-    `leading` is the shape of one micro-batch on one rank.  Globally x is (w M leading[0],
-    *leading[1:], K): rank after rank, and for each rank micro-batch after micro-batch.  A rank
-    answers the activations of all its micro-batches, in order.  The gradient of a
-    parameter is that of the whole batch divided by w; the gradient of x differs between ranks.
+    `leading` is the shape of one micro-batch on one rank. Globally x is (w M leading[0], *leading[1:], K): rank after
+    rank, and for each rank micro-batch after micro-batch. A rank answers the activations of all its micro-batches, in
+    order. A parameter's gradient is the gradient of the whole batch divided by w; the gradient of x is not averaged.
 
     Attributes:
         style: One of STYLES: parameters and gradients replicated; sharded on a dim, usually 0; or flattened,
@@ -93,12 +92,12 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def num_shards(self) -> int:
-        """Number of parts of a sharded parameter."""
+        """Returns the number of ranks that a parameter is sharded among."""
         return self.world_size
 
     @property
     def has_documented_collectives(self) -> bool:
-        """True if the collectives that the ranks call are documented."""
+        """True if it is documented which collectives the ranks call."""
         return self.style == "zero3" and bool(self.fetch)
 
     @property
@@ -121,7 +120,10 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """The parameters whose `state` is answered: also frozen ones for 'param', which an update must not change."""
+        """Returns the parameters that the subject answers `state` of.
+
+        'param' includes frozen ones, which no update may change.
+        """
         return self.parameter_names() if state == "param" else self.trained_names()
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
@@ -145,5 +147,5 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """The worst of the parameters: 'even', 'uneven' or 'empty'."""
+        """Returns the kind of the worst sharded parameter: 'even', 'uneven' or 'empty'."""
         return self.worst_shard_kind(f"param.{name}" for name in self.parameter_names())

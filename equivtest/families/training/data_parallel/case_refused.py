@@ -1,4 +1,4 @@
-"""Ways to shard a parameter that FSDP2 does not support, by its documentation."""
+"""Defines cases in which FSDP2 is asked to shard a parameter in a way that its documentation excludes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISFITS = ("dim", "placement", "uneven", "not_contiguous")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedShardingCase(Refused, DataParallelCase):
-    """A perceptron whose in_proj.weight every rank must refuse to shard, all in the same way.
+    """Fixes a request to shard in_proj.weight that every rank must refuse with the same error.
 
     Attributes:
         misfit: The requested sharding: 'dim': on a dim that it does not have; 'placement': whole on

@@ -1,4 +1,4 @@
-"""The collectives of ZeRO-3, derived from its partitions."""
+"""Derives the collectives of a perceptron under ZeRO-3 from its partitions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
-    """Lists collectives: each micro-batch fetches every layer forward, and again backward if gradients pass through it.
+    """Returns the collectives of one rank in all steps.
 
-    A fetch is one collective of a layer's partitions (all_gather) or of its padded parameters
-    (all_reduce), without a tied weight that the layer before has fetched, so that there may be none.  Every
-    gradient takes one reduce_scatter of its padded elements.  The backward passes through in_proj only
-    if its output needs a gradient.  A hidden activation that is computed again fetches in_proj once
-    more, without a weight that out_proj has too.  If gradients are clipped, each step ends
-    with one all_reduce of one float64, a sum of powers or the largest magnitude.
+    Each micro-batch fetches every layer in the forward, and in the backward every layer that gradients pass through. A
+    fetch is one collective of the layer's partitions (all_gather) or of its padded parameters (all_reduce). A tied
+    weight that the layer before has fetched is left out; if nothing remains, there is no collective. Every gradient
+    takes one reduce_scatter of its padded elements. The backward passes through in_proj only if its output needs a
+    gradient. Recomputing the hidden activation fetches in_proj once more, except a weight that out_proj has too. If
+    gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or the largest magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
     forward and again for the backward, gradients are reduced and scattered.
@@ -43,7 +43,7 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Yields the bytes fetched for each layer in order, for layers that need more than is present."""
+    """Yields the number of bytes that each layer fetches, in order, for the layers that have something to fetch."""
     fetched: set[str] = set()
     for layer in layers:
         needed = {case.parameter_at(place) for place in case.place_names() if place.startswith(layer)} - fetched

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on data-parallel cases, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
-    """True if in_proj's product uses another kernel for x than for a view of x, because the view has other strides.
+    """True if torch multiplies x and a view of x in in_proj by different kernels, because their strides differ.
 
-    This happens if x is not contiguous and has one row: the outer strides of its view then fit the inner ones, and
-    those of x do not.  If the weight needs a gradient, the kernel does not depend on strides (should_fold in
+    This happens if x is not contiguous and has one row: the outer strides of its view then fit the inner ones, but the
+    strides of x do not. If the weight needs a gradient, the kernel does not depend on strides (should_fold in
     aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading
@@ -23,10 +23,10 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
 
 
 def has_empty_trained_shard(case: DataParallelCase) -> bool:
-    """True if some rank has no element of a trained parameter."""
+    """True if some rank's shard of a trained parameter is empty."""
     return case.worst_shard_kind(f"param.{name}" for name in case.trained_names()) == "empty"
 
 
 def smallest_numel(case: DataParallelCase) -> int:
-    """Elements of the smallest parameter."""
+    """Returns the number of elements of the smallest parameter."""
     return min(math.prod(case.tensors[name].shape) for name in case.parameter_names())

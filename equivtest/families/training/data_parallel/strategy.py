@@ -1,4 +1,4 @@
-"""Cases of a perceptron under data parallelism."""
+"""Draws cases of a perceptron under data parallelism."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DATA_PARALLEL_OPTIMIZERS = ("none", "sgd", "sgd", "adamw")
 
 @Cases
 def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
-    """Cases whose first weight FSDP2 cannot shard in the requested way.
+    """Draws cases in which FSDP2 must refuse to shard the first layer's weight.
 
-    Shrinks to one rank that is asked for a dim that a weight does not have.
+    Shrinks to one rank and a dim that the weight does not have.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
@@ -58,9 +58,10 @@ def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
 
 @Cases
 def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
-    """Cases of a perceptron under data parallelism, three in four of them trained; some parameter needs a gradient.
+    """Draws cases of a perceptron under data parallelism.
 
-    Recorded only where `fetch` is named.  Shrinks to one forward and backward of one row.
+    Three in four train; in all some parameter needs a gradient. Collectives are recorded only if `fetch` names the
+    documented one. Shrinks to one forward and backward of one row.
     """
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 
@@ -68,7 +69,7 @@ def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = ""
 def _pick_data_parallel(
     draw: Draw, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
 ) -> dict[str, Any]:
-    """All fields of a DataParallelCase."""
+    """Draws the value of every field of a DataParallelCase."""
     fields = _pick_perceptron(draw, space)
     fields |= _of_more_elements(fields)
     fields |= _tie(fields, pick(draw, "tied", ties))
@@ -110,13 +111,14 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Lets at most one size be 1 in bfloat16: a tensor of one element often cancels and is then inconclusive."""
+    """Returns sizes to change so that in bfloat16 at most one is 1: one-element tensors often cancel, which is
+    inconclusive."""
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
 
 
 def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
-    """The tie, and those of the fields that it changes: sizes, and whether the one weight needs a gradient."""
+    """Returns the fields that a tied weight fixes: `tied`, the sizes, and which parameters need a gradient."""
     if not tied:
         return {"tied": ""}
     size, flags = fields["hidden_features" if tied == "same" else "in_features"], fields["requires_grad"]
@@ -127,7 +129,7 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
 
 
 def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """The weights that are sharded on dim 1, and the sizes that these need: multiples of the world size."""
+    """Returns `by_columns`, and the sizes that it needs rounded up to multiples of the world size."""
     tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
     columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
     changed = {sizes[name] for name in columns}
@@ -138,13 +140,13 @@ def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[
 
 
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """The draws that a tied weight can have: it would meet itself where it took the whole significand."""
+    """Replaces modes in which the tied weight takes the whole significand, because it is multiplied with itself."""
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)
 
 
 def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorter steps and less of the momentum, for the same reason: one draw in seven of momentum 0.9 said nothing."""
+    """Returns smaller rates for bfloat16, in which momentum 0.9 left one draw in seven inconclusive."""
     return {
         "lr": min(training["lr"], 0.25),
         "momentum": min(training["momentum"], 0.25),
@@ -153,6 +155,6 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick_clipping(draw: Draw) -> dict[str, Any]:
-    """Draws the norm to which gradients are clipped, in half of the trained cases."""
+    """Draws the norm that gradients are clipped to; half of the draws do not clip."""
     clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

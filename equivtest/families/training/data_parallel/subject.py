@@ -1,6 +1,6 @@
-"""torch's data parallelism of a perceptron: DDP and FSDP2, trained by torch's optimizers.
+"""Subjects that train a perceptron by torch's DDP and FSDP2 and torch's optimizers.
 
-Every rank runs its own rows, micro-batch after micro-batch; gradients are averaged over the ranks.
+Every rank runs its own rows, micro-batch after micro-batch. Gradients are averaged over the ranks.
 
 Source: torch/nn/parallel/distributed.py and torch/distributed/fsdp/_fully_shard (2.13.0).
 """
@@ -25,22 +25,23 @@ from equivtest.families.training.data_parallel.case_refused import RefusedShardi
 from equivtest.families.training.subject import Mlp, PerceptronRun
 
 TINY_BUCKET_MIB = 1e-6
-"""Size of a bucket of one byte, which every gradient fills alone."""
+"""Size of one byte, so that every gradient fills a bucket alone."""
 
 
 def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """DistributedDataParallel: parameters replicated, gradients reduced in buckets."""
+    """Trains with DistributedDataParallel, which replicates parameters and reduces gradients in buckets."""
     return DdpRun(case, mesh, given).answers()
 
 
 def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """fully_shard of each layer and of the whole: parameters, gradients and states sharded on a dim."""
+    """Trains with `fully_shard` on each layer and the whole module, which shards parameters, gradients and optimizer
+    states."""
     run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
     return run(case, mesh, given).answers()
 
 
 class DataParallelRun(PerceptronRun):
-    """A visit whose steps take several micro-batches; the tensors captured in the micro-batches are concatenated."""
+    """Runs a case on this rank, with several micro-batches per step, whose captured tensors it concatenates."""
 
     case: DataParallelCase
 
@@ -55,7 +56,7 @@ class DataParallelRun(PerceptronRun):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
-        """The output, captures and gradient of x of one micro-batch, on this rank's rows."""
+        """Runs one micro-batch on this rank's rows; returns its output, captures and the gradient of x, by name."""
         case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
         x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
         with self.synchronization(is_last=index == case.micro_batches - 1):
@@ -66,11 +67,12 @@ class DataParallelRun(PerceptronRun):
         return found | ({"grad.x": x.grad} if "x" in case.graded_names(step) else {})
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """Adds this micro-batch's gradients to those of the step."""
+        """Runs the backward of this micro-batch, which adds to the gradients of the step."""
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Returns the context of a micro-batch, in which gradients are reduced, or added up on this rank."""
+        """Returns the context for one micro-batch, in which gradients are reduced over the ranks, or only added up on
+        this rank."""
         return nullcontext()
 
 
@@ -100,7 +102,7 @@ class Fsdp2Run(DataParallelRun):
         return self.shard(Mlp(self.case, self.given), self.mesh)
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
-        """Shards the model, its layers and the rest along the mesh; tied layers form one group."""
+        """Applies `fully_shard` to the layers, then to the model. Tied layers share one group of parameters."""
         model.wrap()
         self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
@@ -110,7 +112,7 @@ class Fsdp2Run(DataParallelRun):
         return model
 
     def shard_together(self, modules: Any, mesh: DeviceMesh) -> FSDPModule:
-        """A module, or a list of modules, gathered together."""
+        """Applies `fully_shard` to a module, or to a list of modules that are gathered together."""
         sharded: FSDPModule = fully_shard(
             modules,
             mesh=mesh,
@@ -121,11 +123,11 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """Returns how a parameter is sharded, if not on dim 0."""
+        """Returns the placement that a parameter is sharded by; None for FSDP2's default, dim 0."""
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
-        """Returns the policy for dtypes besides the parameters': none."""
+        """Returns the mixed-precision policy: here none, all dtypes stay as they are."""
         return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:

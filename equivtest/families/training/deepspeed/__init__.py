@@ -1,4 +1,4 @@
-"""The perceptron and the fetch of parameters under the real DeepSpeed."""
+"""Subjects that run DeepSpeed itself: its training of the perceptron and its fetch of parameters."""
 
 SUBJECTS = {
     "deepspeed_fetch_all_gather": "equivtest.families.training.deepspeed.subject.fetch:deepspeed_fetch_all_gather",

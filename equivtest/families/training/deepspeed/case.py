@@ -1,4 +1,4 @@
-"""A perceptron trained by DeepSpeed's engine, and the engine's options for dividing, fetching and reducing."""
+"""Defines `EngineCase`: a perceptron trained by DeepSpeed's engine, with the engine's options."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.layout import Layout, Partial, flat_axis
 
 EVERYTHING = 1_000_000_000
-"""More elements than any model of a case has: DeepSpeed's own default of most sizes."""
+"""Number of elements that is larger than any model of a case. It is DeepSpeed's default for most sizes."""
 
 REDUCE_BUCKET_NUMEL = 1_000
-"""Size of the buffer that gradients are reduced in, in elements: by default it takes 2 GB on every rank."""
+"""Number of elements of the buffer that gradients are reduced in. DeepSpeed's default takes 2 GB per rank."""
 
 STAGES = (1, 2, 3)
 OF_STAGE_3 = (
     "persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "sequential", "leaf", "sub_group_numel",
 )  # fmt: skip
-"""Options for fetching, keeping and updating divided parameters."""
+"""Names of the options about fetching, keeping and updating partitioned parameters, which only stage 3 has."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EngineCase(DataParallelCase):
-    """A data-parallel case of style zero3 with engine options, which change no answer unless documented.
+    """Fixes a data-parallel case of style zero3 with engine options, which change no answer unless documented.
 
-    Sizes are in elements of whole parameters.  A layer's parameters are fetched before its forward and
-    before its backward, and released after each, except as documented at an option.
+    Sizes count elements of whole parameters. A layer's parameters are fetched before its forward and before its
+    backward, and released after each, unless an option says otherwise.
 
     Attributes:
         stage: The tensors divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
@@ -115,5 +115,5 @@ class EngineCase(DataParallelCase):
 
     @property
     def predivides(self) -> bool:
-        """True if the engine uses `predivide_factor`."""
+        """True if the engine divides gradients by `predivide_factor` before it reduces them."""
         return self.predivide_factor != 1 and not self.prescales

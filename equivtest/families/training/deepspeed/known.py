@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on engine cases, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def leaf_input_requires_grad(case: EngineCase) -> bool:
-    """True if autograd continues beyond the leaf, to x; also if there is no leaf."""
+    """True if there is no leaf module, or if x needs a gradient so that the backward passes through the leaf."""
     return not case.leaf or "x" in case.requires_grad

@@ -1,17 +1,17 @@
-"""A perceptron trained by DeepSpeed's engine, which may clip its gradients.
+"""Computes what DeepSpeed's engine must answer, if it scales or clips its gradients.
 
 Letters: w ranks, N elements and P parameters of the whole model, u unit roundoff of float32.
 
     norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
 
-A factor f divides gradients before they are reduced and multiplies them after.  It changes
-only roundings: up to four for the two scalings and their reciprocals, none if f is a power of two.
+A factor f divides gradients before they are reduced and multiplies them after it. It changes only roundings: up to four
+for the two scalings and their reciprocals, none if f is a power of two.
 
-Clipping starts from the averaged gradients g that the ranks really had.  Each parameter's norm is taken in float64;
-after that, each step counts as one rounding of float32, though some are in float64: the sum of squares is stored,
-reduced (w - 1) and its root taken; P groups of parameters at most are squared, summed and rooted again; then 1e-6, the
-sum, the limit and the quotient.  Within these roundings c lies between two numbers.  If both numbers are 1, gradients
-stay unchanged to the last bit; else the reciprocal, its storage and the product round once more each.
+Clipping starts from the averaged gradients g that the ranks really had. Each parameter's norm is taken in float64.
+After that, each operation counts as one rounding of float32, though some are in float64: the sum of squares is stored,
+reduced (w - 1) and its root taken; at most P groups of parameters are squared, summed and rooted again; then 1e-6 is
+added, and the sum is divided by the limit. Within these roundings c lies between two numbers. If both are 1, gradients
+stay unchanged to the last bit. Otherwise the reciprocal, its storage and the product round once more each.
 
 Source: get_grad_norm_direct and unscale_and_clip_grads in deepspeed/runtime/zero/stage3.py and
 stage_1_and_2.py, combine_grad_norm_groups in runtime/utils.py, get_norm_dtype in
@@ -39,25 +39,25 @@ from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, Operand,
 
 ADDED_TO_NORM = 1e-6
 SCALING_ROUNDINGS = 4
-"""Number of roundings of scaling: a product with a reciprocal before the reduction, and one after it."""
+"""Number of roundings if gradients are multiplied by a rounded reciprocal before the reduction and once after it."""
 
 
 @expect.register
 @expect_held.register
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
-    """Computes every answer of every step; for arguments and errors see `expect_mlp`."""
+    """Returns every answer of every step; for arguments and errors see `expect_mlp`."""
     given = draw(case, index)
     reference = EngineReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
 
 
 class EngineReference(Reference):
-    """The unsharded module, its updates made from clipped gradients."""
+    """Computes the unsharded module and its training, with gradients that the engine scales and clips."""
 
     case: EngineCase
 
     def sums(self, operations: Operations) -> Averages:
-        """Sums as in data parallelism, scaled before and after the reduction."""
+        """Returns averages as in data parallelism, with the roundings of `predivide_factor` if it is used."""
         case = self.case
         if not case.predivides:
             return Averages(operations, case.num_averaged, case.micro_batches)
@@ -74,7 +74,8 @@ class EngineReference(Reference):
 
 
 def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithmetic: Arithmetic) -> dict[str, Operand]:
-    """Returns the clipped gradients, plain tensors of any shape: the gradients themselves, or within a bound.
+    """Returns the clipped gradients with their bounds, or the gradients unchanged if clipping certainly does
+    nothing.
 
     Args:
         limit: Largest norm of all gradients together, above 0.
@@ -94,16 +95,18 @@ def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithme
 
 
 def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> int:
-    """Roundings of the norm: stored and reduced, a root, groups squared and summed, a root; then of the quotient.
+    """Returns the number of roundings in the quotient of norm and limit.
 
-    The second root halves what the squares have doubled; the first one is taken not to halve anything.
+    They are: the norm's terms stored and reduced, a root; per group of parameters squared and summed, a root; then four
+    for the quotient. The second root halves the errors that squaring has doubled; the first root is assumed not to
+    halve any.
     """
     of_root = int(2 * arithmetic.libm_ulp)
     return num_ranks + of_root + (num_parameters + 1 + of_root) + 4
 
 
 def _scaled(gradient: torch.Tensor, factor: float, beyond: float, why: str, arithmetic: Arithmetic) -> Bounded:
-    """Bounds gradient * factor, if the factor may be `beyond` off before it is rounded."""
+    """Bounds gradient * factor, if the exact factor lies within `beyond` of `factor`."""
     magnitude = gradient.double().abs()
     error = beyond * magnitude + growth((3, arithmetic.u_o)) * (factor + beyond) * magnitude + arithmetic.eta
     return bounded(gradient.double() * factor, error, magnitude * factor, 2, why)

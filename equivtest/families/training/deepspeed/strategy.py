@@ -1,4 +1,4 @@
-"""Cases for DeepSpeed's engine."""
+"""Draws cases for DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ ENGINE_SIZES = {
     "reuse_numel": ("everything", "nothing", "nothing", "below", "at", "above"),
     "live_numel": ("everything", "everything", "everything", "nothing", "below", "at", "above"),
 }
-"""Values for the engine's sizes: DeepSpeed's defaults first, except for persistence, which would keep all."""
+"""Values of the engine's sizes.
+
+DeepSpeed's default comes first, except for persistence, where it would keep every parameter.
+"""
 BUCKET_SIZES = ("everything", "everything", "nothing", "below", "at", "above")
 CLIPPINGS = (0.0, 0.0, 0.0, 2.0**-4, 1.0, 16.0, 2.0**12)
-"""Norms that gradients are clipped to: never, far below the usual ones, around them, and above most."""
+"""Norms that gradients are clipped to: never; far below the usual norms; around them; above most."""
 PREDIVIDE_FACTORS = ("none", "none", "none", "two", "half", "three", "ranks")
 NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their number, 2 to 4
 
 
 @st.composite
 def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """Cases for DeepSpeed's ZeRO-3 engine, in float32 alone: it keeps a float32 master copy of narrower parameters.
-
-    The mesh is always the world, whose group the engine uses.  Trained cases have at least three steps:
-    parameters are fetched ahead from the second on.  Sizes lie around the numel of a parameter.
-    Shrinks to one forward and backward without persistent parameters, with DeepSpeed's defaults for all else.
-    """
+    """Draws cases for DeepSpeed's ZeRO-3 engine, in float32 only, because narrower parameters have a float32 master
+    copy. The mesh is always the whole world, because the engine uses the world's group. Trained cases have at least
+    three steps, because parameters are fetched ahead from the second step on. Sizes lie around the number of elements
+    of a parameter. Shrinks to one forward and backward without persistent parameters, with DeepSpeed's defaults
+    otherwise."""
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))
     numels = [math.prod(case.shapes()[f"param.{name}"]) for name in case.parameter_names()]
@@ -67,21 +69,21 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 @st.composite
 def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
-    """Cases for DeepSpeed's engine in stages 1 and 2, without the options of stage 3."""
+    """Draws cases for DeepSpeed's engine in stages 1 and 2, without the options of stage 3."""
     case = draw(engine_cases(space))
     usual = {name: getattr(EngineCase, name) for name in OF_STAGE_3}
     return dataclasses.replace(case, stage=pick(draw, "stage", (2, 2, 1)), **usual)
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
-    """Draws how gradients are scaled before they are reduced; only an all_reduce takes them scaled."""
+    """Draws how gradients are scaled before they are reduced. Only an all_reduce of gradients can be scaled."""
     kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
     factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
     return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
-    """Draws a size around one of `numels`, or smaller or larger than all of them."""
+    """Draws a size just below, at or above one of `numels`, or one that is smaller or larger than all of them."""
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
     return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]

@@ -1,4 +1,4 @@
-"""A perceptron under FSDP2 with mixed precision: separate dtypes for storage, computation and reduction."""
+"""Defines `MixedCase`: a perceptron under FSDP2 with separate dtypes for storage, computation and reduction."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NARROW = ("bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MixedCase(DataParallelCase):
-    """A data-parallel case of style fsdp2 with float32 parameters and with computations in fewer bits.
+    """Fixes a data-parallel case of style fsdp2 with float32 parameters and narrower dtypes in computations.
 
-    Sharded, clipped and updated tensors are float32.  A layer takes and multiplies `param_dtype`; the activation
-    gets its output and the gradient of its output in `output_dtype`; gradients of parameters are added
-    up over micro-batches and reduced over ranks in `reduce_dtype`.
+    Sharded, clipped and updated tensors are float32. A layer takes and multiplies tensors of `param_dtype`. The
+    activation gets its input, and gives its gradient, in `output_dtype`. Gradients of parameters are added up over
+    micro-batches and reduced over ranks in `reduce_dtype`.
 
     Attributes:
         param_dtype: One of NARROW.
@@ -57,13 +57,16 @@ class MixedCase(DataParallelCase):
         return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if the base class's condition is met; a run without any dtype in NARROW has the cases of both."""
+        """True if a run with these dtypes has the case.
+
+        If the run has no dtype of NARROW, all of NARROW are allowed.
+        """
         others = () if set(NARROW) & set(dtypes) else NARROW
         return super().is_within((*dtypes, *others))
 
     @property
     def reduced_dtype(self) -> str:
-        """Dtype in which gradients are reduced."""
+        """Returns the dtype that gradients are reduced in."""
         return self.reduce_dtype or self.param_dtype
 
     @property
@@ -72,7 +75,7 @@ class MixedCase(DataParallelCase):
 
     @property
     def activation_dtype(self) -> str:
-        """Dtype of the layers' outputs."""
+        """Returns the dtype of the layers' outputs."""
         return self.output_dtype or self.param_dtype
 
     @property

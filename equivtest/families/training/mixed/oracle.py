@@ -1,12 +1,12 @@
-"""A perceptron under FSDP2 with mixed precision, which differs from other perceptrons by its casts.
+"""Computes what a perceptron under FSDP2 with mixed precision must answer; it adds casts to the other perceptrons.
 
-Letters: P param_dtype, R the dtype of reductions, O the dtype of layers' outputs, float32 the parameters'.
+Letters: P is param_dtype, R the dtype of reductions, O the dtype of the layers' outputs. Parameters are float32.
 
-A cast has one right value: it rounds to nearest, or widens.  So the operands of a layer follow from the
-ranks' values: x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P.  A
-layer's product is stored in P and then widened to O.  The activation is computed and stored in O, and
-then rounded to P.  Gradients are stored in P, per micro-batch.  Cast to R, they are added, divided and
-reduced there; a cast to float32 rounds nothing more.  Clipping and the updates use float32.
+A cast has one right value: it rounds to nearest, or widens. So the operands of a layer follow from the ranks' values:
+x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P. A layer's product is stored in
+P and then widened to O. The activation is computed and stored in O, and then rounded to P. Gradients are stored in P,
+per micro-batch. After a cast to R they are added, divided and reduced in R; the final cast to float32 rounds nothing.
+Clipping and the updates use float32.
 
 Source: torch/distributed/fsdp/_fully_shard: _fsdp_state.py, _pre_forward and _post_forward, for inputs and
 outputs; _fsdp_param.py, init_dtype_attrs and to_accumulated_grad_if_needed; _fsdp_collectives.py,
@@ -35,7 +35,7 @@ from equivtest.tensors import DTYPES
 @expect.register
 @expect_held.register
 def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expected:
-    """Computes every answer of every step; for arguments and errors see `expect_mlp`."""
+    """Returns every answer of every step; for arguments and errors see `expect_mlp`."""
     given = draw(case, index)
     reference = MixedReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
@@ -43,14 +43,14 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Operations on a batch that is cut into equal parts; each part may be exact in a different unit."""
+    """Computes operations on a batch that is cut into equal parts. Each part may be exact in a different unit."""
 
     num_parts: int = 1
 
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """Multiplies as in the base class, but proves left (R, C) exact part by part."""
+        """Multiplies like the base class, but proves each part of `left` (R, C), by rows, exact alone."""
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
         inexact = [each for each in found if each.allowed is not None]
@@ -64,7 +64,7 @@ class PartedOperations(Operations):
 
 
 class MixedReference(Reference):
-    """The unsharded module with the casts of a sharded module."""
+    """Computes the unsharded module with the casts that FSDP2's policy prescribes."""
 
     case: MixedCase
 
@@ -80,14 +80,14 @@ class MixedReference(Reference):
         return super().run_step(step, parted, taken)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rounded to P; float64."""
+        """Rounds the tensor to P and returns it as float64."""
         return tensor.to(DTYPES[self.case.param_dtype]).double()
 
     def sums(self, operations: Operations) -> Averages:
         return Averages(operations, self.case.num_averaged, self.case.micro_batches, self.case.reduced_dtype)
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Computed in O, rounded to P."""
+        """Returns the activation of `before`, computed in O and rounded to P."""
         found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
         if self.case.activation_dtype == operations.dtype:
             return found
@@ -97,5 +97,5 @@ class MixedReference(Reference):
         return replace(found, allowed=allowed, derivation=f"{found.derivation}, and 1 of {operations.dtype}")
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Computes the activation's gradient in O."""
+        """Returns the gradient of `before`, computed in O."""
         return super().activation_grad(replace(operations, dtype=self.case.activation_dtype), before, cotangent)

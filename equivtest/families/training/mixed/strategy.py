@@ -1,4 +1,4 @@
-"""Cases of a perceptron under FSDP2 with mixed precision."""
+"""Draws cases of a perceptron under FSDP2 with mixed precision."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 
 @Cases
 def mixed_cases(draw: Draw, space: Space) -> MixedCase:
-    """Cases with float32 parameters; three in four trained, some parameter needs a gradient.
+    """Draws cases with float32 parameters. Three in four train; in all some parameter needs a gradient.
 
-    Of the narrower dtypes those of the space are drawn; both where it has neither.  Shrinks to one forward and
-    backward of one row in the first of them, reduced in it.
+    The narrower dtypes are those of NARROW that the space has, or all of NARROW if it has none. Shrinks to one forward
+    and backward of one row in the first narrower dtype, which gradients are then reduced in.
     """
     fields = _pick_data_parallel(draw, Space(space.world_sizes, ("float32",)), "fsdp2", "", ("",))
     narrow = [dtype for dtype in NARROW if dtype in space.dtypes] or NARROW

@@ -1,4 +1,4 @@
-"""torch's FSDP2 with mixed precision: a perceptron with float32 parameters that computes and reduces in fewer bits.
+"""Subject that trains a perceptron with float32 parameters by FSDP2, which computes and reduces in fewer bits.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
 """
@@ -15,7 +15,7 @@ from equivtest.tensors import DTYPES
 
 
 def fsdp2_mixed_mlp(case: MixedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """fully_shard of each layer and of the whole, with one policy of mixed precision."""
+    """Trains with `fully_shard` on each layer and the whole module, all with one mixed-precision policy."""
     return MixedRun(case, mesh, given).answers()
 
 

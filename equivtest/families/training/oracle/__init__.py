@@ -1,14 +1,13 @@
-"""A perceptron of two layers and its training; each step starts from the state that the step before it left.
+"""Computes what a perceptron of two layers must answer in each step of its training. Letters:
 
-Letters: T tokens, K in_features, H hidden_features, N out_features.  With x (T, K), W1 (H, K),
-W2 (N, H) and a cotangent G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2,
-grad a = act'(a) grad h, grad x = (grad a) W1, grad W1 = (grad a)^T x, grad W2 = G^T h, and the
-gradient of a bias is the sum over tokens.  Sequence parallelism contracts H, and every sum
-over T, across ranks; data parallelism contracts only T, and averages.
+T tokens, K in_features, H hidden_features, N out_features. With x (T, K), W1 (H, K), W2 (N, H) and a cotangent G (T,
+N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2, grad a = act'(a) grad h, grad x = (grad a) W1, grad W1
+= (grad a)^T x, grad W2 = G^T h, and the gradient of a bias is the sum over tokens. Sequence parallelism contracts H,
+and every sum over T, across ranks; data parallelism contracts only T, and averages.
 
-With the ranks' values, each operation is judged alone, from its actual operands.  The allowed error of
-an earlier operation is therefore not passed on, and nothing grows with depth or
-steps.  If every operation is right within its bound, the whole computation is right except for these roundings.
+If the ranks' values are known, each operation is judged alone, from the operands that the ranks really had. So the
+allowed error of an earlier operation is not passed on, and nothing grows with depth or steps. If every operation is
+right within its bound, the whole computation is right except for these roundings.
 
 Source: torch.nn.Linear, torch.nn.functional.relu, gelu and silu (2.13.0) for the formulas; the
 gradients are derived here, by the chain rule.  Exactness: see `equivtest.oracle.exact`.
@@ -39,7 +38,7 @@ from equivtest.oracle.rounding import Operand
 @expect.register
 @expect_held.register
 def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
-    """Computes every answer of every step.
+    """Returns every answer of every step, each step starting from the state that the step before it left.
 
     Args:
         held: Each rank's answers.  Without them each operation takes the float64 result of the one before
@@ -55,22 +54,24 @@ def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Ex
 
 @dataclass(frozen=True)
 class TokenSums:
-    """Sums over tokens that are divided among the ranks in any way."""
+    """Computes sums over tokens that may be divided among the ranks in any way."""
 
     operations: Operations
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """left (C, T) @ right (T, D)."""
+        """Returns left (C, T) @ right (T, D): (C, D)."""
         return self.operations.product(left, right, split="tokens")
 
     def total(self, terms: torch.Tensor) -> Found:
-        """The sum of terms (T, C): (C,)."""
+        """Returns the sum of terms (T, C) over tokens: (C,)."""
         return self.operations.total(terms)
 
 
 @dataclass
 class Reference:
-    """The unsharded module, and its answers so far, with flattened leading dims.
+    """Computes the unsharded module and its training step by step, and collects the expected answers.
+
+    Leading dims are flattened into T tokens.
 
     Attributes:
         given: Global tensors of the case's dtype.
@@ -87,7 +88,7 @@ class Reference:
         self.shapes = self.case.shapes()
 
     def run(self) -> dict[str, Found]:
-        """Returns every answer by name."""
+        """Returns every expected answer by name."""
         case = self.case
         parameters = {name: self.given[name].double() for name in case.parameter_names()}
         for place in case.place_names():
@@ -117,7 +118,10 @@ class Reference:
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
-        """Records an answer and returns the next operation's operand: the ranks' value of it."""
+        """Records an expected answer and returns the operand of the next operation: the ranks' value of that answer.
+
+        It returns the computed value if the ranks' values are unknown, or if the answer must be exact.
+        """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
             return result.value
@@ -126,29 +130,32 @@ class Reference:
 
     @property
     def hidden_split(self) -> str:
-        """How a contraction over the hidden features is divided among the ranks."""
+        """Returns how a sum over the hidden features is divided among the ranks:
+
+        'contraction', or '' for not at all.
+        """
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
-        """The sums over tokens from which the gradients of parameters come."""
+        """Returns the sums over tokens that the parameters' gradients are computed by."""
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the operand that a layer multiplies for its input `tensor`."""
+        """Returns the operand that a layer multiplies if its input is `tensor`."""
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the input of out_proj."""
+        """Returns the activation of in_proj's output, which is out_proj's input."""
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """The gradient of in_proj's output."""
+        """Returns the gradient of in_proj's output."""
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
-        """Returns the gradients of parameters after clipping, if the case clips them."""
+        """Returns the parameters' gradients after clipping, or unchanged if the case does not clip."""
         case = self.case
         if not case.clips:
             return gradients
@@ -162,7 +169,10 @@ class Reference:
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        """Keeps a frozen parameter, or one without a gradient in this step, and its state."""
+        """Records that this step's update changes neither the parameter nor its optimizer state.
+
+        This holds for a frozen parameter, and for one without a gradient in this step.
+        """
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():
             if kind != "param" and name in self.case.names_left(kind):
@@ -177,7 +187,7 @@ class Reference:
         state: dict[str, torch.Tensor],
         gradient: Operand,
     ) -> torch.Tensor:
-        """The parameter after update number `step`; `state` holds its optimizer's state by name."""
+        """Returns the parameter after update number `step`, and replaces its optimizer state in `state`."""
 
         def add(kind: str, result: Found) -> torch.Tensor:
             state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
@@ -194,7 +204,7 @@ class Reference:
         return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
-        """Runs forward and backward of one step; returns the requested gradients, as an update takes them.
+        """Records forward and backward of one step; returns the gradients that the update takes, by parameter.
 
         Args:
             parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
@@ -230,7 +240,8 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """Returns the answers in the case's order, each with its global shape and the layout that the contract requires."""
+    """Returns the expected answers in the case's order, each with its global shape and the layout that the contract
+    requires."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

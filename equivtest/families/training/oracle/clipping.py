@@ -1,19 +1,19 @@
-"""Clips gradients by their norm over all parameters, from the gradients and the norm that the ranks really held.
+"""Bounds the norm over all gradients, and the gradients clipped by it, from what the ranks really had.
 
-Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm
-allowed; g is multiplied by min(1, c / (N + 1e-6)).
+Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm allowed; g is
+multiplied by min(1, c / (N + 1e-6)).
 
-The largest magnitude, p = inf, is one of the elements: no rounding.  A sum of magnitudes, p = 1, is exact if
-they are integers of few enough bits (`equivtest.oracle.exact`).  Else derived here, for every program that
-takes norms of parts and then the norm of these.  In S = sum |g|**p, whose terms have one sign, every
-rounding is relative: each of n terms gets gamma(n, u_a) within a part, and a stored norm, which is
-the root of a sum, p (u_o + f u_a) where f u_a is the root's own error.  Parts are the ranks'
-shares of a tensor, joined axis after axis of the mesh by storing powers, adding w of them in a collective
-and storing the root, and then the tensors.  A power that underflows is a rounding.  A power that overflows
-although the norm does not is no rounding: a correct subject computes it in more bits, or scales.
+For p = inf the norm is one of the elements' magnitudes, and nothing rounds. For p = 1 a sum of magnitudes is exact if
+they are integers of few enough bits (`equivtest.oracle.exact`). Otherwise the bound is derived here, for every program
+that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign, so every
+rounding is relative. Each of n terms gets gamma(n, u_a) within a subset; a stored norm, which is the root of a sum,
+gets p (u_o + f u_a), where f u_a is the root's own error. The subsets are the ranks' shards of a tensor, joined axis
+after axis of the mesh by storing powers, adding w of them in a collective and storing the root; then the tensors are
+joined. A power that underflows counts as a rounding. A power that overflows although the norm does not is no rounding:
+a correct subject computes it in more bits, or scales.
 
-A gradient whose factor is certainly 1 is a copy; else three roundings of the factor (the sum, its
-reciprocal, the product with c) and one of the gradient's own product.
+A gradient whose factor is certainly 1 is a copy. Otherwise the factor has three roundings (the sum, its reciprocal, the
+product with c), and the gradient's product has one.
 
 Source: torch/nn/utils/clip_grad.py and _NormPartial in
 torch/distributed/tensor/_ops/_math_ops.py (2.13.0); Higham, lemma 3.1.
@@ -34,11 +34,11 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, bounded, gamma, growt
 from equivtest.tensors import DTYPES
 
 EPS = 1e-6
-"""Number added to the norm before the division."""
+"""Number that is added to the norm before the division."""
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable[int], operations: Operations) -> Found:
-    """The norm of all elements of all gradients: a 0-dim tensor.
+    """Returns the norm of all elements of all gradients, with its bound: 0-dim.
 
     Args:
         gradients: float64, global, any shapes; at least one element together.
@@ -85,7 +85,7 @@ def _norm_within(
 
 
 def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> torch.Tensor:
-    """Bounds the error of the root if the sum of powers has a relative error and the error `absolute`; 0-dim."""
+    """Bounds the error of the norm if the sum of powers has the error `relative` * sum + `absolute`; 0-dim."""
     power = norm.pow(p)
     share = relative + absolute / power
     low, high = (1 - share).clamp(min=0).pow(1 / p), (1 + share).pow(1 / p)
@@ -93,7 +93,7 @@ def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> to
 
 
 def clipped(gradient: torch.Tensor, norm: torch.Tensor, max_norm: float, arithmetic: Arithmetic) -> Found:
-    """The gradient after clipping.
+    """Returns the gradient after clipping, with its bound.
 
     Args:
         gradient: float64, global, any shape.

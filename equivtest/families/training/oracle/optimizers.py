@@ -1,8 +1,8 @@
-"""Bounds of one step of SGD and of AdamW, from a given state.
+"""Bounds one step of SGD and of AdamW, from a given state.
 
-Kernels compute in the accumulate dtype and store each result once; a hyperparameter may be rounded
-to the storage dtype before it is used.  AdamW is enclosed in intervals: its quotient is far from
-linear if the second moment is near zero, so first-order bounds would not hold.
+Kernels compute in the accumulate dtype and store each result once. A hyperparameter may be rounded to the storage dtype
+before it is used. AdamW is enclosed in intervals: its quotient is far from linear if the second moment is near zero, so
+first-order bounds would not hold.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0), _single_tensor and _multi_tensor forms;
 intervals: Moore, Kearfott and Cloud, Introduction to Interval Analysis, chapter 2.
@@ -31,7 +31,7 @@ from equivtest.oracle.rounding import (
 
 @dataclass(frozen=True)
 class SgdOptions:
-    """Arguments of torch.optim.SGD; nothing is maximised."""
+    """Arguments of torch.optim.SGD, without `maximize`."""
 
     lr: float
     momentum: float = 0.0
@@ -42,7 +42,7 @@ class SgdOptions:
 
 @dataclass(frozen=True)
 class AdamOptions:
-    """Arguments of torch.optim.AdamW, without amsgrad; nothing is maximised."""
+    """Arguments of torch.optim.AdamW, without `amsgrad` and `maximize`."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -54,7 +54,10 @@ class AdamOptions:
 def sgd_step(
     param: Operand, momentum_buffer: Operand | None, grad: Operand, options: SgdOptions, arithmetic: Arithmetic
 ) -> dict[str, Bounded]:
-    """'param' and, with momentum, 'momentum_buffer' after one step; no buffer means the first step."""
+    """Returns 'param' and, with momentum, 'momentum_buffer' after one step of SGD, with bounds.
+
+    `momentum_buffer=None` means that this is the first step.
+    """
     step = grad
     if options.weight_decay:
         step = _sum_of(1.0, step, options.weight_decay, param, arithmetic)
@@ -72,9 +75,10 @@ def sgd_step(
 def _sum_of(
     left_factor: float, left: Operand, factor: float, right: Operand, arithmetic: Arithmetic, *, stored: int = 1
 ) -> Bounded:
-    """left_factor left + factor right; the right product is stored separately if `stored` is 2.
+    """Bounds left_factor * left + factor * right.
 
-    A factor and its product are one rounding each, then the sum is stored.
+    A factor and its product are one rounding each, and the sum is stored. `stored=2` counts the right product as stored
+    separately.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)
@@ -96,7 +100,7 @@ def _as_bounded(operand: Operand) -> Bounded:
 
 @dataclass(frozen=True)
 class Interval:
-    """low <= the number <= high, element by element; float64."""
+    """An interval for each element, low <= number <= high, in float64."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -107,7 +111,10 @@ class Interval:
         return cls(value - error, value + error)
 
     def widened(self, relative: float, underflow: float) -> Interval:
-        """Widens for roundings, including those of this float64 evaluation; certain zeros stay zero."""
+        """Returns the interval widened by relative roundings and underflow.
+
+        Elements that are certainly zero stay zero. The roundings of this float64 evaluation are included.
+        """
         relative += SLACK_TERMS * U_REFERENCE
         absolute = ((self.low != 0) | (self.high != 0)).double() * underflow  # zero does not underflow
         return Interval(
@@ -122,7 +129,7 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def over(self, other: Interval) -> Interval:
-        """Divides by a positive interval, by its four corners; unbounded if the interval may contain zero."""
+        """Divides by a positive interval. The result is unbounded where the other interval may contain zero."""
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
         lost = other.low <= 0
         low = torch.where(lost, -torch.inf, corners.amin(0))
@@ -138,7 +145,7 @@ def adamw_step(
     options: AdamOptions,
     arithmetic: Arithmetic,
 ) -> dict[str, Bounded]:
-    """'param', 'exp_avg' and 'exp_avg_sq' after one step.
+    """Returns 'param', 'exp_avg' and 'exp_avg_sq' after one step of AdamW, with bounds.
 
     Args:
         num_steps: Steps made with this one, at least 1: the exponent of the bias corrections.
@@ -184,7 +191,7 @@ def _adamw_exact(
 
 
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """lerp: m + (1 - beta1)(g - m), or g - beta1 (g - m): terms that may cancel."""
+    """Encloses torch's lerp: m + (1 - beta1)(g - m), or g - beta1 (g - m), whose terms may cancel."""
     m, g = Interval.of(exp_avg), Interval.of(grad)
     size_m, size_g = (torch.maximum(i.low.abs(), i.high.abs()) for i in (m, g))
     near, weight = (size_m, 1 - options.beta1) if options.beta1 > 0.5 else (size_g, options.beta1)
@@ -196,7 +203,8 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 
 
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """beta2 v, a rounded factor, stored; plus (1 - beta2) g g, three roundings, stored."""
+    """Encloses beta2 v, a rounded factor and a stored product, plus (1 - beta2) g g, three roundings; the sum is
+    stored."""
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])
     crosses = (g.low <= 0) & (g.high >= 0)

@@ -1,13 +1,13 @@
-"""A weight that both layers of a perceptron share: its form in out_proj, and the gradient of both uses.
+"""Computes what a weight shared by both layers of a perceptron must give: its form in out_proj, and its gradient.
 
-Letters: R rows of the batch, H hidden_features, K = N in_features and out_features; W (H, K), a' the
-gradient of in_proj's output, G the cotangent, h the hidden activation.
+Letters: R rows of the batch, H hidden_features, K = N in_features and out_features; W (H, K), a' the gradient of
+in_proj's output, G the cotangent, h the hidden activation.
 
     out_proj has W, H = K:    grad W = a'^T x + G^T h
     out_proj has W^T:         grad W = a'^T x + h^T G
 
-by the chain rule, as one sum with the terms of both.  Each rank stores a product per use
-and micro-batch, and adds them in any order, before it reduces them.
+by the chain rule, as one sum with the terms of both layers. For each micro-batch a rank stores one product per layer
+and adds the products in any order, before it reduces them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one pa
 
 
 def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the weight (N, H) by which the second layer multiplies."""
+    """Returns the weight (N, H) that the second layer multiplies by."""
     weight = parameters[case.parameter_at("out_proj.weight")]
     return weight.T if case.tied == "transposed" else weight
 
@@ -37,7 +37,7 @@ def grad_of_tied(
     in_use: tuple[torch.Tensor, torch.Tensor],
     out_use: tuple[torch.Tensor, torch.Tensor],
 ) -> Found:
-    """Returns the average gradient of the tied weight: (H, K).
+    """Returns the tied weight's gradient, averaged over the ranks: (H, K).
 
     Args:
         in_use: a' (R, H) and x (R, K); a' has no elements if the backward does not reach in_proj.
@@ -52,15 +52,16 @@ def grad_of_tied(
 
 
 def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
-    """The rows of all, micro-batch after micro-batch of each rank, and of each the uses one after the other."""
+    """Joins the tensors' rows micro-batch by micro-batch: block 1 of each tensor, then block 2 of each tensor, and so
+    on."""
     blocks = zip(*(tensor.chunk(num_blocks) for tensor in tensors), strict=True)
     return torch.cat([use for uses in blocks for use in uses])
 
 
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pair, a power of two taken from one to the other, so that `left` counts in the unit of `first`.
+    """Moves a power of two from `left` to `right`, so that `left` has the same unit as `first`.
 
-    The terms of all pairs then have the unit that the finest of them needs, and no finer one.
+    All products then have the coarsest common unit that represents their terms.
     """
     try:
         power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)

@@ -1,4 +1,4 @@
-"""One update of one parameter, from the gradient and the state that the ranks really held.
+"""Computes one optimizer update of one parameter, from the gradient and the state that the ranks really had.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0): the momentum buffer begins as the first
 gradient, both moments of AdamW as zeros.
@@ -23,7 +23,10 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """momentum * buffer + gradient + weight_decay * parameter; no buffer before the first update."""
+    """Returns SGD's momentum buffer after an update: momentum * buffer + gradient + weight_decay * parameter.
+
+    Before the first update there is no buffer, and the buffer becomes the gradient with its weight decay.
+    """
     terms = [(1.0, gradient)]
     if case.weight_decay:
         terms.append((case.weight_decay, parameter))
@@ -42,7 +45,10 @@ def sgd_momentum(
 def sgd_parameter(
     case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, *, decays: bool
 ) -> Found:
-    """parameter - lr * step; with `decays`, the step does not contain the weight decay yet."""
+    """Returns parameter - lr * step.
+
+    If `decays`, the weight decay is added here, because `step` does not contain it.
+    """
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-case.lr, step), (-case.lr * weight_decay, parameter)]
 
@@ -56,7 +62,7 @@ def sgd_parameter(
 def _weighted_sum(
     operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
 ) -> Found:
-    """Computes `Operations.weighted_sum`; the sum is bounded if a term is itself known only within a bound."""
+    """Returns the exact weighted sum if every term is exactly known and it fits, else the bound from `bounded`."""
     known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
     return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
 
@@ -69,7 +75,7 @@ def adamw(
     moments: tuple[torch.Tensor, torch.Tensor] | None,
     gradient: Operand,
 ) -> dict[str, Found]:
-    """'exp_avg', 'exp_avg_sq' and 'param' after update number `number`, counted from 1; never exact."""
+    """Returns 'exp_avg', 'exp_avg_sq' and 'param' after update `number`, counted from 1, always with bounds."""
     first, second = moments or (torch.zeros_like(parameter), torch.zeros_like(parameter))
     options = AdamOptions(case.lr, weight_decay=case.weight_decay)
     after = adamw_step(parameter, first, second, gradient, number, options, operations.arithmetic)

@@ -1,4 +1,4 @@
-"""The perceptron under sequence parallelism."""
+"""Subject that trains the perceptron under sequence parallelism."""
 
 SUBJECTS = {
     "sequence_parallel_mlp": "equivtest.families.training.sequence.subject:sequence_parallel_mlp",

@@ -1,6 +1,6 @@
-"""A multilayer perceptron of two linear layers under sequence parallelism, and its training.
+"""Defines `MlpCase`: a perceptron of two linear layers under sequence parallelism, and its training. Letters:
 
-Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
+T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MlpCase(PerceptronCase):
-    """A perceptron with x and y sharded along the sequence, W1 and W2 on H.
+    """Fixes a perceptron with x and y sharded along the sequence, and W1 and W2 sharded along H.
 
     Attributes:
         sequence_dim: The leading dim that is divided among the ranks.
@@ -46,7 +46,7 @@ class MlpCase(PerceptronCase):
 
     @property
     def sequence_is_uneven(self) -> bool:
-        """True if ranks have different numbers of elements of x and of the output."""
+        """True if ranks have shards of x and of the output of different sizes."""
         return self.leading[self.sequence_dim] % self.world_size != 0
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
@@ -63,5 +63,8 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """The worse kind of the sequence's and the hidden features' shards: 'even', 'uneven' or 'empty'."""
+        """Returns the worse kind of the sequence's shards and the hidden features' shards:
+
+        'even', 'uneven' or 'empty'.
+        """
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

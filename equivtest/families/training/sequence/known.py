@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of sequence parallelism, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def hidden_is_uneven(case: MlpCase) -> bool:
-    """True if ranks hold different numbers of hidden features."""
+    """True if ranks have different numbers of hidden features."""
     return case.hidden_features % case.world_size != 0

@@ -1,4 +1,4 @@
-"""torch's sequence parallelism of a multilayer perceptron, trained by torch's optimizers.
+"""Subject that trains a perceptron under torch's sequence parallelism.
 
 Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel
 (2.13.0), put together as in torch's tensor parallel tutorial: the input arrives divided along the
@@ -22,22 +22,22 @@ from equivtest.families.training.subject import Mlp, PerceptronRun
 
 
 def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Linear, activation, Linear: x and output sharded along the sequence, the weights on the hidden features."""
+    """Trains Linear, activation, Linear, with x and output sharded along the sequence and weights along H."""
     return Run(case, mesh, given).answers()
 
 
 class Run(PerceptronRun):
-    """One visit on this rank."""
+    """Runs a case on this rank."""
 
     case: MlpCase
     module: ClassVar[type[Mlp]] = Mlp
 
     def build(self) -> nn.Module:
-        """The parallelized module."""
+        """Returns the parallelized module."""
         return parallelize_module(self.module(self.case, self.given), self.mesh, self.plan())
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """Returns how each layer is parallelized."""
+        """Returns the parallel style of each layer."""
         sequence = torch_placement(self.case, "x")
         return {
             "in_proj": ColwiseParallel(input_layouts=sequence, use_local_output=self.case.use_local_output),
@@ -45,7 +45,7 @@ class Run(PerceptronRun):
         }
 
     def run_step(self, step: int) -> None:
-        """Forward and backward of one step, on its own x and cotangent."""
+        """Runs forward and backward of one step, on that step's x and cotangent."""
         case = self.case
         x = self.given[at_step(step, "x")].detach().requires_grad_("x" in case.requires_grad)  # the harness's memory
         output = self.forward(as_dtensor(x, case, at_step(step, "x"), self.mesh) if case.x_is_dtensor else x)

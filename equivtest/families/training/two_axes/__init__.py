@@ -1,4 +1,4 @@
-"""The perceptron on a mesh of two axes: HSDP, and FSDP2 with tensor parallelism."""
+"""Subjects that train the perceptron on a mesh of two axes: HSDP, and FSDP2 with tensor parallelism."""
 
 SUBJECTS = {
     "fsdp2_tp_mlp": "equivtest.families.training.two_axes.subject:fsdp2_tp_mlp",

@@ -1,4 +1,4 @@
-"""A perceptron under data parallelism on a mesh of two axes: with tensor parallelism, or replicated and sharded.
+"""Defines `TwoAxisCase`: a perceptron under HSDP, or under FSDP2 with tensor parallelism, on a mesh of two axes.
 
 Letters: d ranks on the first axis, t on the second, M micro-batches; K in_features, H hidden_features.
 """
@@ -19,7 +19,7 @@ TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TwoAxisCase(DataParallelCase):
-    """A data-parallel case on d x t ranks, row by row.
+    """Fixes a data-parallel case on a mesh of d x t ranks, numbered row by row.
 
     Attributes:
         mesh: (d, t).
@@ -76,7 +76,7 @@ class TwoAxisCase(DataParallelCase):
         return Layout((Shard(0), Shard(self.num_dims - 1) if is_hidden else Replicate()))
 
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
-        """Divides by the second axis first, which existed first; an axis of one rank divides nothing."""
+        """Returns the layout of a parameter. fsdp2_tp shards dim 0 along the second axis before the first."""
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))
         if base == "out_proj.bias":

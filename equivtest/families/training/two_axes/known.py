@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of two axes, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 
 def has_rank_without_hidden(case: TwoAxisCase) -> bool:
-    """True if there are fewer hidden features than their ranks need, so that the last rank has none."""
+    """True if the last rank of a row has no hidden features, because there are too few."""
     start, stop = shard_bounds(case.hidden_features, case.num_hidden_parts, case.num_hidden_parts - 1)
     return start == stop

@@ -1,4 +1,4 @@
-"""Cases of a perceptron under data parallelism on a mesh of two axes."""
+"""Draws cases of a perceptron under data parallelism on a mesh of two axes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from equivtest.property import Space
 
 USE_LOCAL_OUTPUT = (True, False, False)
 RECORDS_WITHOUT_CLIPPING = (False,) * 3 + (True,)
-"""Nearly half of the cases clip, which nobody documents: one visit in seven is recorded then."""
+"""Values of `records` before clipping is considered: one case in seven records in the end.
+
+No collectives of clipping are documented, and nearly half of the cases clip.
+"""
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns which axes of a mesh have several ranks: the label of meshes."""
+    """Returns which axes of a mesh have several ranks. `Draw.pick` takes it as the label of a mesh."""
     return tuple(map(is_several, mesh))
 
 
 @Cases
 def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
-    """Cases of a perceptron on two axes, three in four of them trained; some parameter needs a gradient.
+    """Draws cases of a perceptron on a mesh of two axes.
 
-    A plain hidden activation is drawn where its shards are even, as torch takes them to be.
-    Shrinks to one forward and backward of one row.
+    Three in four train; in all some parameter needs a gradient. The hidden activation is a plain tensor only if its
+    shards are even, which torch assumes of plain tensors. Shrinks to one forward and backward of one row.
     """
     fields = _pick_data_parallel(draw, space, "fsdp2", "", TIES_DRAWN if style == "hsdp" else ("",))
     mesh = pick(draw, "mesh", two_axis_meshes(fields["world_size"], style), kind_of_mesh)
@@ -40,9 +43,10 @@ def two_axis_cases(draw: Draw, space: Space, *, style: str) -> TwoAxisCase:
 
 @cache
 def two_axis_meshes(world_size: int, style: str) -> tuple[Shape, ...]:
-    """Every way to make two axes, those with several ranks on both four times more often.
+    """Returns every mesh of two axes for this world size.
 
-    Of hsdp those with one rank on the second axis, which divide nothing, are drawn a quarter as often.
+    Meshes with several ranks on both axes occur four times more often. For hsdp, meshes with one rank on the second
+    axis, which shard nothing, occur a quarter as often.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     dividing = [pair for pair in pairs if pair[1] > 1] * (3 if style == "hsdp" else 0)

@@ -1,4 +1,4 @@
-"""torch's data parallelism of a perceptron on a mesh of two axes: FSDP2 with tensor parallelism, and HSDP.
+"""Subjects that train a perceptron by torch on a mesh of two axes: FSDP2 with tensor parallelism, and HSDP.
 
 Source: torch's tutorial of two-dimensional parallelism: ColwiseParallel and RowwiseParallel
 (torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other; fully_shard
@@ -22,18 +22,19 @@ from equivtest.families.training.two_axes.case import TwoAxisCase
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Linear, activation, Linear: tensor parallel along the second axis, fully sharded along the first."""
+    """Trains with tensor parallelism along the mesh's second axis and `fully_shard` along the first."""
     return Fsdp2TpRun(case, mesh, given).answers()
 
 
 def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """fully_shard on two axes: sharded along the second, replicated along the first."""
+    """Trains with `fully_shard` on both axes: parameters are sharded along the second and replicated along the
+    first."""
     return HsdpRun(case, mesh, given).answers()
 
 
 @functools.cache
 def named_mesh(device_type: str, mesh_shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """A mesh of the whole world, of the ranks in the same order as the harness's, whose axes have names."""
+    """Returns a mesh of the whole world with named axes, and with the ranks in the order of the harness's mesh."""
     return init_device_mesh(device_type, mesh_shape, mesh_dim_names=names)
 
 
@@ -56,20 +57,26 @@ class Fsdp2TpRun(Fsdp2Run):
         return self.shard(model, self.mesh["dp"])
 
     def plan(self) -> dict[str, ParallelStyle]:
-        """Returns how each layer is divided among the ranks of a row."""
+        """Returns the parallel style of each layer along a row of the mesh."""
         return {
             "in_proj": ColwiseParallel(use_local_output=self.case.use_local_output),
             "out_proj": RowwiseParallel(),
         }
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Answers a tensor; an activation's DTensor, which has only the ranks of its row, becomes one of both axes."""
+        """Answers a copy of the tensor.
+
+        An activation's DTensor has the mesh of its row only, and is first put on both axes.
+        """
         if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
             tensor = self.of_both_axes(tensor)
         super().keep(name, tensor)
 
     def of_both_axes(self, tensor: DTensor) -> DTensor:
-        """The DTensor of all rows of the batch, made without a collective."""
+        """Returns the activation as a DTensor on both mesh axes, whose rows are those of the whole batch.
+
+        Uses no collective.
+        """
         whole = torch.empty((self.case.mesh[0] * tensor.shape[0], *tensor.shape[1:]), device="meta")
         placements, local = (Shard(0), *tensor.placements), tensor.to_local().detach()
         made = DTensor.from_local(

@@ -1,4 +1,4 @@
-"""Values of a perceptron of two layers, exact or real."""
+"""Draws the values of a perceptron of two layers, exact or real."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from equivtest.families.training.values.real import draw_real_mlp
 
 @draw.register
 def draw_mlp_case(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws exact or real values of a perceptron of two layers, by the draw's mode."""
+    """Draws exact or real values, as the draw's mode says."""
     return (draw_real_mlp if case.values[index][0] == "real" else draw_mlp)(case, index)

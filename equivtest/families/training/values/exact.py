@@ -41,7 +41,8 @@ _FINER_BITS = 8  # by which the unit of every other part of a batch is finer: tw
 
 
 def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x (*leading, K), parameters, cotangent (*leading, N), and x and cotangent of each later step.
+    """Draws global x (*leading, K), the parameters, the cotangent (*leading, N), and x and cotangent of each later
+    step.
 
     Modes:
         dense: Odd integers, as dense and as large as the sums allow.
@@ -86,7 +87,7 @@ def _divisor(case: PerceptronCase) -> int:
 
 
 def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
-    """W1, b1, W2, b2, int64."""
+    """Draws the integers of W1, b1, W2 and b2, int64."""
     sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
     low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
     cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
@@ -99,11 +100,11 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 
 
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
-    """Draws x and cotangent of one step, `num_sums` times T rows, int64.
+    """Draws the integers of x and cotangent for one step, `num_sums` times T rows, int64.
 
-    If there are several parts, whose sums may take more bits, every other cotangent counts in a finer unit.  After an
-    update sums are rounded, and a sum over tokens that nearly cancels would conclude nothing: features lean to one
-        side.
+    If the batch has several parts, every other part of the cotangent has a finer unit, because only the sums within a
+    part must be exact. After an update sums are rounded, and a sum over tokens that nearly cancels would conclude
+    nothing. So in later steps most rows of a feature have one sign.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -120,21 +121,22 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
 
 
 def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Turns signs so that seven rows in eight of each column, a feature, lie on one side of zero."""
+    """Changes signs so that seven in eight rows of each column lie on the same side of zero."""
     sides = odd_integers(rows.shape[1:], 1, 1, source)
     kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
     return torch.where(kept, rows, rows.abs() * sides)
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
-    """Returns the smallest magnitude: half the largest if the whole significand is to be used."""
+    """Returns the smallest magnitude to draw: above half the largest if the mode fills the whole significand, else
+    1."""
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers, at most `cap` in each row and each column, else zeros; (rows, columns), int64.
+    """Draws odd integers (rows, columns), int64, at most `cap` nonzero ones in each row and each column.
 
-    The places of a row, and those of a column, are distinct modulo the longer side.
+    The positions of a row, and those of a column, are distinct modulo the longer side.
     """
     longer = max(num_rows, num_columns)
     rows = permutation(num_rows, source) * (longer // num_rows)
@@ -144,10 +146,8 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 
 
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
-    """Turns the signs of most hidden features so that one token, another for each, activates them.
-
-    With random signs a case of one token and one hidden feature would be zero half of the time.
-    """
+    """Changes the signs of most hidden features, in place, so that one token, another for each feature, activates them.
+    With random signs a case of one token and one hidden feature would be zero half of the time."""
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
     weight = integers["in_proj.weight"]
@@ -161,7 +161,7 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
     """Returns the largest magnitude of the first step's parameter gradients, summed over all tokens, in units.
 
-    For a tied weight it is that of either use, or of both together.
+    For a tied weight it is the larger of each layer's gradient and their sum.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)
@@ -173,7 +173,7 @@ def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
-    """The power of two of each tensor; of later steps' x and cotangent as of the first's."""
+    """Returns each tensor's power of two. x and cotangent have the same one in every step."""
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT
     found = {name: _LOWEST_EXPONENT + hash_of(mode, seed, f"{name} exponent") % span for name in names}

@@ -1,6 +1,6 @@
-"""Chooses how large and how dense the tensors of a perceptron may be, so that none of its sums can round.
+"""Chooses how large and how dense the tensors of a perceptron may be so that none of its sums can round.
 
-For letters and conditions see `exact_mlp`.
+Letters and conditions: see `equivtest.families.training.values.exact`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 from equivtest.cases.values.integers import odd_floor
 
 WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
-"""Mode -> the magnitude of a plan that takes the whole significand."""
+"""Mode -> field of `Plan` that then takes the whole significand."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How large and how dense the tensors are: largest magnitudes, all odd, and nonzero elements per line.
+    """How large and how dense the tensors of one draw are: largest magnitudes, all odd, and nonzero elements per
+    line.
 
     Attributes:
         tokens, features, hidden, outputs: T, K, H, N.
@@ -46,7 +47,8 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """Returns the largest sum of magnitudes behind one element, by the caps that the sum depends on."""
+        """Returns the largest sum of magnitudes behind one element, keyed by the names of the caps that it depends
+        on."""
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
         cotangent = self.g * self.averaged
@@ -61,7 +63,7 @@ class Plan:
         return forward | {"cap1 cap2 cap_g": grad_x, "cap2 cap_g": of_in, "cap1 cap_g": of_out}
 
     def fits(self, limit: int) -> bool:
-        """True if no sum is above `limit`."""
+        """True if no sum exceeds `limit`."""
         return max(self.sums().values()) <= limit
 
 
@@ -80,13 +82,10 @@ def choose_plan(
     averaged: int = 1,
     tied: bool = False,
 ) -> Plan:
-    """Chooses the plan of one draw.
-
-    dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit;
-    `small` leaves them at 1.  wide-*: one nonzero element per line, one tensor as large as fits.
-    W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if there is a bias; the
-    gradient of a tied weight is a sum of both uses.
-    """
+    """Chooses how large and how dense the tensors of one draw are. dense: as many nonzero elements as fit with
+    magnitudes of 1, then magnitudes as large as fit; `small` leaves them at 1. wide-*: one nonzero element per line,
+    one tensor as large as fits. W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if
+    there is a bias. The gradient of a tied weight is a sum over both layers."""
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
     plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
     if mode != "dense":
@@ -100,7 +99,7 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """The plan with the largest cap lowered among those that a sum above `limit` depends on."""
+    """Lowers the largest cap that a sum above `limit` depends on."""
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)
@@ -109,7 +108,7 @@ def _thinner(plan: Plan, limit: int) -> Plan:
 
 
 def _larger(plan: Plan, limit: int) -> Plan:
-    """The plan with magnitudes raised in turn, in large steps first, until no more fits."""
+    """Raises the magnitudes in turn, in large steps first, until no larger plan fits."""
     for doubling in (True, False):
         raised = True
         while raised:

@@ -1,12 +1,12 @@
-"""Values of a perceptron of two layers that use their whole significand and make every sum round.
+"""Draws values of a perceptron that use their whole significand, so that every sum rounds. Letters:
 
-Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`.  How numbers are made:
+K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`. How numbers are made:
 `equivtest.families.linear.values.real`.
 
-A gradient of a parameter is a sum over tokens.  If its terms lie around zero, the sum may be far smaller than they are.
-Rounding errors of 16 bits may then be as large as the sum, and a tensor of one element would prove nothing.  So most
-elements of each feature of x and of the cotangents have the same sign.  The sign is drawn for each feature and kept in
-every step.  The terms then mostly add up instead of cancelling, and so do the gradients that an optimizer averages over
+A gradient of a parameter is a sum over tokens. If its terms lie around zero, the sum may be far smaller than the terms.
+Rounding errors of 16 bits may then be as large as the sum, and a tensor of one element would prove nothing. So most
+elements of each feature of x and of the cotangents have the same sign. The sign is drawn for each feature and kept in
+every step. The terms then mostly add up instead of cancelling, and so do the gradients that an optimizer averages over
 steps.
 """
 
@@ -27,15 +27,14 @@ _FEW = 3  # elements of a weight, which a few steps of AdamW may reduce to almos
 
 
 def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x, parameters and cotangent of each step: nearly normal numbers, each tensor with its own scale.
+    """Draws global x, parameters and each step's cotangent: nearly normal numbers, each tensor with its own scale.
 
-    Weights are divided by the root of the number of summed terms, as layers are initialised, so that the
-    activation gets arguments of either sign on both sides of its bend.  Most hidden features are
-    turned so that one token, another for each, activates them.  Cotangents are divided by the number
-    of tokens that a gradient sums over, like the gradient of a mean: training continues from the
-    updated parameters, and float16 overflows soon.  AdamW moves a bias by its learning rate, for any
-    gradient: out_proj's bias begins on the side of zero from which it moves away, in_proj's at
-    one or more; and so does the weight of a layer of few features.
+    Weights are divided by the root of the number of summed terms, as layers are initialised, so that the activation
+    gets arguments of either sign on both sides of its bend. Most hidden features get signs so that one token, another
+    for each feature, activates them. Cotangents are divided by the number of tokens that a gradient sums over, like the
+    gradient of a mean, because training continues from the updated parameters, and float16 overflows soon. AdamW moves
+    a bias by its learning rate, for any gradient. So out_proj's bias begins on the side of zero from which it moves
+    away, in_proj's bias at one or more, and so does the weight of a layer of few features.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -61,7 +60,8 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
-    """Turns the signs of three hidden features in four if their token, from number `first` on, activates none."""
+    """Changes the signs of three in four hidden features, unless their token, from number `first` on, activates them
+    already."""
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")
     before = (x[(hidden + first) % len(x)] * weight).sum(1)

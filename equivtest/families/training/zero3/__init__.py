@@ -1,4 +1,4 @@
-"""The perceptron under the project's own ZeRO-3."""
+"""Subjects that train the perceptron under the project's own ZeRO-3."""
 
 SUBJECTS = {
     "zero3_mlp_all_gather": "equivtest.families.training.zero3.subject:zero3_mlp_all_gather",

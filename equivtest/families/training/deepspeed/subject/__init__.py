@@ -1,6 +1,6 @@
-"""The real DeepSpeed: a perceptron trained by its ZeRO-3 engine with torch's optimizers.
+"""Subjects that train a perceptron with DeepSpeed's ZeRO-3 engine and torch's optimizers.
 
-A rank's values are read from its own partitions; nothing is gathered for the judgement.
+Each rank answers its own partitions; nothing is gathered for the judgement.
 
 Source: deepspeed/runtime/engine.py and runtime/zero/stage3.py; deepspeed/utils/tensor_fragment.py,
 safe_get_local_fp32_param and its like (0.19.8).
@@ -30,22 +30,22 @@ TAG = "saved"
 
 
 def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """DeepSpeed's ZeRO-3 engine, fetching by all_gather: its default."""
+    """Trains with DeepSpeed's ZeRO-3 engine, which fetches parameters by all_gather, its default."""
     return run(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DeepSpeed's ZeRO-3 engine, which fetches by all_reduce if it fetches several parameters together."""
+    """Trains with DeepSpeed's ZeRO-3 engine, which fetches by all_reduce if several parameters are fetched together."""
     return run(case, mesh, given, by_all_reduce=True)
 
 
 def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
-    """One life of an engine of stage 3."""
+    """Creates a stage 3 engine, trains with it, destroys it, and returns its answers."""
     return live(DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce))
 
 
 def live(visit: DeepSpeedRun) -> Answers:
-    """Returns the answers of an engine, then destroys it."""
+    """Returns the answers of a run, then destroys its engine and undoes DeepSpeed's change to `functional.linear`."""
     try:
         return visit.answers()
     finally:
@@ -55,7 +55,7 @@ def live(visit: DeepSpeedRun) -> Answers:
 
 @contextmanager
 def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
-    """The path of a folder that the first rank makes and removes."""
+    """Yields the path of a temporary folder that all ranks use. The first rank makes and removes it."""
     is_first, told = mesh.get_local_rank() == 0, [""]
     if is_first:
         told = [tempfile.mkdtemp(prefix="equivtest-")]
@@ -69,10 +69,10 @@ def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
 
 
 def number_alike(init: Any, mesh: DeviceMesh) -> None:
-    """Makes the ranks number the parameters of their next engine equally, after all earlier ones of any rank.
+    """Makes all ranks give the same numbers to the parameters of their next engine.
 
-    DeepSpeed counts per process and compares between ranks: it refuses an engine if one rank has
-    partitioned more before, as after a mesh that left the others out (0.19.8).
+    DeepSpeed counts the parameters of a process and compares the counts between ranks. It refuses an engine if one rank
+    has partitioned more parameters before, for example in a mesh without the other ranks (0.19.8).
     """
     following = torch.tensor(init.param_id, device=mesh.device_type)
     dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
@@ -80,7 +80,7 @@ def number_alike(init: Any, mesh: DeviceMesh) -> None:
 
 
 class DeepSpeedRun(DataParallelRun):
-    """One visit on this rank."""
+    """Runs a case on this rank with DeepSpeed's engine."""
 
     case: EngineCase
 
@@ -102,13 +102,13 @@ class DeepSpeedRun(DataParallelRun):
         return self.model
 
     def make_model(self) -> Mlp:
-        """The unsharded module that the engine takes over."""
+        """Returns the unsharded module, which is passed to the engine."""
         model = Mlp(self.case, self.initial)
         model.wrap()
         return model
 
     def config(self) -> dict[str, object]:
-        """Returns the engine's configuration: any torch optimizer, and the case's options."""
+        """Returns the engine's configuration, which allows any torch optimizer and contains the case's options."""
         case = self.case
         return {
             "train_micro_batch_size_per_gpu": 1,
@@ -127,7 +127,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """Returns the options of this stage alone."""
+        """Returns the part of the configuration that only this stage has."""
         case = self.case
         return {
             FLAG: self.by_all_reduce,
@@ -140,7 +140,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option only if the case requests it, because DeepSpeed has the option since 0.18."""
+        """Returns the option `stage3_allgather_sequential` if the case requests it; DeepSpeed has it since 0.18."""
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
@@ -148,7 +148,7 @@ class DeepSpeedRun(DataParallelRun):
         return {"stage3_allgather_sequential": True}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Returns the engine's optimizer, which was passed in and wrapped before the first step."""
+        """Returns the engine's optimizer, which wraps the torch optimizer that the engine was created with."""
         wrapped: torch.optim.Optimizer = self.engine.optimizer
         return wrapped
 
@@ -182,7 +182,7 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.step()
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Replaces the engine, after the step that the case names, by a fresh one that has loaded its checkpoint."""
+        """After step `saved_after`, saves a checkpoint and replaces the engine by a fresh one that loads it."""
         if step != self.case.saved_after:
             return optimizer
         with shared_folder(self.mesh) as folder:
@@ -195,7 +195,7 @@ class DeepSpeedRun(DataParallelRun):
         return self.make_optimizer()
 
     def load(self, folder: str) -> None:
-        """Loads the saved parameters and states.
+        """Loads parameters and optimizer states from the checkpoint in the folder.
 
         Raises:
             RuntimeError: DeepSpeed has found nothing to load.
@@ -211,7 +211,10 @@ class DeepSpeedRun(DataParallelRun):
         return self.without_padding(name, found)
 
     def without_padding(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """A copy with zeros for padding: DeepSpeed never writes there, so that no two runs find the same."""
+        """Returns a copy of the partition with zeros as padding.
+
+        DeepSpeed never writes padding, so its values differ between runs.
+        """
         start = self.mesh.get_local_rank() * partition.numel()
         parameter: Any = self.model.get_parameter(name)
         copy = partition.detach().clone()

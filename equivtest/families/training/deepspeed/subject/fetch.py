@@ -1,6 +1,6 @@
-"""The real DeepSpeed: parameters that zero.Init partitions, fetched as its hooks fetch them.
+"""Subjects that let DeepSpeed's `zero.Init` partition parameters and fetch them as its hooks do.
 
-DeepSpeed is imported when a subject runs, never before: it is an optional extra.
+DeepSpeed is an optional extra, so a subject imports it only when it runs.
 
 Source: deepspeed/runtime/zero/partition_parameters.py, class Init (0.19.8): `all_gather_coalesced`
 is what the coordinator of partitioned parameters calls before a module runs.
@@ -31,21 +31,22 @@ FLAG = "stage3_use_all_reduce_for_fetch_params"
 def deepspeed_fetch_all_gather(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """DeepSpeed's own fetch, by all_gather: its default."""
+    """Fetches parameters by DeepSpeed's default, all_gather."""
     return run_fetch(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_fetch_all_reduce(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """DeepSpeed's own fetch, by all_reduce if two or more parameters are fetched together."""
+    """Fetches parameters by DeepSpeed's all_reduce, which it uses if two or more are fetched together."""
     return run_fetch(case, mesh, given, by_all_reduce=True)
 
 
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], *, by_all_reduce: bool
 ) -> dict[str, Placed]:
-    """Partitions a module that holds the given parameters, then fetches them all together."""
+    """Partitions a module with the given parameters, fetches them all together, and answers partitions and fetched
+    parameters."""
     deepspeed = joined_deepspeed(mesh.device_type)
     wholes = [given[name].detach() for name in case.given_names()]
     flagged = zip(wholes, case.requires_grad, strict=True)
@@ -69,9 +70,9 @@ def run_fetch(
 
 @cache
 def joined_deepspeed(device_type: str) -> ModuleType:
-    """DeepSpeed, on top of the process group that the rank has joined.
+    """Imports DeepSpeed and joins it to the process group of this rank; returns the module.
 
-    DeepSpeed would compile an operator for inference when it joins; no subject uses it.
+    DeepSpeed would compile an operator for inference when it joins. No subject uses that operator, so it is not built.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_SIZE": world_size}
@@ -86,12 +87,12 @@ def joined_deepspeed(device_type: str) -> ModuleType:
 
 
 def restore_linear(deepspeed: ModuleType) -> None:
-    """Restores torch.nn.functional.linear, which zero.Init replaces for the rest of the process.
+    """Undoes the replacement of `torch.nn.functional.linear` that `zero.Init` makes for the rest of the process.
 
-    The replacement passes a weight's gradient on before the bias's, torch's own after it, and engines
-    reduce gradients in the order of their arrival.  No visit may depend on the ranks of an earlier
-    one.  Without its note of the original, DeepSpeed replaces it again the next time
-    (runtime/zero/partition_parameters.py, InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
+    The replacement passes a weight's gradient on before the bias's gradient, torch's own function after it, and engines
+    reduce gradients in the order of their arrival. So an earlier run would change a later one. Deleting DeepSpeed's
+    reference to the original makes it replace the function again the next time (runtime/zero/partition_parameters.py,
+    InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
     """
     patcher = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
     if "linear_bk" in vars(patcher):

@@ -1,7 +1,7 @@
-"""The real DeepSpeed: a perceptron trained by its ZeRO-1 and ZeRO-2 engines, whose parameters are whole on every rank.
+"""Subject that trains a perceptron with DeepSpeed's ZeRO-1 and ZeRO-2 engines, which replicate parameters.
 
-All trained parameters form one flat tensor, of which each rank updates a part.  DeepSpeed's own mapping on this
-rank says which part of a parameter that is.
+All trained parameters form one flat tensor, and each rank updates a contiguous range of it. DeepSpeed's own mapping on
+this rank says which elements of a parameter lie in that range.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py; deepspeed/utils/tensor_fragment.py, class
 tensor_fragment (0.19.8).
@@ -21,12 +21,12 @@ from equivtest.families.training.subject import STATE_KEYS
 
 
 def deepspeed_mlp_stages_1_and_2(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DeepSpeed's ZeRO-1 or ZeRO-2 engine, according to the case."""
+    """Trains with DeepSpeed's ZeRO-1 or ZeRO-2 engine, as the case's `stage` says."""
     return live(StagesRun(case, mesh, given, by_all_reduce=False))
 
 
 class StagesRun(DeepSpeedRun):
-    """One visit on this rank."""
+    """Runs a case on this rank with the engine of stage 1 or 2."""
 
     def stage_config(self) -> dict[str, object]:
         return {}
@@ -49,7 +49,7 @@ class StagesRun(DeepSpeedRun):
 
 
 def operand(parameter: Any, held: torch.Tensor | None) -> torch.Tensor:
-    """Returns this rank's operand of a tensor with the parameter's shape: its part, in its place, between zeros."""
+    """Returns a tensor of the parameter's shape with this rank's elements at their positions, and zeros elsewhere."""
     whole = torch.zeros(parameter.shape, dtype=parameter.dtype)
     if held is not None:
         place = parameter._hp_mapping.lp_fragment_address

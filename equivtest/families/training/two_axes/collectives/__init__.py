@@ -1,4 +1,4 @@
-"""The collectives of a perceptron on a mesh of two axes."""
+"""Derives the collectives of a perceptron on a mesh of two axes."""
 
 from __future__ import annotations
 

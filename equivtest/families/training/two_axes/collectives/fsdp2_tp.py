@@ -1,7 +1,8 @@
-"""The collectives of a perceptron that is tensor parallel along the rows of a mesh and fully sharded along its columns.
+"""Derives the collectives of a perceptron with tensor parallelism along the mesh's rows and FSDP2 along its columns.
 
-Letters: d x t ranks; the t of a row divide the hidden features and the d of a column divide each such part;
-K in_features, H hidden_features, N out_features, H_j the hidden features of column j, T tokens of one micro-batch.
+Letters: d x t ranks. The t ranks of a row divide the hidden features, and the d ranks of a column divide each such
+shard. K in_features, H hidden_features, N out_features, H_j the hidden features of column j, T tokens of one
+micro-batch.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from equivtest.oracle.collectives import Collectives
 from equivtest.tensors import DTYPES
 
 HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
-"""The dim of hidden features of a parameter; out_proj.bias has none, and every rank of a row holds it whole."""
+"""Dim of a parameter that counts hidden features. out_proj.bias has no such dim and is replicated along a row."""
 
 
 def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Lists the collectives of one rank, along its row and along its column of the mesh.
+    """Returns the collectives of one rank, along its row and along its column of the mesh.
 
-    When parameters are distributed along the row, the row's first rank scatters t parts of each parameter, with
-    ceil(H / t) hidden features each.  It broadcasts out_proj's bias, which has no hidden features.  Along the column
-    each rank cuts out its own part.
+    When parameters are distributed along the row, the row's first rank scatters t shards of each parameter, with ceil(H
+    / t) hidden features each. It broadcasts out_proj's bias, which has no hidden features. Along the column each rank
+    cuts out its own shard without a collective.
 
-    The rest happens in each micro-batch.  Forward: each layer takes an all_gather along the column.  If this column of
-    the mesh has r rows of a parameter, each rank gives ceil(r / d) rows, padding included.  An element of the output is
+    The rest happens in each micro-batch. Forward: each layer takes an all_gather along the column. If this column of
+    the mesh has r rows of a parameter, each rank gives ceil(r / d) rows, padding included. An element of the output is
     a sum of H products; an all_reduce of T N numbers along the row completes it.
 
-    Backward: released parameters are gathered again.  Each rank of a row computes x's gradient only from its own hidden
-    features, so an all_reduce of T K numbers along the row adds these terms.  The output's gradient is whole on each
-    rank and takes no collective.  If gradients are reduced, each layer takes one reduce_scatter of its gradients along
-    the column; its input is d times as large as the rank's parts of the layer.  No other gradient crosses a row,
+    Backward: released parameters are gathered again. Each rank of a row computes x's gradient only from its own hidden
+    features, so an all_reduce of T K numbers along the row adds these terms. The output's gradient is whole on each
+    rank and takes no collective. If gradients are reduced, each layer takes one reduce_scatter of its gradients along
+    the column; its input is d times as large as the rank's shards of the layer. No other gradient crosses a row,
     because each rank already has what its hidden features need.
 
     An axis of one rank takes no collective, except that parameters are still distributed along a row of one rank.
@@ -70,7 +71,7 @@ def _hand_out(case: TwoAxisCase, name: str, column: int, group: str) -> Collecti
 
 
 def _padded_shape(case: TwoAxisCase, name: str) -> Shape:
-    """A parameter's shape, its hidden features filled up to a multiple of t."""
+    """Returns a parameter's shape with its hidden features padded to a multiple of t."""
     padded = -(-case.hidden_features // case.mesh[1]) * case.mesh[1]
     shape, dim = case.shapes()[f"param.{name}"], HIDDEN_DIM.get(name)
     return tuple(padded if each == dim else size for each, size in enumerate(shape))
@@ -85,7 +86,10 @@ def _across_hidden_features(case: TwoAxisCase, step: int, group: str) -> list[Co
 
 
 def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str) -> list[Collective]:
-    """The collectives of one micro-batch along the column, whose gradients are reduced, if any."""
+    """Returns one micro-batch's collectives along the column.
+
+    `graded` names the parameters whose gradients are reduced.
+    """
     found = []
     for layer in LAYERS:
         held, reduced = (_part_bytes(case, layer, names, column) for names in (case.parameter_names(), graded))
@@ -97,7 +101,7 @@ def _of_parts(case: TwoAxisCase, graded: Iterable[str], column: int, group: str)
 
 
 def _part_bytes(case: TwoAxisCase, layer: str, names: Iterable[str], column: int) -> int:
-    """Bytes that one rank holds of the layer's parameters, padding included."""
+    """Returns the number of bytes of the layer's parameters that one rank has, padding included."""
     start, stop = shard_bounds(case.hidden_features, case.mesh[1], column)
     numel = 0
     for name in (name for name in names if name.startswith(layer)):

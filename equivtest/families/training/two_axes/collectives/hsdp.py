@@ -1,6 +1,6 @@
-"""The collectives of a perceptron that is sharded on one mesh axis and replicated on the other.
+"""Derives the collectives of a perceptron that is sharded along one mesh axis and replicated along the other.
 
-Letters: d x t ranks; the t ranks of a row share the parameters.
+Letters: d x t ranks; the t ranks of a row divide the parameters.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from equivtest.tensors import DTYPES
 
 
 def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Lists collectives: each micro-batch gathers every layer along the row, and released ones again backward.
+    """Returns the collectives of one rank: each micro-batch gathers every layer along the row.
 
-    Tied layers are gathered and reduced together.
-    If gradients are reduced, a layer's gradients take one reduce_scatter along the row and one
-    all_reduce of the rank's part along the column.  Each rank's part of a parameter is ceil(rows / t)
-    rows, padded, or 1 / t of its columns.  A row of one rank gathers and scatters nothing; a column
-    of one rank still takes its all_reduce.  The backward gathers the next layer ahead, whether or
-    not gradients reach it.
+    Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together.
+
+    If gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
+    shard along the column. Each rank's shard of a parameter is ceil(rows / t) rows, padded, or 1 / t of its columns. A
+    row of one rank gathers and scatters nothing; a column of one rank still takes its all_reduce. The backward gathers
+    the next layer ahead, whether or not gradients reach it.
 
     Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the gathered and reduced tensors;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
@@ -51,7 +51,7 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
 
 
 def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
-    """Bytes that one rank holds of the layers' parameters, padding included."""
+    """Returns the number of bytes of the layers' parameters that one rank has, padding included."""
     numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
     return numel * DTYPES[case.dtype].itemsize
 
@@ -64,5 +64,5 @@ def _part_numel(case: TwoAxisCase, name: str) -> int:
 
 
 def name_group(case: TwoAxisCase, ranks: range) -> str:
-    """The group of these ranks, as `Collective.group` names it."""
+    """Returns the name of the group of these ranks, for `Collective.group`."""
     return "mesh" if len(ranks) == case.world_size else f"processes {', '.join(map(str, ranks))}"

@@ -1,6 +1,6 @@
-"""Our own ZeRO-3 as subjects: a perceptron whose partitions are trained by torch's optimizers.
+"""Subjects that train a perceptron under the project's own ZeRO-3, with torch's optimizers on the partitions.
 
-An optimizer sees each partition without its padding, in the partition's own memory.
+An optimizer sees each partition without its padding, as a view of the partition's memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from equivtest.tensors import DTYPES
 
 
 def zero3_mlp_all_gather(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 whose layers are fetched with one all_gather each."""
+    """Trains under ZeRO-3, fetching each layer by one all_gather."""
     return Zero3Run(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_mlp_all_reduce(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3 whose layers are fetched with one all_reduce of a flat buffer each."""
+    """Trains under ZeRO-3, fetching each layer by one all_reduce of a flat buffer."""
     return Zero3Run(case, mesh, given, fetch_by_all_reduce).answers()
 
 
 class Zero3Run(DataParallelRun):
-    """One visit on this rank."""
+    """Runs a case on this rank under ZeRO-3."""
 
     engine_class: ClassVar[type[Engine]] = Engine
 
@@ -49,13 +49,13 @@ class Zero3Run(DataParallelRun):
         return model
 
     def held(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's partition without padding, in its memory."""
+        """Returns this rank's partition without padding, as a view."""
         start = self.mesh.get_local_rank() * partition.numel()
         numel = self.engine.partitioned(name).numel
         return partition.detach()[: max(0, min(partition.numel(), numel - start))]
 
     def padded(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Returns a partition with `held` before its padding."""
+        """Returns a new partition that begins with `held` and is filled up with padding."""
         partition = torch.full_like(self.parameter(name), self.padding, requires_grad=False)
         partition[: held.numel()] = held
         return partition
@@ -74,7 +74,7 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the partitions once. No parameter may be whole meanwhile: its whole would be the old one.
+        """Updates the partitions once. No layer may be whole meanwhile, because it would keep the old values.
 
         Raises:
             RuntimeError: a layer is still whole.
@@ -95,7 +95,7 @@ class Zero3Run(DataParallelRun):
         return norm
 
     def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The norm of all ranks' partitions, which have no padding here, 0-dim, of the case's dtype."""
+        """Returns the norm of all ranks' partitions, which have no padding here: 0-dim, of the case's dtype."""
         return global_norm(gradients, float(self.case.norm_type), self.mesh)
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""The norm of all gradients under ZeRO-3, whose partitions the ranks hold, and clipping by it.
+"""Computes the norm of all gradients under ZeRO-3, whose partitions the ranks have, and clips by it.
 
 Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct: powers of the partitions' norms
 are added over the ranks, or the largest magnitude is taken.  Here it is float64, in which no square of a
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: DeviceMesh) -> torch.Tensor:
-    """The norm of the elements of all ranks' gradients, 0-dim, of their dtype.
+    """Returns the norm over the elements of all ranks' gradients: 0-dim, of the gradients' dtype.
 
     Args:
         gradients: This rank's partitions without padding, any number of elements; at least one tensor.
@@ -33,7 +33,7 @@ def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: Devic
 
 
 def scale(gradients: Sequence[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Multiplies the gradients in place, so that their norm is at most about `max_norm`; never makes them larger."""
+    """Multiplies the gradients in place so that their norm is at most about `max_norm`; never makes them larger."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factor)

@@ -1,9 +1,9 @@
-"""The hooks of ZeRO-3: when each layer of a module is fetched and released, and its gradients reduced.
+"""Hooks ZeRO-3 into a module: fetches and releases its layers, and reduces their gradients.
 
-Forward, a layer is whole while it runs.  Backward, it is whole from the gradient of its output
-until the gradient of an earlier layer's output, or the end of the backward; by then it has been used.
-A parameter of several layers is whole from the first of them that runs until the last, and so is
-fetched once forward and once backward; autograd adds up the gradients of its uses before they are reduced.
+Forward, a layer is whole while it runs. Backward, it is whole from the gradient of its output until the gradient of an
+earlier layer's output, or the end of the backward; by then it has been used. A parameter that several layers share is
+whole from the first of these layers until the last, and so is fetched once forward and once backward. Autograd adds up
+the gradients of its uses before they are reduced.
 
 Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
 """
@@ -24,7 +24,7 @@ from equivtest.families.zero3.subject.gradients import Gradients
 
 
 class Engine:
-    """A module whose layers, the children and their submodules, are partitioned.
+    """Runs a module with partitioned layers. A layer is a child of the module, with the child's submodules.
 
     Attributes:
         layers: Layers by name.
@@ -45,23 +45,23 @@ class Engine:
         tell_shared(list(self.layers.values()))
 
     def partitioned(self, name: str) -> PartitionedParameter:
-        """Returns this rank's part of parameter 'layer.kind'."""
+        """Returns this rank's partition of the parameter named 'layer.kind', such as 'in_proj.weight'."""
         layer, _, kind = name.partition(".")
         return self.layers[layer].partitioned[kind]
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """Backward through the module; no layer is left whole, and every gradient is reduced."""
+        """Runs the backward of the module, which reduces every gradient, and releases all layers."""
         torch.autograd.backward(output, cotangent)
         self.release_all()
 
     def release_all(self) -> None:
-        """Releases what layers are whole."""
+        """Releases every layer that is whole."""
         for layer in self.layers.values():
             if layer.is_available:
                 layer.release()
 
     def before_backward_of(self, layer: Layer) -> None:
-        """Releases every later layer, which has been used, and fetches this one."""
+        """Releases every later layer, which has been used by then, and fetches this layer."""
         layers = list(self.layers.values())
         for used in layers[layers.index(layer) + 1 :]:
             if used.is_available:
@@ -69,7 +69,10 @@ class Engine:
         layer.fetch()
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
-        """Hooks those not `hooked` before; called while parameters are whole, as autograd notes their shapes."""
+        """Hooks the parameters that are not in `hooked`.
+
+        Call it while they are whole, because autograd notes their shapes.
+        """
         for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:
 
@@ -99,7 +102,10 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Tells each layer which of its parameters earlier and later ones have too; layers in the order of the forward."""
+    """Sets, for each layer, which of its parameters earlier and later layers share.
+
+    `layers` are in the forward's order.
+    """
     for index, layer in enumerate(layers):
         for kind, parameter in layer.parameters.items():
             if any(parameter is other for before in layers[:index] for other in before.parameters.values()):

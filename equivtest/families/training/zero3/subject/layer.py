@@ -1,7 +1,7 @@
-"""The parameters of a module and of its submodules under ZeRO-3: partitions, and the wholes while fetched.
+"""Holds the parameters of one layer under ZeRO-3: their partitions, and the whole parameters while they are fetched.
 
-While they are not fetched, the module's parameters have no elements.  For the backward, autograd saves a
-reference to a whole, not the whole itself, and so finds the one that is fetched then.
+While they are not fetched, the module's parameters have no elements. For the backward, autograd saves a reference to a
+whole parameter instead of the parameter itself, and so finds the one that is fetched then.
 
 Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
 (0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
@@ -21,7 +21,7 @@ from equivtest.families.zero3.fetch.subject import Fetcher, PartitionedParameter
 
 @dataclass(frozen=True)
 class SavedView:
-    """Stands for a view of parameter `kind`, from its first element, until the backward asks for it."""
+    """Stands for a view of the whole parameter `kind`, from its first element, until the backward asks for it."""
 
     kind: str
     size: torch.Size
@@ -29,10 +29,10 @@ class SavedView:
 
 
 class Layer:
-    """A module's parameters, by kind: 'weight', 'bias'.
+    """Partitions a module's parameters, and fetches and releases them together.
 
-    A parameter that an earlier or a later layer shares is partitioned once: the first layer to run
-    fetches it, the last one releases it.
+    Kinds are their names, such as 'weight'. A parameter that an earlier or a later layer shares is partitioned once:
+    the first layer to run fetches it, the last one releases it.
 
     Args:
         module: Its parameters are whole; they lose their elements.
@@ -88,7 +88,7 @@ class Layer:
             parameter.data = self._whole(kind)
 
     def release(self, keeping: Collection[str] = ()) -> None:
-        """Drops the wholes except those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
+        """Drops the whole parameters, except those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
             RuntimeError: one is not AVAILABLE, and no other layer shares it.
@@ -102,14 +102,14 @@ class Layer:
         self._empty(dropped)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
-        """Returns what autograd saves instead of a tensor: only a reference for a view of a whole."""
+        """Returns what autograd saves for a tensor: a `SavedView` for a view of a whole parameter, else the tensor."""
         for kind, parameter in self.partitioned.items():
             if parameter.whole is not None and _begins_with(tensor, parameter.whole):
                 return SavedView(kind, tensor.size(), tensor.stride())
         return tensor
 
     def unpack(self, saved: torch.Tensor | SavedView) -> torch.Tensor:
-        """The saved tensor, or the view of the whole that is present now."""
+        """Returns the saved tensor, or for a `SavedView` the same view of the parameter that is fetched now."""
         if isinstance(saved, torch.Tensor):
             return saved
         return self._whole(saved.kind).as_strided(saved.size, saved.stride)
@@ -126,5 +126,5 @@ class Layer:
 
 
 def _begins_with(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
-    """True if a tensor has all elements of `whole`, in its memory."""
+    """True if the tensor has all elements of `whole`, in the same memory."""
     return tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel() > 0
