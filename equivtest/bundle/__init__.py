@@ -1,1 +1,1 @@
-"""Packs the verdicts of a run into one file for you to hand in, and checks such a file."""
+"""Packs the verdicts of a run into one file, a bundle, for you to hand in, and checks such a file."""

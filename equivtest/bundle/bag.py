@@ -1,4 +1,4 @@
-"""Reads and writes a bag in a zip file: BagIt's layout with a SHA-256 of each file (RFC 8493).
+"""Reads and writes a bag in a zip file: the layout of BagIt, with a SHA-256 of each file (RFC 8493).
 
 A reader gets bytes and nothing else: it extracts no file, follows no link and fetches nothing.
 """
@@ -24,10 +24,10 @@ INFO, MANIFEST, TAGS = "bag-info.txt", "manifest-sha256.txt", "tagmanifest-sha25
 PAYLOAD = "data/"
 
 MOST_BYTES = 512 << 20
-"""Limit of a bundle's files together, uncompressed; a conformance run has about a tenth."""
+"""Largest size of all files of a bundle together, uncompressed; a conformance run has about a tenth of it."""
 MOST_FILES = 10_000
 DATE = (1980, 1, 1, 0, 0, 0)
-"""Date of each entry, so that the same files make the same bundle."""
+"""Date of each entry of the zip file, always the same, so that equal files make equal bundles."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\s]+)")
@@ -35,17 +35,17 @@ _BROKEN = (
     zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError,
     IndexError, OverflowError,
 )  # fmt: skip
-"""Exceptions of zipfile for files that are no archive, or a damaged one (Python 3.11 to 3.14)."""
+"""Exceptions that zipfile raises for a file that is no archive, or a damaged one (Python 3.11 to 3.14)."""
 
 
 @dataclass(frozen=True)
 class Bag:
-    """The files of a bag.
+    """The content of a bag.
 
     Attributes:
         payload: Path below data/ -> content.
         digest: SHA-256 of the manifest of the tag files, hence of everything.
-        altered: What does not fit its checksum, in words, with the file's name.
+        altered: One line for each file that does not fit its checksum.
     """
 
     payload: Mapping[str, bytes]
@@ -54,7 +54,7 @@ class Bag:
 
 
 def write_bag(path: Path, payload: Mapping[str, bytes], info: Mapping[str, str]) -> str:
-    """Writes the files into one zip file and returns the digest of the bag.
+    """Writes the files `payload` as a bag into a zip file, and returns the bag's digest.
 
     Raises:
         BrokenSetup: the file cannot be written.
@@ -82,7 +82,7 @@ def read_bag(path: Path) -> Bag:
     """Reads every file of a bag and compares it with its checksum.
 
     Raises:
-        Misuse: there is no such file, it is no bag, or larger than a bundle can be.
+        Misuse: there is no such file, it is no bag, or it is larger than a bundle can be.
     """
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
@@ -95,7 +95,7 @@ def read_bag(path: Path) -> Bag:
 
 
 def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
-    """Returns the content of each file by its path in the bag, or why it cannot be read."""
+    """Returns path in the bag -> content of the file, or the reason, as a string, why it cannot be read."""
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if len(entries) > MOST_FILES:
         raise Misuse(f"it has {len(entries):,} files, a bundle has at most {MOST_FILES:,}")
@@ -123,9 +123,12 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> bytes | str:
-    """Returns at most `left` bytes, or why there are none.
+    """Returns the bytes of a file, or the reason, as a string, why it cannot be read.
 
-    The size that an entry names may be wrong, so that only what comes out counts.
+    The size that the zip file names may be wrong, so the bytes themselves are counted.
+
+    Raises:
+        Misuse: there are more than `left` bytes.
     """
     try:
         with archive.open(entry) as stream:
@@ -155,7 +158,7 @@ def _checked(files: Mapping[str, bytes | str]) -> Bag:
 
 
 def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes], unread: set[str]) -> list[str]:
-    """Returns a line for each file that is missing, added, or differs from its checksum in a manifest."""
+    """Returns one line for each file that is missing, added, or differs from its checksum in a manifest."""
     if manifest is None:
         return []
     sums: dict[str, str] = {}

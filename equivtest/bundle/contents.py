@@ -1,4 +1,7 @@
-"""The files of a bundle as structs; each has one written form, so that a reader finds what does not belong there."""
+"""Defines the files of a bundle as structs, and their only allowed written form.
+
+A reader compares a file with that form, and so finds what does not belong there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from equivtest.report.handover import Audited, Failure, KnownState, Record
 from equivtest.report.tally import Tally
 
 SCHEMA = 1
-"""Version of the files below; raised when a reader of the old form would misread the new one."""
+"""Version of a bundle's files; raise it when a reader of the old form would misread the new one."""
 
 ENVIRONMENT, RESULTS, LISTS, MANIFEST = "environment.json", "results.json", "known_failures.json", "manifest.json"
 SEARCHES = "searches"
@@ -25,7 +28,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of environment.json that decides which cases a run has; the file has further keys, for people.
+    """The facts in environment.json that decide which cases a run has; the file has further facts for people.
 
     Attributes:
         suite_digest: See `suite_digest`.
@@ -33,8 +36,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         manifest: Name of the manifest's file, or ''.
         hosts: Hosts of the ranks if the run listened for any; else None.
         declared: The backend's arithmetic by dtype; None for torch's on the CPU.
-        failed: Number of tests that failed; a known failure that no longer fails is one, and no claim's.
-        complete, state: False, and why, for a run that did not come to its end.
+        failed: Number of tests that failed, including tests of known failures that no longer fail.
+        complete, state: Whether the run came to its end; if not, the reason.
     """
 
     equivtest: str
@@ -72,7 +75,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_lists(self) -> tuple[str, ...]:
-        """Names of the lists of known failures besides the shipped one."""
+        """File names of the user's lists of known failures, without the shipped list."""
         return tuple(name for name in self.known_failures.split(", ") if name not in ("shipped", "none"))
 
     @property
@@ -81,15 +84,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one property; everything but the failures' texts follows from the verdicts and the audit.
+    """The result of one property; all of it, except the failures' texts, follows from the verdicts and the audit.
 
     Attributes:
         outcomes: Claim -> passed, failed, skipped (open) or xfailed (a known failure).
         counts: Claim -> kind of verdict -> number.
-        searches: Label -> number of records.
+        searches: Label of a search -> number of records.
         covered: Numbers of combinations: judged, known to fail, open, infeasible.
         holes: Required cells without a conclusion.
-        failures: The smallest failures that were found.
+        failures: The smallest failing cases that were found.
     """
 
     name: str
@@ -104,10 +107,10 @@ class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run.
+    """The content of results.json: the result of a run.
 
     Attributes:
-        troubles: Why the run is red besides failing claims.
+        troubles: Reasons besides failing claims why the run is red.
     """
 
     schema: int
@@ -117,7 +120,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownList(msgspec.Struct, frozen=True):
-    """A list of known failures of the user's own: its file's name and its entries as read."""
+    """A list of known failures of the user: the name of its file, and its entries as read."""
 
     name: str
     entries: list[dict[str, Any]]
@@ -126,7 +129,7 @@ class KnownList(msgspec.Struct, frozen=True):
 def result_of(
     tally: Tally, num_records: Mapping[str, int], audit: Audited | None, holes: Iterable[str]
 ) -> PropertyResult:
-    """Returns the result of a property from what was counted."""
+    """Returns the result of a property, as the bundle has it, from its counts."""
     sizes = [len(part) for part in (tally.covered.judged, tally.covered.known, tally.covered.open)]
     failures = (msgspec.structs.replace(failure, replay="") for failure in tally.failures)
     return PropertyResult(
@@ -143,7 +146,7 @@ def result_of(
 
 
 def search_file(name: str, label: str) -> str:
-    """Returns the path of a search's verdicts, below data/."""
+    """Returns the path below data/ of the file with a search's verdicts."""
     return f"{SEARCHES}/{name}/{label}.jsonl"
 
 
@@ -156,10 +159,10 @@ def write_json(value: object) -> bytes:
 
 
 def read_records(data: bytes) -> list[Record]:
-    """Returns the records of a file.
+    """Reads the records from the content of a search's file.
 
     Raises:
-        ValueError: a line is no record in its one written form.
+        ValueError: a line is no record, or has another form than `write_records` gives it.
     """
     records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
     if write_records(records) != data:
@@ -168,10 +171,10 @@ def read_records(data: bytes) -> list[Record]:
 
 
 def read_json(data: bytes, kind: type[T]) -> T:
-    """Returns the content of a file.
+    """Reads a struct of type `kind` from the content of a JSON file.
 
     Raises:
-        ValueError: it has another form than equivtest writes.
+        ValueError: it has another form than `write_json` gives it.
     """
     value = msgspec.json.decode(data, type=kind)
     if write_json(value) != data:
@@ -181,7 +184,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 @cache
 def suite_digest() -> str:
-    """Returns the SHA-256 over every file of equivtest and of the shipped properties, by path: the same in a wheel."""
+    """Returns a SHA-256 over every file of equivtest and of the shipped properties; a wheel has the same."""
     digest = hashlib.sha256()
     for name, path in sorted(_suite_files()):
         digest.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())

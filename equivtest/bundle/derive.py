@@ -1,7 +1,7 @@
-"""Derives a search of a run again from the suite and the verdicts that the run recorded, without ranks.
+"""Repeats a search of a run without ranks, to find out which cases it must have had and what follows from its verdicts.
 
-The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells
-need more depends on the recorded verdicts alone, so that the same cases come out as in the run.
+The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells need more
+depends on the recorded verdicts alone, so that the same cases come out as in the run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from equivtest.verdicts.compare import UNABLE
 from equivtest.verdicts.verdict import FAILING, KINDS, OTHER_KINDS, WHOLE_RUN
 
 Key = bytes
-"""A written case."""
+"""A case as sorted JSON."""
 
 
 @dataclass
 class Derived(Searching):
-    """A search whose verdicts come from records.
+    """A search that takes the verdicts from a bundle's records, and notes what does not fit.
 
     Attributes:
-        recorded: Written case -> its records, of those cases that the search has not asked for yet.
-        torchs: Reasons of failures that a run may leave to torch.
-        problems: What does not fit, in words.
+        recorded: Case as JSON -> its records; only cases that the search has not asked for yet.
+        torchs: Reasons for failures that a run may leave to torch, see `torchs_reasons`.
+        problems: What does not fit, one line each.
     """
 
     recorded: dict[Key, list[Record]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Derived(Searching):
     problems: list[str] = field(default_factory=list)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Looks up the cases in place of running them; see `Searching.judge_cases`."""
+        """Takes the records of the cases instead of running them; see `Searching.judge_cases`."""
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
         for case, entry in barred.items():
@@ -76,7 +76,7 @@ class Derived(Searching):
         return records
 
     def _faults(self, case: Case, records: Sequence[Record]) -> list[str]:
-        """Names what no run can have recorded of a case."""
+        """Returns one line for each field of a case's records that no run of the case can have written."""
         found = []
         for number, record in enumerate(records):
             place = (record.draw, record.mode, record.seed)
@@ -119,7 +119,7 @@ class Derived(Searching):
         return {entry.reason for entry in self.known.of(self.prop.subject) if entry.covers(case)}
 
     def _required(self, case: Case, draw: int) -> set[str]:
-        """Returns the claims on which every run of the case has a verdict."""
+        """Returns the claims on which every run of the case has a verdict for this draw of values."""
         if draw >= len(case.values):
             return set()
         return {claim.name for claim in self.prop.claims if always_judges(claim) and claim.applies(case, draw)}
@@ -129,13 +129,16 @@ ENDED_KINDS = frozenset({*WHOLE_RUN, *UNABLE})
 
 
 def torchs_reasons(environment: Environment) -> frozenset[str]:
-    """Returns the reasons of failures that a run leaves to torch: none on gloo and the CPU, where they were found."""
+    """Returns the reasons for failures that a run may leave to torch.
+
+    There are none if the run itself was on gloo and the CPU, which is the reference for such failures.
+    """
     is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
     return frozenset() if is_reference else frozenset(f"{TORCHS} ({kind})" for kind in FAILING)
 
 
 def always_judges(claim: Claim) -> bool:
-    """True if the claim's judge gives a judgement of every draw to which it applies, as its annotation says."""
+    """True if the claim judges every draw to which it applies; the return annotation of its judge says so."""
     return str(claim.judge.__annotations__["return"]) == "Judgement"
 
 
@@ -147,11 +150,16 @@ def derive(
     pool: Any = None,
     torchs: frozenset[str] = frozenset(),
 ) -> tuple[list[Record], Coverage | None, dict[str, str], list[str]]:
-    """Returns the records of the cases that the search has, its coverage, the dtypes left out, and what does not fit.
+    """Repeats a search from its records, without ranks.
+
+    Returns:
+        The records of the cases that the search has, its coverage, the dtypes left out with reasons, and one line for
+            each thing that does not fit.
 
     Args:
-        torchs: Reasons of failures that a run may leave to torch, see `torchs_reasons`.
-        pool: Answers what only ranks know of the property; None if it needs none (`Property.resolve`).
+        torchs: Reasons for failures that a run may leave to torch, see `torchs_reasons`.
+        pool: Ranks that answer what a property asks of them before its cases are drawn; None if it asks nothing
+            (`Property.resolve`).
     """
     recorded: dict[Key, list[Record]] = {}
     for record in records:
@@ -164,7 +172,7 @@ def derive(
 
 
 def key_of(data: object) -> Key:
-    """Returns a written case as a key."""
+    """Returns the JSON data of a case as sorted JSON text."""
     return msgspec.json.encode(data, order="sorted")
 
 
@@ -177,6 +185,9 @@ def _place_of(case: Case) -> tuple[int, str, str, str]:
 
 
 def _ended(record: Record) -> bool:
-    """True if the run itself failed or could not be judged, so that one claim stands for all, on draw 0."""
+    """True if the whole run of the case failed or could not be judged.
+
+    Then the verdict of one claim on draw 0 stands for all.
+    """
     ended = {f"{TORCHS} ({kind})" for kind in WHOLE_RUN}
     return not ENDED_KINDS.isdisjoint(record.verdicts.values()) or not ended.isdisjoint(record.known.values())

@@ -1,4 +1,4 @@
-"""Reads and writes the manifest of a backend: the file equivtest.toml, in which a vendor says what the backend can do.
+"""Reads and writes equivtest.toml, the manifest in which a vendor declares what the backend can do.
 
 A run with a manifest compares it with the verdicts in both directions.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 NAME = "equivtest.toml"
 SUBJECT = "collectives"
-"""The subject that calls each collective alone."""
+"""Name of the subject that calls each collective alone."""
 MOST_BYTES = 1 << 20
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"imports": "import"}):
-    """The backend under judgement; see `equivtest.ranks.backend.Backend`."""
+    """The table [backend] of a manifest; see `equivtest.ranks.backend.Backend` for the fields."""
 
     name: str
     device: str = "cpu"
@@ -40,7 +40,7 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The abilities of the backend."""
+    """The table [claims] of a manifest: dtypes, world sizes, collectives and reductions that the backend supports."""
 
     dtypes: tuple[str, ...]
     world_sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file.
+    """The content of equivtest.toml.
 
     Attributes:
         waiver: Entries with the fields of known_failures.toml; each must have `link` and `expires`.
@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Names of --allow-unsupported for everything that the backend may refuse."""
+        """Names, for --allow-unsupported, of everything that the manifest does not claim: the backend may refuse it."""
         claimed = self.claims
         functions = [name for name in FUNCTIONS if name not in claimed.collectives]
         reductions = [name for name in REDUCTIONS if name not in claimed.reductions]
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(f"{dtype}:{name}" for dtype in claimed.dtypes for name in (*functions, *reduced))
 
     def as_options(self, path: str) -> dict[str, Any]:
-        """Returns the options of a run that this manifest stands for."""
+        """Returns the command-line options that this manifest stands for; `path` is the manifest's own."""
         backend, claims = self.backend, self.claims
         return {
             "backend": backend.name,
@@ -84,10 +84,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def merged(self, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Returns the options of a run: the manifest's, and `given`.
+        """Adds the options of this manifest to the `given` options of a run, and returns all.
 
         Raises:
-            Misuse: both name one.
+            Misuse: an option is in both.
         """
         own = {name: value for name, value in self.as_options(path).items() if value not in (None, [], "")}
         own |= {name: "auto" for name in ("start",) if own[name] == "auto" and name in given}
@@ -114,7 +114,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse(data: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest that the file's data stand for.
+    """Checks the data of a manifest's file and returns the manifest.
 
     Raises:
         Misuse: a value is not allowed.
@@ -147,11 +147,11 @@ def parse(data: Mapping[str, Any]) -> Manifest:
 
 
 def differences(manifest: Manifest, records: Iterable[Record]) -> tuple[list[str], list[str]]:
-    """Compares the claims on collectives with the verdicts on calls of each collective alone.
+    """Compares the manifest's claims with the verdicts of the subject that calls each collective alone.
 
     Returns:
-        Collectives that hold without a claim, and claimed collectives that no verdict judged, as
-        'dtype:function_reduction'.
+        Collectives that hold without being claimed, and claimed collectives that no verdict judged, as
+            'dtype:function_reduction'.
     """
     judged: set[str] = set()
     for record in records:
@@ -170,7 +170,7 @@ ALL_CLAIMS = Claims(tuple(limits.DTYPES), limits.WORLD_SIZES, FUNCTIONS, REDUCTI
 
 
 def measured(pool: Pool, world_size: int = 2) -> tuple[Claims, list[str]]:
-    """Returns what the probes of a backend do not refuse, and notes on what they found.
+    """Probes a backend; returns claims of everything that no probe refused, and notes on what the probes found.
 
     A dtype is claimed if some collective works in it.
 
@@ -196,7 +196,7 @@ def measured(pool: Pool, world_size: int = 2) -> tuple[Claims, list[str]]:
 
 
 def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> str:
-    """Returns a manifest to read, correct and hand in.
+    """Returns the text of a manifest for the vendor to correct and hand in.
 
     Args:
         notes: Lines about the measurement.
@@ -233,5 +233,5 @@ def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> s
 
 
 def _toml(value: str | tuple[object, ...]) -> str:
-    """Returns a text, or a list of texts or numbers; JSON writes both as TOML does."""
+    """Writes a text, or a list of texts or numbers, as TOML; JSON writes these values the same way."""
     return msgspec.json.encode(value).decode().replace(",", ", ")

@@ -1,4 +1,4 @@
-"""Runs some cases of a bundle again, so that invented verdicts are found.
+"""Runs some cases of a bundle again and compares the verdicts, so that invented verdicts are found.
 
 Which cases run depends on the bundle's digest and on a seed that its maker could not know.
 """
@@ -21,16 +21,16 @@ from equivtest.search.known import KnownFailures
 from equivtest.search.search import Searching
 
 Recorded = tuple[Property, Chunk, list[Record]]
-"""A case's property and search, and its records."""
+"""(property, search, records of one case)."""
 
 
 def rerun_cases(found: Verified, pool: Pool, number: int, cpu: str, seed: str = "") -> Iterator[tuple[str, bool]]:
-    """Yields lines on cases that run again, each with True if it names a difference.
+    """Runs cases of a bundle again; yields (line, True if the line names a difference).
 
     Args:
-        number: Of cases; all if there are fewer.
-        cpu: Name of the CPU of this machine: on the bundle's own, margins have to be the same.
-        seed: Fresh randomness if ''.
+        number: Number of cases; all if the bundle has fewer.
+        cpu: Name of this machine's CPU: if the bundle's run had the same, margins have to be equal.
+        seed: Chooses the cases; fresh randomness if ''.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -65,7 +65,10 @@ def rerun_cases(found: Verified, pool: Pool, number: int, cpu: str, seed: str = 
 
 
 def chosen_cases(found: Verified, number: int, seed: str) -> list[Recorded]:
-    """Returns cases that may run, chosen by the bundle's digest and the seed."""
+    """Returns `number` cases of the bundle, chosen by its digest and `seed`.
+
+    Cases that a known failure forbids to run are never chosen.
+    """
     cases = [each for search in found.searches for each in _cases_of(*search) if not _is_barred(each, found.known)]
     return random.Random(f"{found.digest} {seed}").sample(cases, min(number, len(cases)))
 

@@ -1,4 +1,4 @@
-"""Checks a bundle: whole, unaltered, of this suite, and with nothing claimed that does not follow from its verdicts.
+"""Checks a bundle: it is complete and unaltered, made with this suite, and its results follow from its verdicts.
 
 Only JSON is read: no module is imported and no code runs because a bundle names it.
 """
@@ -38,18 +38,19 @@ from equivtest.search.planned import parts_of, pinned_sizes
 T = TypeVar("T")
 
 MOST_NAMED = 5
-"""Problems of one file that are named; the others are counted."""
+"""Number of problems of one file that are printed; further ones are counted."""
 
 
 @dataclass
 class Verified:
-    """The result of a check.
+    """The result of checking a bundle.
 
     Attributes:
-        problems: One line each; none if the bundle is whole, unaltered and green.
+        digest: Digest of the bundle.
+        problems: One line each; none if the bundle is complete, unaltered and green.
         notes: What was checked and what was not, one line each.
-        levels: Standing on each level; empty unless the run is of the profile `conformance`.
-        searches: (property, chunk) of each search, with its records.
+        levels: Result on each level of conformance; empty unless the run is of the profile `conformance`.
+        searches: (property, chunk, records) of each search.
     """
 
     digest: str
@@ -65,12 +66,12 @@ def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> 
     """Checks a bundle against the suite that is installed here.
 
     Args:
-        properties: The shipped ones by name.
+        properties: The shipped properties by name.
         pool: Ranks that answer what a property asks of them before its cases are drawn (`Property.resolve`); without
-            them the cases of these properties are not derived.
+            ranks the cases of these properties are not derived.
 
     Raises:
-        Misuse: the file is no bundle, or one of another suite or release of torch.
+        Misuse: the file is no bundle, or the bundle is of another suite or release of torch.
     """
     import_cases()
     bag = read_bag(path)
@@ -123,7 +124,7 @@ class _Check:
         self.found.problems.append(f"{word}: {text}")
 
     def _read(self, name: str, kind: type[T]) -> T | None:
-        """Returns the content of a file of the bundle; None, and a problem, if it has none in the right form."""
+        """Reads a JSON file of the bundle; notes a problem and returns None if it is missing or has another form."""
         if name not in self.bag.payload:
             self._say("altered", f"data/{name} is missing")
             return None
@@ -134,7 +135,7 @@ class _Check:
             return None
 
     def _check_environment(self, environment: Environment, lists: Sequence[KnownList]) -> bool:
-        """Checks what decides which cases the run has; False if none can be derived."""
+        """Checks the settings that decide which cases the run has; False if no cases can be derived from them."""
         is_planned = environment.profile in PROFILES and environment.plan.strength > 0
         if not is_planned or environment.seeds != "gate":
             self._say("altered", f"data/{contents.ENVIRONMENT}: no bundle is of profile {environment.profile!r}")
@@ -164,7 +165,7 @@ class _Check:
         return True
 
     def _check_manifest(self, environment: Environment) -> None:
-        """Checks that the run had the settings that its manifest names."""
+        """Checks that the settings of the run are those of the bundled manifest."""
         if not environment.manifest and contents.MANIFEST not in self.bag.payload:
             return
         data = self._read(contents.MANIFEST, dict)
@@ -191,7 +192,7 @@ class _Check:
                 self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
-        """Returns the known failures that counted when the run began, and names those that have expired since."""
+        """Returns the known failures that were valid when the run began, and notes those that have expired since."""
         entries = read_entries(SHIPPED) if environment.uses_shipped_list else []
         for each in lists:
             numbers = Counter(entry.subject for entry in entries)
@@ -330,7 +331,7 @@ class _Check:
             self._say("red", shorten(trouble))
 
     def _check_files(self, results: Results) -> None:
-        """Names the files of the bundle that nothing above has read."""
+        """Notes a problem for each file of the bundle that no other check has read."""
         known = {contents.ENVIRONMENT, contents.RESULTS, contents.LISTS, contents.MANIFEST}
         known |= {
             contents.search_file(result.name, label) for result in results.properties for label in result.searches
@@ -340,7 +341,7 @@ class _Check:
 
 
 def _require_suite(environment: Environment, results: Results) -> None:
-    """Raises Misuse unless the bundle is of this suite and this release of torch, with which its cases can be drawn."""
+    """Raises Misuse unless this suite and this release of torch made the bundle; others draw other cases."""
     if results.schema != contents.SCHEMA:
         raise Misuse(f"the bundle has schema {results.schema}, this equivtest reads {contents.SCHEMA}")
     if environment.suite_digest != contents.suite_digest():
@@ -357,7 +358,7 @@ def _require_suite(environment: Environment, results: Results) -> None:
 
 
 def require_case(record: Record) -> None:
-    """Raises ValueError unless a record has a valid case, and margins that a run can have."""
+    """Raises ValueError unless the record has a valid case, and no negative margin or time."""
     try:
         from_data(record.case)
     except EquivtestError as error:
@@ -381,7 +382,7 @@ def _short(value: object) -> str:
 
 
 def in_lines(path: Path, found: Verified) -> Iterator[str]:
-    """Yields what `equivtest verify` prints of a bundle, without reruns."""
+    """Yields the lines that `equivtest verify` prints about a bundle, except those about cases that ran again."""
     yield f"{path}: digest {found.digest}"
     if found.environment is not None:
         env = found.environment

@@ -1,4 +1,4 @@
-"""Writes the bundle of a run that has ended."""
+"""Writes the bundle of a run after its end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from equivtest.report.tally import Tally
 
 
 def write_bundle(path: Path, environment: Mapping[str, Any], payload: Mapping[str, bytes]) -> str:
-    """Writes the file, and returns its digest.
+    """Writes the bundle's file and returns its digest.
 
     Raises:
-        BrokenSetup: it cannot be written.
+        BrokenSetup: the file cannot be written.
     """
     info = {
         "Bag-Software-Agent": f"equivtest {environment['equivtest']}",
@@ -36,11 +36,11 @@ def payload_of(
     troubles: Sequence[str],
     holes_of: Callable[[Tally], Sequence[str]],
 ) -> dict[str, bytes]:
-    """Returns the files of a run's bundle.
+    """Returns the files of a run's bundle: path below data/ -> content.
 
     Args:
-        troubles: Why the run is red besides failing claims.
-        holes_of: Names the required cells of a property without a conclusion.
+        troubles: Reasons besides failing claims why the run is red.
+        holes_of: Returns the required cells of a property without a conclusion.
     """
     sizes: dict[str, dict[str, int]] = {}
     for (name, label), records in results.searches.items():
@@ -72,6 +72,6 @@ def payload_of(
 
 
 def read_list(name: str) -> KnownList:
-    """Returns a list of known failures as the bundle has it."""
+    """Reads a user's list of known failures, from its own file or from the waivers of a manifest."""
     data = tomllib.loads(Path(name).read_text("utf-8"))
     return KnownList(name, msgspec.to_builtins(data.get("waiver" if "backend" in data else "known_failure", [])))

@@ -1,4 +1,4 @@
-"""Reports the audits of a run: lines of the summary, a table, a file."""
+"""Reports the audits of a run, in which collectives are spoiled: as lines of the summary, as a table, as a CSV file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from equivtest.report.columns import aligned
 from equivtest.report.handover import Audited
 
 WAITS = "not audited: the audit waits until the property holds"
-"""Text for a property that fails: its audit adds no second error."""
+"""Text for a property that fails, since its audit would only repeat the failure."""
 
 HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """Returns lines on properties with an unchecked collective, or whose audit did not begin or ended early."""
+    """Returns one line per property whose audit shows a collective that no claim checks, or did not begin or end."""
     lines = []
     for found in audits:
         if found.waits:
@@ -38,7 +38,7 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """Yields one row for each fault of each collective, under `HEAD`."""
+    """Yields the rows of the table under `HEAD`: one for each fault of each collective."""
     for found in audits:
         for row in found.rows:
             by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
@@ -50,7 +50,7 @@ def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
 
 
 def table(audits: Sequence[Audited]) -> list[str]:
-    """Returns the rows as columns, and the duration."""
+    """Returns a table of the audits as aligned lines, then the problems, then the number of cases and the duration."""
     if not audits:
         return []
     rows = [HEAD, *rows_of(audits)]
@@ -62,7 +62,7 @@ def table(audits: Sequence[Audited]) -> list[str]:
 
 
 def as_csv(audits: Iterable[Audited]) -> str:
-    """Returns all rows under `HEAD`."""
+    """Returns the rows of all audits as CSV, under `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)

@@ -1,4 +1,4 @@
-"""Counts the conclusions on each claim of a property in each cell of the case space."""
+"""Counts the verdicts on each claim in each cell, which is a combination of world size, dtype and shard kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = ("property", "claim", "world size", "dtype", "shards", "conclusive", *OTH
 
 @dataclass(frozen=True)
 class ClaimCell:
-    """The verdicts on one claim in one cell.
+    """The number of verdicts of each kind on one claim in one cell (world size, dtype, shard kind).
 
     Attributes:
         dtype: 'any' for a claim that does not need verdicts in each dtype.
@@ -40,7 +40,7 @@ class ClaimCell:
 
     @property
     def is_open(self) -> bool:
-        """True if more of its verdicts are inconclusive than a conformance run allows."""
+        """True if the share of inconclusive verdicts exceeds what a conformance run allows."""
         open_ones = self.counts["inconclusive"]
         return open_ones > MAX_INCONCLUSIVE * (self.conclusive + open_ones)
 
@@ -51,7 +51,10 @@ class ClaimCell:
 
 
 def cells_of(tally: Tally) -> list[ClaimCell]:
-    """Returns every required cell of every claim, without claims that apply to no case of that world size."""
+    """Returns the counts of every claim of a property in every cell in which the claim has to be judged.
+
+    It leaves out a claim that applies to no case of a world size.
+    """
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
         for verdict, number in verdicts.items():
@@ -75,7 +78,7 @@ def _dtype(tally: Tally, claim: str, dtype: str) -> str:
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:
-    """Returns every cell of every property, one line each, under `HEAD`."""
+    """Returns the counts of every cell of every property as CSV, under `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)
@@ -84,7 +87,10 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """Says how many cells lack conclusions or are open, and which has the fewest; '' if there are no cells."""
+    """Returns how many cells have too few conclusions or too many open verdicts, and the cell with the fewest.
+
+    The text is '' if there are no cells.
+    """
     cells = cells_of(tally)
     if not cells:
         return ""

@@ -1,4 +1,7 @@
-"""Compares two runs: what got worse, better, newly judged, no longer judged, slower, and which draws differ."""
+"""Compares two runs.
+
+It finds claims that got worse or better or that only one run judged, slower properties, and draws that differ.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,23 @@ from equivtest.verdicts.verdict import FAILING
 
 SCHEMA = 1
 SLOWER_RATIO, SLOWER_FLOOR_S = 1.5, 5.0
-"""A property is slower if the cases that both runs have take so much longer, by ratio and in seconds: runs on a shared
-machine differ by less without any change."""
+"""Limits from which a property counts as slower: the ratio, and the difference in seconds, of the time for common
+cases."""
 
 HOLDS, KNOWN, FAILS, OPEN = "holds", "known to fail", "fails", "open"
 RANKS = {HOLDS: 0, KNOWN: 1, FAILS: 2}
-"""Outcomes that are judged, the best first."""
+"""Outcomes of a judged claim, the best first; a higher number is worse."""
 OUTCOMES = {"passed": HOLDS, "xfailed": KNOWN, "failed": FAILS, "skipped": OPEN}
 
 CATEGORIES = ("worse", "no longer judged", "better", "newly judged", "slower", "different")
 CAUSES = {"worse": ("worse", "no longer judged"), "slower": ("slower",), "different": CATEGORIES, "never": ()}
-"""Name after --fail-on -> categories that it stands for."""
+"""Name that --fail-on takes -> the categories of changes that it stands for."""
 NUM_SHOWN = 20  # lines of each category in the text
 
 Key = tuple[str, str]
-"""(name of a property, claim)."""
+"""(name of a property, name of a claim)."""
 Draw = tuple[bytes, int, str, int]
-"""(case as JSON, number of the draw, its mode, its seed)."""
+"""One set of values of a case: (case as JSON, number of the draw, its mode, its seed)."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +47,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         category: One of CATEGORIES.
         property_name: 'property' in JSON.
-        claim: '' if it concerns the whole property.
-        old, new: Its state in each run, in words.
+        claim: '' if the difference concerns the whole property.
+        old, new: What each run shows, in words.
         number: How many verdicts, pairs of values or draws differ; 0 if only the outcome does.
-        example: The first of them, such as a case as code.
+        example: The first difference, such as a case as code.
     """
 
     category: str
@@ -66,7 +69,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Numbers of judged claims of properties, covered combinations of values, and judged verdicts."""
+    """How much one run judged: number of claims, of covered combinations of values, and of verdicts."""
 
     claims: int
     combinations: int
@@ -93,12 +96,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class _Side:
-    """One run, arranged for a comparison.
+    """The results of one of the two runs, arranged for the comparison.
 
     Attributes:
         outcomes: Outcome of each claim.
-        verdicts: (property, claim) -> draw -> kind.
-        draws: Property -> draw -> everything that was recorded of it except verdicts and durations.
+        verdicts: (property, claim) -> draw -> kind of the verdict.
+        draws: Property -> draw -> its whole record except verdicts and durations.
         seconds: Property -> case -> the longest time that a rank spent on it.
     """
 
@@ -127,7 +130,7 @@ class _Side:
 
 
 def parse_causes(text: str) -> tuple[str, ...]:
-    """Returns the categories that --fail-on stands for.
+    """Splits the value of --fail-on at commas; returns the categories of changes that its names stand for.
 
     Raises:
         Misuse: a name is unknown.
@@ -140,10 +143,10 @@ def parse_causes(text: str) -> tuple[str, ...]:
 
 
 def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Comparison:
-    """Compares two runs, claim by claim and draw by draw.
+    """Compares two runs by claim, by combination of values, by duration and by draw.
 
     Args:
-        causes: Categories that make the comparison fail.
+        causes: Categories of changes that make the exit code 1.
     """
     sides = _side_of(old), _side_of(new)
     changes = sorted(
@@ -168,7 +171,11 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 
 
 def _in_tests(old: Run, new: Run) -> Iterator[Change]:
-    """Yields a change if more tests fail: a fault of the backend, a known failure or a required cell is no claim."""
+    """Yields a change if the number of failed tests differs.
+
+    Tests fail for more than claims: for a fault of the backend, a known failure that no longer fails, or a required
+    cell.
+    """
     before, after = (run.environment["failed"] for run in (old, new))
     if before != after:
         faults = on_faults(fault for text, fault in new.results.faults.items() if text not in old.results.faults)
@@ -182,7 +189,7 @@ OF_ONE_RUN = frozenset(
         "state", "complete", "failed", "concluded",
     }
 )  # fmt: skip
-"""Facts of an environment in which any two runs may differ."""
+"""Facts of an environment that may differ between any two runs, so the comparison leaves them out."""
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -211,7 +218,7 @@ def _outcome_of(kind: str) -> str:
 
 
 def _category(old: str, new: str) -> str:
-    """Returns the category of a change of outcome; '' if it is none."""
+    """Returns the category of a change from outcome `old` to `new`, such as 'worse'; '' if nothing changed."""
     if new == FAILS != old:
         return "worse"
     if old in RANKS and new in RANKS:
@@ -232,7 +239,7 @@ def _in_claims(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_verdicts(key: Key, old: Mapping[Draw, str], new: Mapping[Draw, str]) -> Iterator[Change]:
-    """Yields a change for each category of draws that both runs have, and one if fewer or more verdicts are judged."""
+    """Yields one change for each category of changed verdicts, and one if the runs judge different numbers of draws."""
     found: defaultdict[str, list[Draw]] = defaultdict(list)
     for draw in old.keys() & new.keys():
         found[_category(old[draw], new[draw])].append(draw)
@@ -274,7 +281,7 @@ def _in_seconds(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
-    """Yields the draws that only one run has, and those whose margins, or anything else recorded, are others."""
+    """Yields a change if a draw is in one run only, and one if margins or other recorded data of a draw differ."""
     for name in dict.fromkeys([*old.draws, *new.draws]):
         before, after = old.draws[name], new.draws[name]
         both = before.keys() & after.keys()
@@ -296,7 +303,7 @@ def _change(category: str, key: Key, old: str, new: str, number: int = 0, exampl
 
 
 def in_words(comparison: Comparison) -> list[str]:
-    """Returns the comparison as lines for people."""
+    """Returns the comparison as lines of text."""
     lines = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in comparison.environments.items()]
     for word in ("claims", "combinations", "verdicts"):
         old, new = getattr(comparison.old, word), getattr(comparison.new, word)

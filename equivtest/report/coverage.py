@@ -1,4 +1,4 @@
-"""Counts the combinations of values that a run has covered, over all searches of a property."""
+"""Counts which combinations of values of the cases' axes a run has covered, per property."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from equivtest.report.columns import aligned
 from equivtest.report.handover import Coverage
 
 Value = tuple[str, str]
-"""An axis and its value, in words."""
+"""Name of an axis from which cases are drawn, and the value of a case on it, in words."""
 
 Combination = tuple[str, tuple[Value, ...]]
-"""The array's name, and values of different axes."""
+"""Name of the covering array, and one value of each of several axes."""
 
 
 @dataclass
 class Covered:
-    """Counts the combinations of a property.
+    """Combinations of axis values that the cases of one property have, by what the cases showed.
 
     Attributes:
-        strength: How many axes are combined; 0 if random cases are all there is.
+        strength: Number of axes that a combination has; 0 if the property has only random cases.
         judged: Combinations of cases with a conclusion.
         known: Combinations of cases that torch is known to get wrong.
         open: Combinations of cases without a conclusion.
@@ -37,7 +37,10 @@ class Covered:
     axes: dict[str, None] = field(default_factory=dict)
 
     def add(self, coverage: Coverage) -> None:
-        """Adds the rows of one search; a combination counts once, as judged rather than known or open."""
+        """Adds the combinations of one search's cases.
+
+        A combination of several cases counts once: as judged if any of them is judged, else as known, else as open.
+        """
         self.strength = coverage.strength
         for row in coverage.rows:
             self.axes |= dict.fromkeys(name for name, _ in row.values)
@@ -51,7 +54,7 @@ class Covered:
 
     @property
     def text(self) -> str:
-        """Says how many combinations are covered, known to fail, open and infeasible; '' without an array."""
+        """Numbers of combinations that are covered, known to fail, open and infeasible; '' without a covering array."""
         if not self.strength:
             return ""
         what = {1: "values", 2: "pairs of values"}.get(self.strength, f"combinations of {self.strength} values")
@@ -61,7 +64,7 @@ class Covered:
 
     @staticmethod
     def all_of(parts: Iterable[Covered]) -> str:
-        """Returns the same of several properties together."""
+        """Returns the sums of several properties' numbers as text; '' if none has a covering array."""
         parts = [part for part in parts if part.strength]
         if not parts:
             return ""
@@ -75,7 +78,10 @@ class Covered:
         return f"{'pairs of values' if parts[0].strength == 2 else 'values'}: {words}"
 
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Returns a row for each axis: how many of its pairs with each earlier axis are covered, of those feasible."""
+        """Returns (axis, cells) for each axis: the share of covered pairs of values with each earlier axis.
+
+        Infeasible pairs do not count. The result is [] if combinations are not pairs.
+        """
         if self.strength != 2:
             return []
         judged, left = (_by_axes(pairs) for pairs in (self.judged, self.known | self.open))
@@ -99,7 +105,7 @@ def _share(judged: int, left: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, int, Covered]]) -> list[str]:
-    """Returns lines: for each property its cases, and what they cover."""
+    """Returns a table as lines: for each property its number of cases, and how many combinations they cover."""
     head = ("property", "cases", "covered", "known", "open", "infeasible")
     lines = [
         (name, str(cases), *(f"{len(part):,}" for part in (found.judged, found.known, found.open, found.infeasible)))

@@ -1,4 +1,4 @@
-"""Writes the files of --report: for machines (JSON lines), for logs (text), for people (HTML)."""
+"""Writes the files of --report: JSON lines for machines, text for logs, HTML for people."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_report(
     results: Results,
     headlines: Sequence[str] = (),
 ) -> None:
-    """Writes every file except junit.xml, which pytest writes, and the log.
+    """Writes every file of the report except the log, and except junit.xml, which pytest writes.
 
     Args:
-        headlines: Reasons besides failing claims that the run is red.
+        headlines: Reasons besides failing claims why the run is red.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -73,7 +73,7 @@ def _as_line(record: Record) -> str:
 
 
 def begin_report(directory: Path, environment: Mapping[str, Any]) -> None:
-    """Writes the report of a run that has just begun; it remains if the run is killed.
+    """Writes a report that says that the run has begun; it remains if the run is killed.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -101,7 +101,7 @@ def as_html(
     known: Sequence[KnownState],
     headlines: Sequence[str] = (),
 ) -> str:
-    """Returns one self-contained page, with every value escaped."""
+    """Returns the report as one HTML page without links to other files; every value is escaped."""
     return _rendered(
         TEMPLATE,
         environment=environment,
@@ -129,7 +129,7 @@ def as_html(
 
 
 def identity(environment: Mapping[str, Any]) -> str:
-    """Returns what was judged, and with what, in one line; facts that the environment lacks are left out."""
+    """Returns one line with versions, backend, device and profile of the run, as far as they are known."""
     commit = str(environment.get("equivtest_commit") or "")[:12]
     words = {
         "equivtest": f"equivtest {{}}{f' ({commit})' * bool(commit)}",
@@ -143,7 +143,7 @@ def identity(environment: Mapping[str, Any]) -> str:
 
 
 def write_picture(path: Path, runs: Sequence[tuple[str, PartTree]]) -> None:
-    """Writes the page of `equivtest judge --picture`: the text on each run, and its parts.
+    """Writes the page of `equivtest judge --picture`: for each run its text and its tree of submodules.
 
     Raises:
         BrokenSetup: the file cannot be written.
@@ -162,7 +162,7 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:
-    """Returns conclusive and other verdicts by world size and dtype (down) and shard kind (across)."""
+    """Returns a grid of (conclusive, other) verdicts: a row per world size and dtype, a column per shard kind."""
     sizes = sorted({size for size, _, _ in tally.cells})
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
     kinds = tally.kinds_of_cells(max(sizes, default=1))

@@ -1,4 +1,4 @@
-"""Reserves the folder of --report for one run from its first second, without files of earlier runs."""
+"""Reserves the folder of --report for one run, and removes the files of earlier runs from it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equivtest.base.files import PART
 from equivtest.errors import Misuse
 
 FAILURES = "failures"
-"""Folder within it for replay files."""
+"""Name of the subfolder for replay files."""
 NAMES = frozenset(
     {
         "report.html", "junit.xml", "verdicts.jsonl", "cells.csv", "audit.csv", "summary.txt", "environment.json",
         "run.jsonl.gz",
     }
 )  # fmt: skip
-"""Files within it that equivtest writes; other files belong to the user and stay."""
+"""Names of the files that equivtest writes into the folder; other files belong to the user and stay."""
 _REPLAY = re.compile(r".+-[a-z_]+-[a-z_]+-[0-9a-f]{8}\.json")
 
 
@@ -61,7 +61,7 @@ class ReportFolder:
 
 
 def _left_in(folder: Path) -> Iterator[Path]:
-    """Yields the files of any run in a folder of reports."""
+    """Yields the files in a folder of reports that some run has written."""
     yield from (path for path in sorted(folder.iterdir()) if path.name in NAMES or PART.fullmatch(path.name))
     failures = folder / FAILURES
     if failures.is_dir():
@@ -70,7 +70,11 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Locks the folder and returns the descriptor, without a lock if the file system has none."""
+    """Locks the folder and returns its descriptor; it does not lock if the file system cannot.
+
+    Raises:
+        Misuse: another run has locked the folder.
+    """
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +89,7 @@ def _lock(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
-    """Returns ' (process 17, started 2026-11-02T10:00:00Z)' from the folder's report; '' if it has none yet."""
+    """Returns text such as ' (process 17, started 2026-11-02T10:00:00Z)' from the report in the folder, or ''."""
     try:
         data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         return f" (process {data['process']}, started {data['started']})"

@@ -1,4 +1,4 @@
-"""Structs that an item of pytest sends to the controller; an xdist worker sends them as JSON."""
+"""Defines the data that an item of pytest sends to the controller of a run; an xdist worker sends them as JSON."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ if TYPE_CHECKING:
     from equivtest.property import Property
 
 TORCHS = "fails on gloo and the CPU too"
-"""Begins the reason of a failure on another backend that is torch's own: see `equivtest.search.differential`."""
+"""Beginning of the reason for a failure that the reference, gloo on the CPU, shows too, so the backend is not to blame.
+
+See `equivtest.search.differential`.
+"""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One judged draw of a case: a line of verdicts.jsonl.
+    """The verdicts of all claims on one draw of a case, which is one set of its values: a line of verdicts.jsonl.
 
     Attributes:
         schema: Version of this form.
-        case: Written by `equivtest.cases.case.to_data`.
-        busy_s: The longest time that a rank spent on the visit.
-        lacking, refused: What the backend lacks, and 'dtype:function' of each collective that it refused;
+        case: The case as `equivtest.cases.case.to_data` writes it.
+        busy_s: The longest time that a rank spent on the case, in seconds.
+        lacking, refused: What the backend lacks, in words, and 'dtype:function' of each collective that it refused;
             None if it supports the case.
         declined: Why the program does not support the case; None if it does.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
         known: Claim -> reason of the known failure, or TORCHS.
-        parts: Tensor within a module -> margin like `tensor_margins`, or None if nothing is concluded.
+        parts: Boundary tensor of a submodule -> margin like `tensor_margins`, or None if nothing is concluded.
         begins: The first wrong tensor of `parts`, or ''.
         factors: See `equivtest.verdicts.verdict.Judgement`.
     """
@@ -55,13 +58,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest failure of a claim and kind that a search has found.
+    """The smallest failing case of one claim and one kind of failure that a search has found.
 
     Attributes:
         message: The whole message.
-        replay: Path of its replay file.
+        replay: Path of the case's replay file.
         case: The case as code.
-        fault, history: Of the verdict (`equivtest.verdicts.verdict.Verdict`).
+        fault, history: See `equivtest.verdicts.verdict.Verdict`.
     """
 
     subject: str
@@ -75,7 +78,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A property of the session.
+    """A property as a run lists it, without its functions.
 
     Attributes:
         path, name: Path of its file, and its name in the file.
@@ -83,7 +86,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         conclusive_dtypes, conclusive_shards, shards: See `equivtest.property.Property`.
         has_audit: True if the run audits it.
         planned: Labels of its planned searches and audit.
-        line: Of the property in its file, from 0; None if it is unknown.
+        line: Line of the property in its file, from 0; None if unknown.
     """
 
     path: str
@@ -109,7 +112,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 def listed_of(
     prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
 ) -> Listed:
-    """Returns a property as a run lists it; see `Listed` for the arguments."""
+    """Describes a property for the list of a run; see `Listed` for the arguments."""
     return Listed(
         path=path,
         name=name,
@@ -128,10 +131,10 @@ def listed_of(
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a session.
+    """The list of all properties of a session.
 
     Attributes:
-        selection: Digest of all tests of the run that the session is a shard of; '' without --shard.
+        selection: Digest of all tests of the run if the session runs a shard of them; '' without --shard.
     """
 
     properties: tuple[Listed, ...]
@@ -139,11 +142,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRow(msgspec.Struct, kw_only=True):
-    """Result of one fault of one collective; an audit counts in it.
+    """Counts, for one fault planted in one collective, the runs that some claim rejected.
 
     Attributes:
-        runs, rejected: Number of visits with the fault, and of those that some claim rejected.
-        by: Claim, or kind of failure if the run itself failed -> visits.
+        runs, rejected: Number of runs with the fault, and how many of these some claim rejected.
+        by: What rejected -> number of runs: a claim, or the kind of failure if the run itself failed.
     """
 
     collective: str
@@ -154,14 +157,14 @@ class AuditRow(msgspec.Struct, kw_only=True):
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the audit of a property.
+    """Result of the audit of one property, which plants faults in its collectives.
 
     Attributes:
-        property: Its name.
-        cases: Cases on which the subject held without a fault.
+        property: Name of the property.
+        cases: Number of cases in which the subject held without a fault.
         unseen: Collectives whose results no claim checked against other ranks.
         reason: Why the property calls no collective, or ''.
-        problem: Why its claims that hold show nothing; '' if they do show something.
+        problem: Why the property's claims show nothing although they hold; '' if they do show something.
         waits: Why the audit waits until the property holds; '' if it was audited.
         hung: The collective whose fault hung the program; '' if none did.
     """
@@ -178,11 +181,11 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One case of a covering array.
+    """The axis values of one case of a covering array, and what the case showed.
 
     Attributes:
         state: 'judged', 'known' if torch is known to get it wrong, or 'open' without a conclusion.
-        values: Each axis with its value, in the order in which they are drawn.
+        values: Pairs (axis, value), in the order in which axes are drawn.
     """
 
     state: str
@@ -190,12 +193,14 @@ class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which part of its covering array a search has covered.
+    """The cases of a covering array that one search has run.
+
+    A covering array is a list of cases in which every feasible combination of `strength` axis values occurs.
 
     Attributes:
-        array: Its name; '' if all world sizes share one.
-        strength: How many axes it combines.
-        infeasible: Combinations that no case can have.
+        array: Name of the array; '' if all world sizes share one.
+        strength: Number of axes that it combines.
+        infeasible: Combinations of values that no case can have.
     """
 
     array: str
@@ -205,14 +210,14 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search or an audit of a property.
+    """Result of one search or one audit of a property.
 
     Attributes:
         label: Its label among the property's `planned`.
         start: How the ranks were started, in words.
-        left_out: Dtypes of the run in which no case of the property can be judged, each with the reason or ''.
+        left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
         coverage: None for an audit, and for a search of random cases.
-        cut: Cases that were left out, because the budget was over.
+        cut: Number of cases that were left out because the time budget was over.
         audit: None for a search.
     """
 
@@ -228,11 +233,11 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownState(msgspec.Struct, frozen=True, kw_only=True):
-    """A known failure, and the state of its smallest case.
+    """A known failure, and whether its smallest case still fails.
 
     Attributes:
         case: The case as code.
-        state: In words, such as 'still fails'.
+        state: The result of the case, in words, such as 'still fails'.
     """
 
     id: str
@@ -245,20 +250,23 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A backend's fault in words, and the collective that a probe found wrong; '' if a rank died between two visits."""
+    """A fault of the backend in words, and the collective that a probe found wrong.
+
+    `collective` is '' if a rank died between two visits.
+    """
 
     collective: str
     text: str
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that one item sends.
+    """All data that one item of pytest sends to the controller.
 
     Attributes:
         fatal: Why no further item can run.
         misuse: The mistake that ended the item early.
         absent: Why the property did not run.
-        incomplete: True if it did not run because it is incomplete, which the summary then says.
+        incomplete: True if the property did not run because it is incomplete; the summary then says so.
         code: Path of each imported file outside of packages -> digest; only for a report, which can be resumed.
     """
 

@@ -1,4 +1,4 @@
-"""Merges files in JUnit's form."""
+"""Merges JUnit XML files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 from equivtest.errors import Misuse, shorten
 
 COUNTED = {"errors": "error", "failures": "failure", "skipped": "skipped"}
-"""Attribute of a suite -> element of a test case that it counts."""
+"""Attribute of a test suite -> name of the element in a test case that the attribute counts."""
 
 
 def merge_junit(files: Sequence[Path]) -> bytes:
-    """Returns one file with the tests of all, a test that several have once, failed if it failed in one.
+    """Returns one JUnit file with the tests of all `files`.
+
+    A test that is in several files comes once, and has failed if it failed in any of them.
 
     Raises:
         Misuse: a file is broken.

@@ -1,4 +1,7 @@
-"""Says which level of conformance a run has reached; only a complete run of the profile `conformance` reaches one."""
+"""Determines the level of conformance that a run has reached.
+
+Only a complete run of the profile `conformance` reaches a level.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,19 @@ LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
     ("training", frozenset({"training"})),
     ("programs and operators", frozenset({"operators", PROGRAMS})),
 )
-"""Name of each level, from 1, and its families; a level needs all levels below."""
+"""(name of the level, its families), from level 1; a level is reached only with all levels below it."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """The standing of a run on one level.
+    """What a run shows about the properties of one level of conformance.
 
     Attributes:
         number: From 1.
         missing: Properties that were not judged to their end.
-        failing, open: Keys (subject, claim) that do not hold, or have no conclusion; holes count as open.
-        num_held, num_known: Numbers of keys that hold, and that fail as is known.
+        failing, open: Keys (subject, claim) that do not hold, or have no conclusion; a required cell without a
+            conclusion counts as open.
+        num_held, num_known: Number of keys that hold, and of keys that fail as is known.
     """
 
     number: int
@@ -68,10 +72,11 @@ def level_of(subject: str) -> int:
 
 
 def levels_of(tallies: Iterable[Tally], required: Mapping[str, str], holes: Mapping[str, Sequence[str]]) -> list[Level]:
-    """Returns the standing on each level.
+    """Returns what a run shows about each level, from level 1.
 
     Args:
-        required: Property -> its subject, of all properties that a complete run judges.
+        tallies: Results of the properties that the run judged.
+        required: Property -> its subject, for all properties that a complete run judges.
         holes: Property -> required cells without a conclusion.
     """
     judged = {tally.listed.name: tally for tally in tallies if tally.is_complete}
@@ -109,7 +114,7 @@ OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 
 
 def reached(levels: Iterable[Level]) -> int:
-    """Returns the highest level that is complete with all levels below; 0 if there is none."""
+    """Returns the highest level that is complete together with all levels below it; 0 if there is none."""
     number = 0
     for level in levels:
         if not level.is_complete:
@@ -119,12 +124,12 @@ def reached(levels: Iterable[Level]) -> int:
 
 
 def in_lines(levels: Sequence[Level]) -> Iterator[str]:
-    """Yields a line for each level, and the level that is reached."""
+    """Yields a line for each level, then a line that names the highest reached level."""
     yield from map(str, levels)
     number = reached(levels)
     yield f"level {number} of {len(levels)} is reached" if number else "no level is reached"
 
 
 def required_of(properties: Mapping[str, Property]) -> dict[str, str]:
-    """Returns property -> subject, of all properties that a complete run judges."""
+    """Returns property -> subject for all properties that a complete run judges."""
     return {name: prop.subject for name, prop in properties.items() if not (prop.requires or prop.incomplete)}

@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the log, with one field.
+    """One line of the log; exactly one of its fields is set.
 
     Attributes:
         environment: What `environment.json` contains, when the run began or ended.
@@ -43,15 +43,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of an environment that equivtest itself reads; it has others.
+    """Those facts about a run in `environment.json` that equivtest itself reads; the file has further ones.
 
     Attributes:
         profile: Name of the profile.
         excused: What may be lacking, see `equivtest.base.lacking`.
-        failed, concluded: Tests of any plugin that failed; that passed, failed or fail as known.
-        complete: True if the run ended, and with it every planned search.
+        failed, concluded: Number of tests, of any plugin, that failed; and that passed, failed or fail as known.
+        complete: True if the run and every planned search ended.
         state: BEGUN, ENDED, or why the run ended early.
-        process, started, seconds: Of the run; `started` is in UTC.
+        process, started, seconds: Process id, beginning in UTC, and duration of the run.
         shard: Such as '2/4'; absent in a whole run.
     """
 
@@ -71,16 +71,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLog:
-    """The log of a run that goes on."""
+    """Writes the log of a run while the run goes on."""
 
     def __init__(self, path: Path) -> None:
         self._file = gzip.open(path, "wb")  # noqa: SIM115  (it stays open until the run ends)
 
     def add(self, entry: Entry) -> None:
-        """Writes a line, which a reader finds even if this process is killed.
+        """Appends a line and flushes it, so that it can be read even if this process is killed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the line cannot be written.
         """
         self._file.write(msgspec.json.encode(entry) + b"\n")
         self._file.flush(zlib.Z_SYNC_FLUSH)
@@ -92,12 +92,12 @@ class RunLog:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read from its log.
+    """All data of a run, as read from its log.
 
     Attributes:
-        path: As the user named it.
-        environment: The last one in the log.
-        handovers: What its items handed over.
+        path: Path of the report or log, as the user named it.
+        environment: The last environment in the log.
+        handovers: The data that the run's items sent.
     """
 
     path: Path
@@ -111,7 +111,10 @@ class Run:
 
 
 def results_of(runs: Iterable[Run]) -> Results:
-    """Returns the results of runs that share no property, as one run would have them."""
+    """Counts the results of several runs together, as if one run had judged all their properties.
+
+    No property may be in two of the runs.
+    """
     results = Results()
     for run in runs:
         results.add_properties(run.properties)
@@ -121,7 +124,7 @@ def results_of(runs: Iterable[Run]) -> Results:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run from a folder of --report, or from its log alone.
+    """Reads a complete run from the folder of its report, or from its log alone.
 
     Raises:
         Misuse: same as in `read_begun`, or the run did not end.
@@ -170,7 +173,7 @@ def _check_schema(path: Path, lines: list[bytes]) -> None:
 
 
 def _lines(path: Path, log: Path) -> Iterator[bytes]:
-    """Yields the complete lines of a log; a killed run may have left a part of another."""
+    """Yields the complete lines of a log; it leaves out an incomplete last line of a killed run."""
     try:
         with gzip.open(log) as file:
             for line in file:

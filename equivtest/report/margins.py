@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 LOWEST_BIN = -10  # of the histogram: margins up to 2**-10, without zero
 BINS = tuple(range(LOWEST_BIN, 1))
 Key = tuple[str, str]
-"""(name of a tensor, dtype)."""
+"""(name of a tensor, name of a dtype)."""
 
 
 @dataclass
 class Margins:
-    """The margins of one tensor in one dtype.
+    """Counts the margins of one tensor in one dtype, over draws of values.
 
     Attributes:
-        bins: b -> draws with a margin above 2**(b - 1), up to 2**b, without zeros and failures.
+        bins: b -> number of draws with a margin above 2**(b - 1) and up to 2**b; without zeros and failures.
     """
 
     draws: int = 0
@@ -33,7 +33,7 @@ class Margins:
     bins: Counter[int] = field(default_factory=Counter)
 
     def add(self, margin: float) -> None:
-        """Counts one draw; a failure's margin has no limit, so the mean leaves it out."""
+        """Adds the margin of one draw; the mean leaves out failures, whose margins have no limit."""
         self.draws += 1
         self.largest = max(self.largest, margin)
         if margin > 1:
@@ -46,7 +46,7 @@ class Margins:
             self.bins[max(LOWEST_BIN, math.ceil(math.log2(margin)))] += 1
 
     def merge(self, other: Margins) -> None:
-        """Adds the counts of another."""
+        """Adds the counts of another `Margins`."""
         self.draws += other.draws
         self.zeros += other.zeros
         self.beyond += other.beyond
@@ -70,11 +70,11 @@ def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
 
 
 HEAD = ("tensor", "dtype", "draws", "largest", "mean", ">1", "=0", *(f"2^{b}" for b in BINS))
-"""Titles of a table; those after '=0' are the upper ends of the histogram's bins."""
+"""Titles of the table's columns; those after '=0' are the upper ends of the histogram's bins."""
 
 
 def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:
-    """Returns one row per tensor and dtype, its cells as text, under `HEAD`."""
+    """Returns the table under `HEAD` as text cells, one row per tensor and dtype."""
     return [
         (
             name,

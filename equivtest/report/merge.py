@@ -1,4 +1,4 @@
-"""Merges the reports of all shards of a run into the report that the whole run would have written."""
+"""Merges the reports of the shards of a run into the report that the whole run would have written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JUNIT = "junit.xml"
 
 
 def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[int, list[str]]:
-    """Writes the merged report, and returns the exit code of the whole run and each reason that it is no success.
+    """Writes the merged report; returns the exit code of the whole run, and each reason why it is no success.
 
     Raises:
         Misuse: the paths are not all shards of one run, each once; or the report is one of them.
@@ -59,7 +59,7 @@ def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[
 
 
 def _in_order(runs: Sequence[Run]) -> list[Run]:
-    """Returns the shards by number.
+    """Sorts the shards by number.
 
     Raises:
         Misuse: they are not all shards of one run, each once.
@@ -99,7 +99,7 @@ def _require_alike(first: Run, other: Run) -> None:
 
 
 def _require_same_code(runs: Sequence[Run]) -> None:
-    """Raises Misuse if a file of the user's changed between two shards, which no commit need show."""
+    """Raises Misuse if a file of the user has other content in another shard, even if the commit is the same."""
     seen: dict[str, tuple[str, Run]] = {}
     for run in runs:
         for file, digest in (item for handover in run.handovers for item in handover.code.items()):
@@ -150,7 +150,7 @@ def _write_junit(report: Path, paths: Sequence[Path]) -> None:
 
 
 def _with_replays(run: Run, report: Path) -> Run:
-    """Returns the run with the paths of the replay files as the merged report has them."""
+    """Returns the run with the paths that its replay files have in the merged report."""
     return Run(run.path, run.environment, run.properties, tuple(_moved(each, report) for each in run.handovers))
 
 

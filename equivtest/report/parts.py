@@ -1,4 +1,4 @@
-"""Collects the conclusions on each part of modules that are judged part by part, as a tree for the report's page."""
+"""Collects the conclusions on each submodule of modules that are judged by parts, as a tree for the report's page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NAME = re.compile(r"(?:(?:step|micro)\d+\.)?(?P<back>grad\.)?boundary\.(?P<path>[^#:[]*)(?:#\d+)?(?P<what>:[^[]*)?")
-"""'step2.grad.boundary.layers.1.mlp#2:input[0]' has the path 'layers.1.mlp', and is its input."""
+"""Pattern of a boundary tensor's name: 'step2.grad.boundary.layers.1.mlp#2:input[0]' is an input of 'layers.1.mlp'."""
 
 HELD, OPEN, WRONG, BEGINS = "held", "open", "wrong", "begins"
 
 
 class Shown(NamedTuple):
-    """A cell: one of the four kinds above, and a margin."""
+    """Content of one cell of the page: HELD, OPEN, WRONG or BEGINS, and a margin as text."""
 
     kind: str
     text: str
@@ -22,12 +22,12 @@ class Shown(NamedTuple):
 
 @dataclass
 class Cell:
-    """The conclusions on one part in one direction, over all draws.
+    """The conclusions on one submodule in the forward or in the backward, over all draws of values.
 
     Attributes:
-        margin: The largest margin of the conclusive tensors.
-        num, num_open: Number of tensors, and of those without a conclusion.
-        begins: Number of draws in which this is the first wrong part.
+        margin: The largest error over its bound among the conclusive tensors.
+        num, num_open: Number of tensors, and of tensors without a conclusion.
+        begins: Number of draws in which this submodule is the first wrong one.
     """
 
     margin: float = 0.0
@@ -48,12 +48,12 @@ class Cell:
 
 @dataclass
 class PartTree:
-    """Cells by the path to a part, its inputs or its inner calls, and by direction."""
+    """The tree of submodules: path -> (forward cell, backward cell); a path may end in an input or in an inner call."""
 
     cells: dict[tuple[str, ...], tuple[Cell, Cell]] = field(default_factory=dict)
 
     def add(self, parts: Mapping[str, float | None], begins: str) -> None:
-        """Counts one draw.
+        """Counts the conclusions of one draw of values.
 
         Args:
             parts, begins: See `equivtest.report.handover.Record`.
@@ -71,7 +71,10 @@ class PartTree:
             cell.margin = max(cell.margin, margin or 0.0)
 
     def rows(self) -> list[tuple[int, str, Shown | None, Shown | None]]:
-        """Returns depth, name, forward and backward of each part in order; None for a direction without judgement."""
+        """Returns (depth, name, forward, backward) of each node of the tree, in order.
+
+        A direction without any judgement is None.
+        """
         order = {way: place for place, way in enumerate(self.cells)}
         ways = sorted(self.cells, key=lambda way: [order[way[:length]] for length in range(1, len(way) + 1)])
         found = []

@@ -1,4 +1,4 @@
-"""Collects the results of a run's items, and concludes what the run has shown."""
+"""Collects the data that a run's items send, and concludes from them what the run has shown."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MISUSE_EXIT = 2
 
 @dataclass
 class Results:
-    """The results of a run.
+    """The collected results of a run.
 
     Attributes:
-        tallies: By the property's id.
+        tallies: Counts by the property's id.
         known: States of the known failures, in order of arrival.
-        audits: By the property's id.
-        records: In order of arrival; only if `keeps_records`.
-        searches: The same by property's name and search's label.
+        audits: Audits by the property's id.
+        records: Verdicts in order of arrival; only if `keeps_records`.
+        searches: (property's name, search's label) -> verdicts; only if `keeps_records`.
         starts: How ranks were started, in words.
         misused: Number of items that ended with a Misuse.
-        faults: By text, because each xdist worker finds them.
+        faults: Faults of the backend by their text, because each xdist worker finds them.
         absent: Why properties were not run.
         left_out: The part of `absent` on incomplete properties.
     """
@@ -44,7 +44,7 @@ class Results:
     left_out: set[str] = field(default_factory=set)
 
     def add(self, handover: Handover) -> None:
-        """Adds the data of one item."""
+        """Adds the data that one item of pytest has sent."""
         self.misused += bool(handover.misuse)
         self.faults |= {fault.text: fault for fault in handover.faults}
         if handover.absent:
@@ -75,7 +75,10 @@ class Results:
             self.searches.setdefault((found.listed.name, found.label), found.records)
 
     def tally_of(self, listed: Listed) -> Tally:
-        """Returns the tally of a property; the first call creates it, and the first with a plan gives it the plan."""
+        """Returns the counts of a property, and creates them at the first call.
+
+        A later `listed` replaces the first one if only the later one names the planned searches.
+        """
         tally = self.tallies.setdefault(listed.id, Tally(listed))
         if not tally.listed.planned:
             tally.listed = listed
@@ -87,15 +90,15 @@ class Results:
             self.tally_of(listed)
 
     def ordered(self) -> list[Tally]:
-        """Returns the tallies by node id, because the order of arrival depends on xdist."""
+        """Returns the tallies in order of node id, because the order of arrival depends on xdist."""
         return sorted(self.tallies.values(), key=lambda tally: tally.listed.id)
 
     def ordered_known(self) -> list[KnownState]:
-        """Returns the states of the known failures, by id."""
+        """Returns the states of the known failures, in order of their ids."""
         return sorted(self.known, key=lambda entry: entry.id)
 
     def ordered_audits(self) -> list[Audited]:
-        """Returns the audits by the properties' ids."""
+        """Returns the audits in order of the properties' ids."""
         return [self.audits[name] for name in sorted(self.audits)]
 
     @property
@@ -104,19 +107,19 @@ class Results:
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns one line if verdicts lack a support that is not `allowed`."""
+        """Returns a line if the backend lacked a support that is not `allowed` to lack, see `on_lacking`."""
         return on_lacking(self.ordered(), allowed)
 
     def conclude(
         self, code: int, failed: int, concluded: int, allowed: Collection[str], *, audits_alone: bool = False
     ) -> tuple[int, list[str]]:
-        """Returns the exit code of the run, and each reason besides failing tests that it is no success.
+        """Returns the run's exit code, and the reasons besides failing tests why the run is no success.
 
         Args:
             code: Exit code according to the tests alone.
             failed: Number of failed tests.
             concluded: Number of tests of any plugin that passed, failed or fail as known.
-            allowed: What may be lacking.
+            allowed: Names of what the backend may lack, see --allow-unsupported.
             audits_alone: True if the run only audits.
         """
         lacking = self.lacking(allowed)

@@ -1,4 +1,4 @@
-"""Counts the records of a run, one tally per property, as each search ends."""
+"""Counts the verdicts of a run, separately for each property, as each search ends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NUM_SLOWEST = 3  # cases that each property keeps
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The result of a run for one claim of a property.
+    """The outcome of one claim of a property over the whole run.
 
     Attributes:
         outcome: 'xfailed' if every failure was a known one and nothing else was judged.
         text: Full messages of the failures, or why nothing was concluded.
-        torchs: Its failures that are torch's own, one line for each kind.
+        torchs: Failures that the reference, gloo on the CPU, shows too, one line for each kind.
     """
 
     claim: str
@@ -45,25 +45,26 @@ class Tally:
 
     Attributes:
         done: Labels of the planned searches that have ended.
-        layouts, draws: Distinct cases of each search; (case, draw) pairs.
-        world_sizes, dtypes, shard_kinds: Layouts by each.
-        modes: Draws by mode of values.
-        kinds: Claim -> verdicts by kind.
-        claim_cells: (cell, claim, family of modes) -> verdicts by kind.
-        cells: Cell -> verdicts by kind, of all claims together.  A claim that judges only some visits, such as the one
-            on collectives, need not have verdicts in every cell.
+        layouts, draws: Number of distinct cases of each search; number of pairs (case, draw).
+        world_sizes, dtypes, shard_kinds: Number of layouts with each world size, dtype and shard kind.
+        modes: Number of draws with each mode of values.
+        kinds: Claim -> number of verdicts of each kind.
+        claim_cells: (cell, claim, family of modes) -> number of verdicts of each kind.
+        cells: Cell -> number of verdicts of each kind, of all claims together.  A claim that judges only some visits,
+            such as the one on collectives, need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
-        parts: Conclusions on each part of modules that are judged part by part.
+        parts: Conclusions on each submodule of modules that are judged by parts.
         factors: Tensor -> factor that the program's backward applies there and removes again.
         reasons: Claim -> reasons of known failures.
-        torchs: (claim, reason) -> cases that fail on gloo and the CPU too, as code, each with a number of draws.
-        lacking: (cell, reason, 'dtype:function' of each refused collective) -> verdicts that stay open because of it.
-        declined: Reason why the program does not support a case -> cases.
+        torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
+        lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open
+            because of it.
+        declined: Reason why the program does not support a case -> number of cases.
         failures: Shrunk failures, in order of arrival.
         slowest: (seconds, code of the case), the slowest first.
-        cut: Cases that were left out, because the budget was over.
-        covered: What its cases cover of their covering arrays.
-        left_out: Dtypes in which no case of the property can be judged, each with the reason or ''.
+        cut: Number of cases that were left out because the time budget was over.
+        covered: Combinations of axis values that its cases have.
+        left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
         unshown: Why claims that hold show nothing, according to the property's audit; else ''.
     """
 
@@ -95,12 +96,12 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """True if every planned search has ended with findings."""
+        """True if every planned search has ended and sent its results."""
         return bool(self.listed.planned) and self.done >= set(self.listed.planned)
 
     @property
     def num_ended(self) -> int:
-        """Number of planned searches that have ended with findings."""
+        """Number of planned searches that have ended and sent their results."""
         return len(self.done & set(self.listed.planned))
 
     @property
@@ -110,7 +111,7 @@ class Tally:
 
     @property
     def refuses_only(self) -> bool:
-        """True if the property is about cases outside the contract."""
+        """True if the property claims only that cases outside the contract are refused."""
         return self.listed.claims == ("refuses",)
 
     def add(
@@ -121,7 +122,7 @@ class Tally:
         *,
         ended: bool = True,
     ) -> None:
-        """Counts the results of one search, which is done if it has `ended`."""
+        """Adds the verdicts and failures of one search; the search is done if it has `ended`."""
         self.done |= {label} if ended else set()
         self.failures += failures
         busy_s: dict[str, float] = {}
@@ -165,7 +166,10 @@ class Tally:
 
     @property
     def none_supported(self) -> str:
-        """Why a green run shows nothing, or '': on several ranks the program declines, and no claim concludes."""
+        """Why a green run shows nothing about this property, or ''.
+
+        It shows nothing if the program declines cases on several ranks and no claim concludes on such a case.
+        """
         several = sum((counts for (size, *_), counts in self.cells.items() if size > 1), Counter[str]())
         if not several["declined"] or any(several[kind] for kind in (*CONCLUSIVE, "known")):
             return ""
@@ -179,13 +183,17 @@ class Tally:
 
     @property
     def why_declined(self) -> str:
-        """Reason of the most cases, with their number, and the number of other reasons."""
+        """The most frequent reason why the program declines cases, with its count, and the number of other reasons."""
         reason, count = self.declined.most_common(1)[0]
         others = len(self.declined) - 1
         return f"{reason} ({count:,})" + (f", and {others:,} other reason{'s' * (others > 1)}" if others else "")
 
     def torchs_in_words(self, only: str = "") -> list[str]:
-        """Returns a line for each claim, or for one, and kind that fails on gloo and the CPU too, with a case."""
+        """Returns a line for each claim and kind of failure that gloo on the CPU shows too, with the shortest case.
+
+        Args:
+            only: Name of the claim to describe; '' for all.
+        """
         return [
             f"{self.listed.name}: {claim} {reason}: {cases.total():,} verdicts, such as in {min(cases, key=len)}"
             for (claim, reason), cases in sorted(self.torchs.items())
@@ -194,7 +202,7 @@ class Tally:
 
     @property
     def judged(self) -> int:
-        """Number of verdicts that held, failed or came out inconclusive."""
+        """Number of verdicts that hold, fail or are inconclusive."""
         return self.total(*CONCLUSIVE, "inconclusive")
 
     @property
@@ -228,11 +236,11 @@ class Tally:
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
-        """Returns the shard kinds that cases on so many ranks can have; only those in `conclusive`, if it has any."""
+        """Returns the shard kinds that cases on `world_size` ranks can have, limited to `conclusive` if it has any."""
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
-        """Returns the cells in which a conformance run needs conclusive verdicts."""
+        """Returns the cells (world size, dtype, shard kind) in which a conformance run needs conclusive verdicts."""
         searches = [label for label in self.listed.planned if label.startswith("w")]
         sizes = sorted({int(label.partition("-")[0].removeprefix("w")) for label in searches})
         return [
@@ -244,14 +252,14 @@ class Tally:
         ]
 
     def not_allowed(self, allowed: Collection[str]) -> Counter[tuple[Cell, str, tuple[str, ...]]]:
-        """Returns the entries of `lacking` that --allow-unsupported does not name."""
+        """Returns the entries of `lacking` whose collectives --allow-unsupported does not name."""
         return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
 
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
-        """Describes each required cell that is empty or mostly without a conclusion.
+        """Describes each required cell that has no verdict, or more open verdicts than conclusive ones.
 
-        It also describes a claim that some family of modes leaves mostly open in a cell, because other claims and
-        other values do not replace it.  What is lacking and `allowed` makes no hole, and neither do declined cases.
+        It also describes a claim that is mostly open in a cell on one family of modes, because other claims and other
+        values do not replace it.  What is lacking and `allowed` makes no hole, and neither do declined cases.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -276,7 +284,7 @@ class Tally:
 
 
 def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
-    """True if fewer verdicts are conclusive than open; with `required`, also if none is conclusive."""
+    """True if more verdicts are open than conclusive; with `required`, also if none is conclusive."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
 
@@ -291,22 +299,25 @@ def of_any_step(tensor: str) -> str:
 
 
 def family_of(mode: str) -> str:
-    """Returns 'real' for 'real' and 'real-cancelling', which are judged the same way."""
+    """Returns the part of a mode before '-': 'real' for 'real-cancelling'.
+
+    Modes of one family are judged the same way.
+    """
     return mode.partition("-")[0]
 
 
 def describe(counts: Mapping[str, int]) -> str:
-    """Returns '12 holds, 3 inconclusive', most frequent first."""
+    """Returns the counts as text, the most frequent first: '12 holds, 3 inconclusive'."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in ordered if count)
 
 
 def case_code(data: Mapping[str, Any]) -> str:
-    """Returns a written case as the code that makes it."""
+    """Returns the code that makes a case, from the case's JSON data."""
     fields = ", ".join(f"{name}={_as_code(value)!r}" for name, value in data["fields"].items())
     return f"{data['type']}({fields})"
 
 
 def _as_code(value: Any) -> Any:
-    """Converts the lists of JSON to a case's tuples."""
+    """Converts nested lists, which JSON has, to the tuples of a case."""
     return tuple(_as_code(item) for item in value) if isinstance(value, list) else value

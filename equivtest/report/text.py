@@ -1,4 +1,4 @@
-"""Writes the summary of a run as plain text: at the end of the terminal's output and in summary.txt."""
+"""Writes the summary of a run as plain text, for the end of the terminal's output and for summary.txt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.report.tally import Tally
 from equivtest.verdicts.verdict import FAILING
 
 BEGUN, ENDED = "begun", "ended"
-"""States of a run; any other state says in words why it ended early."""
+"""States of a run; any other state is a sentence that says why the run ended early."""
 FIRST_LOOK = "smoke is a first look, at a few cases on each number of ranks: what holds here may fail in --profile gate"
 NUM_SLOWEST = 3
 NUM_NAMES = 6  # collectives in one line; if there are more, the line lists their dtypes
@@ -112,7 +112,7 @@ def headline(environment: Mapping[str, Any], tallies: Iterable[Tally]) -> str:
 
 
 def unfinished(tallies: Iterable[Tally]) -> list[str]:
-    """Returns '3 of 4 searches of rowwise_linear ended' for each interrupted property."""
+    """Returns a line such as '3 of 4 searches of rowwise_linear ended' for each interrupted property."""
     return [
         f"{tally.num_ended} of {len(tally.listed.planned)} searches of {tally.listed.name} ended"
         for tally in tallies
@@ -121,7 +121,7 @@ def unfinished(tallies: Iterable[Tally]) -> list[str]:
 
 
 def on_faults(faults: Iterable[BackendFault]) -> list[str]:
-    """Returns one line per wrong collective, and one on deaths: the first fault, and how many there are."""
+    """Returns one line per wrong collective, and one on ranks that died: the first fault, and the number of others."""
     by_collective: dict[str, list[str]] = {}
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
@@ -133,7 +133,10 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
 
 
 def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
-    """Returns one line on everything that is unsupported and not allowed, with both ways out, if there is any."""
+    """Returns a line on what the backend does not support and is not `allowed` to lack; [] if there is nothing.
+
+    The line names both ways out.
+    """
     counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
     if not counts:
         return []
@@ -148,12 +151,12 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
 
 
 def on_declined(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line on each property whose program declines every case on several ranks, which shows nothing."""
+    """Returns one line per property whose program declines every case on several ranks, so that nothing is shown."""
     return [f"nothing is shown: {why}" for tally in tallies if (why := tally.none_supported)]
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
-    """Returns the amounts of work and the outcomes, one line each."""
+    """Returns the amounts of work and the number of claims and verdicts of each outcome, one line each."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     cut = sum(tally.cut for tally in tallies)
@@ -178,7 +181,7 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
 
 
 def _not_passed(tally: Tally) -> list[str]:
-    """Returns the claims without a result, grouped by reason."""
+    """Returns one line for each reason why claims are open or known to fail, with these claims."""
     by_reason: dict[str, list[str]] = {}
     for result in tally.claims():
         if result.outcome in ("skipped", "xfailed"):
@@ -188,7 +191,10 @@ def _not_passed(tally: Tally) -> list[str]:
 
 
 def _lacking(tallies: Iterable[Tally]) -> list[str]:
-    """Returns uncut lines on what the backend cannot do, because only a vendor can change that."""
+    """Returns one line, uncut, for each reason why the backend does not support cases.
+
+    They are uncut because a vendor needs the whole text.
+    """
     counts = Counter[str]()
     for tally in tallies:
         for (_, reason, _), count in tally.lacking.items():
@@ -197,7 +203,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns one row per property; columns of rare outcomes only if there is one."""
+    """Returns the table of counts, one row per property; columns of rare outcomes only if a property has one."""
     columns: list[tuple[str, list[int], bool]] = [
         ("layouts", [t.layouts for t in tallies], True),
         ("draws", [t.draws for t in tallies], True),
@@ -219,7 +225,7 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
 
 
 def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns layouts by world size, and shares of dtypes and shard kinds in %."""
+    """Returns the table of layouts by world size, and of the shares of dtypes and shard kinds in percent."""
     sizes = sorted({size for tally in tallies for size in tally.world_sizes})
     dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
     rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
@@ -238,7 +244,10 @@ def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes:
 
 
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns margins by tensor and dtype over all properties, and an empty line; nothing without real values."""
+    """Returns the table of margins by tensor and dtype, over all properties, with an empty line after it.
+
+    Without real values it returns [].
+    """
     table = margins.merged(tally.margins for tally in tallies)
     if not table:
         return []

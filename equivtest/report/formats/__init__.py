@@ -1,4 +1,4 @@
-"""Writes a report in the forms of other tools."""
+"""Converts a report to the formats of other tools."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FORMATS: dict[str, Callable[[Run], str]] = {
     "ctrf": as_ctrf,
     "pytorch": as_outputs,
 }
-"""Name -> function that returns the report in that form."""
+"""Name of a format -> function that converts a run's report to it."""
 
 
 def export(run: Run, name: str) -> str:
-    """Returns the report of a run in the form of that name.
+    """Converts the report of a run to the format with this name.
 
     Raises:
-        Misuse: there is none of that name.
+        Misuse: there is no such format.
     """
     if name not in FORMATS:
         raise Misuse(f"equivtest export: expected one of {', '.join(FORMATS)}, got {name!r}")

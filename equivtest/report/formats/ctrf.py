@@ -1,4 +1,4 @@
-"""CTRF, the Common Test Report Format: one test for each claim of each property.
+"""Converts a report to CTRF, the Common Test Report Format: one test for each claim of each property.
 
 Source: schema/ctrf.schema.json of ctrf-io/ctrf, version 0.0.0 of its specification.
 """
@@ -17,7 +17,7 @@ STATUS = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed
 
 
 def as_ctrf(run: Run) -> str:
-    """Returns the report as JSON."""
+    """Returns the report as JSON in the form of CTRF."""
     environment = run.environment
     tests = [_test(result) for result in results_in(run)]
     counts = Counter(test["status"] for test in tests)
@@ -39,7 +39,7 @@ def as_ctrf(run: Run) -> str:
 
 
 def _test(result: Result) -> dict[str, Any]:
-    """Returns one test; equivtest measures no duration of a claim, because its claims share their visits."""
+    """Returns one test in the form of CTRF; its duration is 0, because all claims are judged from the same runs."""
     test: dict[str, Any] = {
         "name": result.name,
         "status": STATUS[result.outcome],

@@ -1,4 +1,4 @@
-"""GitHub Actions: annotations of a step, and its summary.
+"""Converts a report for GitHub Actions: to annotations of a step, and to the step's summary.
 
 Sources: "Workflow commands for GitHub Actions" of GitHub's documentation, by which a step's summary has at most 1 MiB;
 and actions/toolkit, whose `command.ts` says which characters a command escapes and whose documentation of problem
@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 8 * 1024
 
 
 def as_annotations(run: Run) -> str:
-    """Returns workflow commands: one error for each subject with a failing claim, at most ten."""
+    """Returns GitHub's workflow commands: one error for each subject with a failing claim, at most MAX_ANNOTATIONS."""
     by_subject: dict[str, list[Result]] = {}
     for result in results_in(run, ("failed",)):
         by_subject.setdefault(result.listed.subject, []).append(result)
@@ -40,21 +40,24 @@ def _annotation(run: Run, subject: str, results: list[Result]) -> str:
 
 
 def _path(run: Run, path: str) -> str:
-    """Returns the path of a property's file below the checkout, as GitHub wants it; unchanged if it lies elsewhere."""
+    """Returns the path of a property's file relative to the checkout, which GitHub wants.
+
+    A path outside the checkout stays as it is.
+    """
     whole = Path(str(run.environment.get("rootdir", "")), path)
     checkout = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
     return str(whole.relative_to(checkout)) if whole.is_relative_to(checkout) else path
 
 
 def _escaped(text: str, also: str = "") -> str:
-    """Escapes what would end a workflow command, or a property of it."""
+    """Escapes characters that would end a workflow command, and the characters of `also`."""
     for char in f"%\r\n{also}":
         text = text.replace(char, f"%{ord(char):02X}")
     return text
 
 
 def as_markdown(run: Run) -> str:
-    """Returns the summary of a step: what failed first, then the counts of each property."""
+    """Returns the summary of a step as Markdown: first what failed, then the counts of each property."""
     environment, tallies = run.environment, run.results.ordered()
     failed = results_in(run, ("failed",))
     parts = [
@@ -85,7 +88,7 @@ def _cell(text: str) -> str:
 
 
 def _failure(result: Result) -> str:
-    """Returns a heading and the message in a fence that is longer than any within it."""
+    """Returns a heading and the failure's message as a code block; its fence is longer than any in the message."""
     fence = "`" * 7
     message = cut_bytes(result.text, MAX_MESSAGE_BYTES).replace(fence, "'" * 7)
     return f"### {_cell(result.name)}\n\n{fence}text\n{message}\n{fence}\n"

@@ -1,4 +1,4 @@
-"""PyTorch's Cross-Repository CI Relay: the inputs of its callback, as outputs of a GitHub step.
+"""Converts a report to the inputs of PyTorch's Cross-Repository CI Relay, as outputs of a GitHub step.
 
 Sources, both of pytorch/test-infra in September 2026: `.github/actions/cross-repo-ci-relay-callback/action.yml` for the
 inputs and the limits of failed tests (RFC-0054); `triage_verdict.py` of the relay for the verdict.
@@ -25,11 +25,12 @@ MAX_TEXT = 1000  # characters of the summary and of an excerpt
 MAX_SHORT = 200  # characters of all other texts
 
 CAUSES = {"collective": ("backend", "high"), "operator": ("upstream", "medium")}
-"""Cause of a failure -> (category, confidence).  A wrong kernel is the backend's; on the CPU it is torch's."""
+"""Kind of call that a failure comes from -> (category, confidence).  A wrong kernel is the backend's; on the CPU it is
+torch's."""
 
 
 def as_outputs(run: Run) -> str:
-    """Returns lines NAME=JSON, as $GITHUB_OUTPUT takes them: test-results, failed-tests-detail and triage-verdict."""
+    """Returns the lines for $GITHUB_OUTPUT: test-results, failed-tests-detail and triage-verdict, each as NAME=JSON."""
     failed = results_in(run, ("failed",))
     counts = Counter(result.outcome for result in results_in(run))
     outputs: dict[str, Any] = {
@@ -53,7 +54,7 @@ def _detail(result: Result) -> dict[str, str]:
 
 
 def verdict_on(run: Run, failed: Sequence[Result]) -> dict[str, Any]:
-    """Returns the triage verdict on the failing claims of a run."""
+    """Returns the relay's triage verdict: who is to blame for the failing claims, how surely, and the evidence."""
     failures = [failure for result in failed for failure in result.failures]
     category, confidence = _blame(run, failures)
     names = ", ".join(dict.fromkeys(result.name for result in failed))
@@ -81,9 +82,8 @@ def _evidence(result: Result) -> dict[str, str]:
 def _blame(run: Run, failures: Sequence[Failure]) -> tuple[str, str]:
     """Returns the category and the confidence that all failures share.
 
-    If only the categories are equal, the confidence is 'low'.  If the categories differ, it is ('unknown', 'low').
-
-    Each failing case has run again in new ranks.  If it then held, the failure depends on earlier visits.
+    If only the categories are equal, the confidence is 'low'.  If the categories differ, the result is ('unknown',
+    'low'). Each failing case has run again in new ranks.  If it then held, the failure depends on earlier cases.
     """
     if run.results.faults:
         return "backend", "high"

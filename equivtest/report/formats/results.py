@@ -1,4 +1,4 @@
-"""One result for each claim of each property of a run, as all forms list them."""
+"""Lists one result for each claim of each property of a run; all formats are made from this list."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivtest.report.log import Run
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one claim.
+    """The result of one claim of one property.
 
     Attributes:
-        text: Full messages of its failures, or why nothing was concluded.
-        failures: The smallest ones that the searches found.
+        text: Full messages of the claim's failures, or why nothing was concluded.
+        failures: The smallest failing cases that the searches found.
     """
 
     listed: Listed
@@ -36,7 +36,7 @@ class Result:
 
 
 def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
-    """Returns the results by property and claim; only those with these outcomes, if any are given."""
+    """Returns the results in order of property and claim; only those with one of `outcomes`, if any are given."""
     return [
         Result(
             tally.listed,
@@ -52,5 +52,5 @@ def results_in(run: Run, outcomes: Collection[str] = ()) -> list[Result]:
 
 
 def cut_bytes(text: str, size_bytes: int) -> str:
-    """Returns the beginning of a text, as much as UTF-8 encodes in so many bytes."""
+    """Returns the beginning of a text that takes at most `size_bytes` bytes in UTF-8."""
     return text.encode()[:size_bytes].decode(errors="ignore")
