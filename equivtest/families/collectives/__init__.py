@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed, each called alone."""
+"""Family of cases that call the collectives of torch.distributed directly."""
 
 SUBJECTS = {
     "collectives": "equivtest.families.collectives.subject:collectives",

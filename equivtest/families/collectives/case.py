@@ -1,9 +1,9 @@
-"""Collectives of torch.distributed, each called separately on different operands.
+"""Defines `CollectivesCase`: calls of collectives of torch.distributed, one after the other, on several sizes.
 
 Letters: w ranks, n elements of one size, L elements of all sizes together.
 
-Every rank has w * n elements of each kind of operand, one size after the other.  A collective with one tensor per rank
-takes the first n elements; a collective with a part for every rank takes all of them.
+Every rank has w * n elements of each kind of operand for each size n, one size after the other. A collective with one
+tensor per rank takes the first n elements of a size. A collective with a tensor for every rank takes all w * n.
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ OPERANDS = {
     "bor": "joined",
     "bxor": "joined",
 }
-"""Kind of operand of each reduction; the key '' has the kind for copies."""
+"""Reduction -> kind of operand that it takes; '' stands for copies."""
 
 COUNTED = {"sum": "counted", "max": "joined", "min": "joined"}
-"""The kind of operand of a reduction of int64."""
+"""Reduction of int64 -> kind of operand that it takes."""
 
 FACTOR = 0.5
-"""Factor of a rank's operand in the sum named 'premul': PREMUL_SUM."""
+"""Factor of a rank's operand in 'premul', which is PREMUL_SUM."""
 
 BITWISE = ("band", "bor", "bxor")
-"""Reductions of the operands as integers with the same bits."""
+"""Reductions that take the operands as integers with the same bits."""
 
 RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
-"""Kinds of results.
+"""Kinds of results. 'reduced': (n,), equal on every rank.
 
-reduced: (n,), the same on every rank.
-parts: reduction of all w * n elements, (n,) on each rank.
-gathered: (w, n), one row from each rank, or by each root; the same on every rank.
-exchanged: (w, n), this rank's part from each rank, or by each root.
-uneven: exchanged parts of `split` elements, one after the other, followed by zeros up to w * n.
+'parts': the reduction of all w * n elements, scattered, (n,) on each rank. 'gathered': (w, n), one row from each rank
+or from each root, equal on every rank. 'exchanged': (w, n), the elements for this rank from each rank or from each
+root. 'uneven': like 'exchanged', but with `split` elements per rank, followed by zeros up to w * n.
 """
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a collective.
+    """One collective, as a function of torch.distributed with a reduction.
 
     Attributes:
         function: A function of torch.distributed; with the prefix 'functional_' one of its functional collectives,
@@ -69,7 +67,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name of the answer: the function, followed by the reduction."""
+        """Returns the name of the answer: the function, followed by the reduction if there is one."""
         return f"{self.function}_{self.op}" if self.op else self.function
 
     @property
@@ -79,12 +77,12 @@ class Call:
 
     @property
     def lays_out_itself(self) -> bool:
-        """True if the function makes its arguments from the operand, and lays them out in the room's memory."""
+        """True if the function itself makes its arguments from the operand, in memory of its `Room`."""
         return self.is_coalesced or self.function.startswith("int64_")
 
     @property
     def operand(self) -> str:
-        """The kind of operand that it takes."""
+        """Returns the kind of operand that it takes."""
         return COUNTED[self.op] if self.function.startswith("int64_") else OPERANDS[self.op]
 
 
@@ -160,7 +158,10 @@ BUNDLES: dict[str, tuple[Call, ...]] = {
         Call("coalesced_reduce_scatter_tensor", "parts", "sum"),
     ),
 }  # fmt: skip
-"""Collectives of one kind, which run in one case; if a backend refuses one, the others run once more without it."""
+"""Collectives of one kind, which run in one case.
+
+If a backend refuses one of them, the others run once more without it.
+"""
 
 CALLS: dict[str, Call] = {call.name: call for calls in BUNDLES.values() for call in calls}
 """Every collective by the name of its answer."""
@@ -175,9 +176,9 @@ MEMORIES = ("new", "kept", "freed")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CollectivesCase(Case):
-    """Some collectives, each on every size.
+    """Fixes some collectives, each called on every size.
 
-    Collectives with a root are called once for each rank as the root.
+    A collective with a root is called once with each rank as the root.
 
     Attributes:
         collectives: Names in CALLS, in the order of the calls.
@@ -228,7 +229,7 @@ class CollectivesCase(Case):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The collectives in words."""
+        """Returns the `Call` of each collective."""
         return tuple(CALLS[name] for name in self.collectives)
 
     def without(self, refused: Collection[str]) -> CollectivesCase | None:
@@ -238,21 +239,21 @@ class CollectivesCase(Case):
 
     @property
     def width(self) -> int:
-        """Elements of each kind of operand that a rank has, w * L."""
+        """Returns w * L, the number of elements of each kind of operand that a rank has."""
         return self.world_size * sum(self.numels)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """[start, stop) of each size's w * n elements among a rank's."""
+        """Returns [start, stop) of each size's w * n elements within a rank's operand."""
         stops = [self.world_size * sum(self.numels[: index + 1]) for index in range(len(self.numels))]
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Elements that one rank sends to another with uneven splits: n, none, or half of them."""
+        """Returns how many elements rank `source` sends to rank `target` with uneven splits: n, none, or half of n."""
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors; a tensor that differs between ranks has one row per rank."""
+        """Describes the tensors by name. A tensor that differs between ranks has one row per rank."""
         ranks, numel, own = self.world_size, sum(self.numels), Layout((Shard(0),))
         results = {
             "reduced": CaseTensor((numel,), replicated(), "state"),

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of collectives, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ if TYPE_CHECKING:
 
 
 STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "int64_all_reduce", "int64_reduce")
-"""Calls for which gloo uses as much memory as elements, from the first on, for any stride (torch 2.13.0)."""
+"""Functions for which gloo ignores strides: it takes the first elements in memory, as many as the tensor has (torch
+2.13.0)."""
 
 
 def loses_strides(case: CollectivesCase) -> bool:
-    """True if the case calls a function of STRIDES_LOST on a tensor whose elements have gaps between them."""
+    """True if the case calls a function of STRIDES_LOST on a tensor with gaps between its elements."""
     return _hands_strides_to(case, *STRIDES_LOST)
 
 
 def scatters_strides(case: CollectivesCase) -> bool:
-    """True if the case calls a scatter on a tensor whose elements have gaps between them."""
+    """True if the case calls scatter on a tensor with gaps between its elements."""
     return _hands_strides_to(case, "scatter")
 
 

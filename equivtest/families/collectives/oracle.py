@@ -1,8 +1,8 @@
-"""Computes the results of collectives on the ranks, from the operands of all ranks.
+"""Computes the results of collectives on each rank from the operands of all ranks.
 
-Letters: w ranks, n elements of one size.
+Letters: w ranks, n elements of one size, L elements of all sizes together.
 
-Copied values keep every bit.  Reductions: `equivtest.oracle.operands`.
+Copied values keep every bit. Reductions: `equivtest.oracle.operands`.
 
 Source: torch.distributed, the docstrings of the collectives (2.13.0).
 """
@@ -25,7 +25,7 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Computes every collective's result, exact except for an average whose reciprocal is too far off.
+    """Returns every collective's result. It is exact, except for an average by a reciprocal that is too inexact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -57,7 +57,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Reduces operands (w, w * L) to (w * L,); returns them unchanged if nothing is reduced."""
+    """Reduces the operands (w, w * L) to (w * L,); returns them unchanged if the collective does not reduce."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
@@ -68,7 +68,7 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
-    """Adds operands times a power of two, which rounds no whole number; columns at the limits follow their own rule."""
+    """Adds operands times a power of two, exactly. Columns at the limits of the dtype are added by `add_at_limits`."""
     is_at_limit = operands.abs().amax(0) > 2.0 ** SIGNIFICAND_BITS[case.dtype]
     found = reduce_exactly("operands", torch.where(is_at_limit, 0, operands) * factor, "sum", (case.world_size,))
     if not bool(is_at_limit.any()):
@@ -84,13 +84,13 @@ def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Redu
 
 
 def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
-    """Sums over dim 0 operands times a power of two that are near the largest number or infinite; float64.
+    """Returns the sum over dim 0 of operands near the largest number or infinite, times a power of two; float64.
 
-    Derived here.  Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
-    one sign.  If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order.  The
-    first one that is not below is the sum of two such values, so it is rounded to infinity, and stays there.  If
-    they are multiples of eps * t / 2, the same is true of sums up to t.  A column with infinities of one sign is
-    infinite if the sum of all its finite terms is below t.
+    Derived here. Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
+    one sign. If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order. The
+    first partial sum of 2 t or more is the sum of two such values, so it is rounded to infinity, and later sums stay
+    infinite. If the terms are multiples of eps * t / 2, the same is true of sums up to t. A column with infinities of
+    one sign is infinite if the sum of all its finite terms is below t.
 
     Raises:
         InexactData: a column has none of these forms.
@@ -114,19 +114,20 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Combines all bits of integers (w, w * L), rank after rank; what comes out has no more bits than they have."""
+    """Combines the bits of integers (w, w * L), rank after rank."""
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the global answer, from (w * L,) of a reduction or (w, w * L) of a copy; any dtype."""
+    """Returns the global answer of kind `result` for all sizes, from (w * L,) of a reduction or (w, w * L) of a
+    copy."""
     sizes = zip(case.numels, case.bounds, strict=True)
     return torch.cat([_of_size(case, result, whole[..., slice(*bounds)], numel) for numel, bounds in sizes], dim=-1)
 
 
 def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the answer for one size, from (w * n,) or (w, w * n)."""
+    """Returns the global answer for one size, from (w * n,) of a reduction or (w, w * n) of a copy."""
     ranks = case.world_size
     match result:
         case "parts":
@@ -139,7 +140,10 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """(w * n,): what each rank sends to one, of parts (source, target, n), in order, then zeros."""
+    """Returns what all ranks send to `rank` with uneven splits, in order, then zeros: (w * n,).
+
+    `parts` is (source, target, n).
+    """
     ranks, _, numel = parts.shape
     sent = torch.cat([parts[source, rank, : case.split(numel, source, rank)] for source in range(ranks)])
     return torch.cat([sent, sent.new_zeros(ranks * numel - len(sent))])

@@ -1,4 +1,4 @@
-"""Cases of separate calls of collectives."""
+"""Draws cases of collectives."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from equivtest.families.collectives.case import BUNDLES, WAITS, CollectivesCase
 from equivtest.property import Space
 
 NUMELS = (1, 2, 3, 7, 8, 9, 31, 32, 33, 0, 1000, 1025)
-"""Sizes; larger ones have only the cases that always run, since each of their visits takes long."""
+"""Sizes. Larger ones occur only in the cases that always run, because such a case takes long."""
 NUM_NUMELS = 5
 DRAWN = {name: tuple(call.name for call in calls) for name, calls in BUNDLES.items() if name != "premultiplied"}
-"""PREMUL_SUM, which torch documents for NCCL alone, has only the cases that always run."""
+"""Bundle -> its collectives.
+
+PREMUL_SUM, which torch documents only for NCCL, occurs only in the cases that always run.
+"""
 
 CALLED = (False, False, False, True)
-"""Whether a case has a bundle: a quarter of them, so that random cases are small."""
+"""Whether a case takes a bundle: one in four, so that random cases are small."""
 TAKEN = (False, True, True, True)
 OFFSETS = (0, 0, 0, 1, 3, 4)
 LAYOUTS = (("rows", 1),) * 8 + (("rows", 2), ("rows", 3), ("transposed", 1), ("channels_last", 1))
-"""Orders and strides, which exclude each other."""
+"""(order, stride) of the operands: a stride needs order 'rows'."""
 MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
-"""An odd number of draws: draw 0 comes again in another call, which shows an alternation between calls."""
+"""Modes of the draws of one case.
+
+Most have an odd number, so that repeating draw 0 shows a defect in every other call.
+"""
 
 
 @Cases
 def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
-    """Cases of some collectives of some bundles, on up to five sizes.
+    """Draws cases with some collectives of some bundles, on up to five sizes.
 
     Shrinks to one draw of dense values, and one call on one element.
     """
@@ -47,7 +53,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Returns some collectives of some bundles; with a stride, which many backends refuse, of one bundle alone."""
+    """Draws some collectives of some bundles; with a stride only one bundle, because many backends refuse strides."""
     called: list[list[str]] = []
     for bundle, calls in DRAWN.items():
         if pick(draw, bundle, CALLED, itself if stride == 1 else free):
@@ -56,11 +62,11 @@ def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
 
 
 def _pick_numels(draw: Draw) -> tuple[int, ...]:
-    """Separate draws include or omit each size of the table; if all are omitted, one element."""
+    """Draws up to five different sizes; one element if none is drawn."""
     numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the label of sizes: no call, or calls on no, few or many elements."""
+    """Returns the label of a size: 'no call', or calls on 'none', 'few' or 'many' elements."""
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

@@ -1,8 +1,8 @@
-"""torch.distributed's own collectives, called one by one.
+"""Subject that calls the collectives of torch.distributed, one after the other.
 
 Letters: w ranks, n elements of one size.
 
-Each result is copied as soon as the call has returned or has been waited for, so that a result that comes too late is
+Each result is copied as soon as the call has returned or has been waited for, so that a result that arrives too late is
 noticed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and
@@ -41,7 +41,7 @@ reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None)
 
 
 class CollectiveRaised(RuntimeError):
-    """A collective raised; the message names it."""
+    """Raised if a collective raises; the message names it."""
 
 
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
@@ -50,7 +50,7 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 
 
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
-    """Begins the calls and ends them as `case.waits` says; a result has all sizes' results, one after the other."""
+    """Begins the calls by `begin`, and waits for them as `case.waits` says. An answer has the results of all sizes."""
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
@@ -71,21 +71,21 @@ def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin
 
 
 def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tensor] | None) -> Room:
-    """Returns the room of the call."""
+    """Returns the `Room` for one call: its group, and memory in the layout of the case."""
     order = "rows" if call.result == "uneven" else case.order
     return Room(case, group, dist.get_rank(group), case.stride, case.offset, order, kept)
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes the same call in a similar room on the operand's elements in reverse order, and drops the results."""
+    """Makes the same call on the operand's elements in reverse order, in memory of the same kind, and drops its
+    result."""
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call in the room, or in one with contiguous and aligned memory if the backend's error requests that.
+    """Begins a call with memory of the room.
 
-    torch documents no stride that a collective must accept: NCCL's group refuses all but contiguous tensors
-    (ProcessGroupNCCL.cpp, 2.13.0), gloo some.
+    If the backend's error requests it, begins again with contiguous, aligned memory.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -96,13 +96,14 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
 
 
 def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
-    """This rank's elements, (w * n,) of each size; of all sizes together for a coalesced call."""
+    """Returns this rank's elements of each size, (w * n,); of all sizes in one tensor for a coalesced call."""
     own = given[call.operand][0]
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the results of the first run, or of a run with other bits: one of two that differ is wrong."""
+    """Returns the results of the first repetition, or of one whose bits differ from it, because one of the two is
+    wrong."""
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
     return next((other for other in others if not torch.equal(as_bits(other), as_bits(first))), first)
@@ -111,7 +112,7 @@ def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> t
 def end_all(
     case: CollectivesCase, begun: list[tuple[Call, Room, Begun]], results: dict[str, list[torch.Tensor]]
 ) -> None:
-    """Ends the begun calls in the case's order, and keeps the results in the order of the calls."""
+    """Waits for the begun calls as `case.waits` says, and appends their results in the order of the calls."""
     ended: list[torch.Tensor] = []
     is_backwards = case.waits == "backwards"
     for call, room, each in reversed(begun) if is_backwards else begun:
@@ -124,18 +125,18 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Returns the result as (n,), or (w, n) if it is gathered or exchanged, for any order in memory."""
+    """Returns the result in the order of rows: (n,), or (w, n) if it is gathered or exchanged."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """Returns the local tensor of the answer: this rank's row if ranks hold different values."""
+    """Returns the local tensor of the answer, with a leading dim of 1 if ranks hold different values."""
     return result if call.result in ("reduced", "gathered") else result[None]
 
 
 @contextmanager
 def naming(call: Call, dtype: str) -> Iterator[None]:
-    """Adds the collective's name to errors raised in its context.
+    """Adds the collective's name to errors raised in the block.
 
     Raises:
         Unsupported: the backend says that it lacks the collective.
@@ -151,7 +152,7 @@ def naming(call: Call, dtype: str) -> Iterator[None]:
 
 
 def begin(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """The collective itself."""
+    """Begins the collective by calling torch.distributed."""
     return FUNCTIONS[call.function](room, call, own)
 
 
@@ -163,7 +164,7 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the integer dtype of the same size, or the smallest that every backend has."""
+    """Returns the integer dtype to send the bits of `tensor` in: int64 for 8 bytes, otherwise int32."""
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
@@ -209,7 +210,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers on each rank in turn; the result is from this rank's turn."""
+    """Gathers to each rank in turn; the result is from the turn in which this rank is the root."""
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -220,7 +221,10 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces on each rank in turn; the result is from this rank's turn, since other ranks' values are undefined."""
+    """Reduces to each rank in turn.
+
+    The result is from the turn in which this rank is the root; in others it is undefined.
+    """
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
         dist.reduce(buffer, group_dst=root, op=REDUCE_OPS[call.op], **room.how) for root, buffer in enumerate(buffers)
@@ -261,7 +265,7 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts from each rank in turn; the others' memory holds their own elements."""
+    """Broadcasts from each rank in turn. On other ranks the memory holds their own elements before."""
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
@@ -290,7 +294,7 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """All sizes in one call."""
+    """Begins one coalesced call for all sizes."""
     manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
     with manager as work:
         begun = [begin_one(room, call, room.hand(own[start:stop])) for start, stop in room.case.bounds]
@@ -311,10 +315,10 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces whole numbers of up to 2**p as multiples of 2**(62 - p) + 1, with up to 63 significant bits.
+    """Reduces integers of up to 2**p as multiples of 2**(62 - p) + 1, with up to 63 significant bits.
 
-    The result divided by that number is the result of the whole numbers.  If it is no multiple, it is wrong, and the
-    remainder is added, which makes another whole number, different from the right one.
+    The result divided by that factor is the reduction of the integers. If it is no multiple, it is wrong, and the
+    remainder is added, so that it differs from the right one.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))
@@ -347,4 +351,4 @@ FUNCTIONS: dict[str, Begin] = {
         *(coalesced_all_reduce, coalesced_all_gather_into_tensor, coalesced_reduce_scatter_tensor),
     )
 }
-"""Functions of the cases -> their calls."""
+"""Name of a case's function -> the function that begins its call."""

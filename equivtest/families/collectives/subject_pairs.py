@@ -1,4 +1,4 @@
-"""Messages between two ranks, Python's objects, and barriers, through torch.distributed.
+"""Begins messages between two ranks, collectives of Python objects, and barriers, through torch.distributed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
@@ -21,7 +21,7 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges with each other rank in turn; of two synchronous ranks the lower one sends first."""
+    """Exchanges with each other rank in turn. If calls are synchronous, the lower rank sends first."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     works: list[Any] = []
     outputs[room.rank].copy_(mine[room.rank])
@@ -36,7 +36,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges with all other ranks at once."""
+    """Exchanges with all other ranks in one batch."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -46,9 +46,9 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 
 
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends a message for each tag to all other ranks; they are received from the last tag to the first.
+    """Sends one message per tag to every other rank; the receivers take them from the last tag to the first.
 
-    Each message has the elements in another order.  Neighbouring elements of the result are from different messages.
+    Each message has the elements in another order. Neighbouring elements of the result come from different messages.
 
     Raises:
         NotImplementedError: the backend is NCCL, which according to torch has no tags (2.13.0).
@@ -76,12 +76,12 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
-    """Rolls the elements, in the order of rows, by so many places; in the shape of the part."""
+    """Rolls the elements, in the order of rows, by `places`; the shape stays."""
     return part.reshape(-1).roll(places).view(part.shape)
 
 
 def _others(room: Room) -> list[int]:
-    """Returns all other ranks, lower ones first, an order in which no two pairs wait for each other."""
+    """Returns all other ranks, lowest first. In this order no two pairs of ranks wait for each other."""
     return [rank for rank in range(room.ranks) if rank != room.rank]
 
 
@@ -92,7 +92,7 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers on each rank in turn; the result is from this rank's turn."""
+    """Gathers to each rank in turn; the result is from the turn in which this rank is the root."""
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
         into = found if root == room.rank else None
@@ -131,10 +131,10 @@ def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begun:
-    """Writes each rank's elements to the store before a barrier, and returns the elements of all ranks after it.
+    """Writes this rank's elements to the store before a barrier; the result is all ranks' elements, read after it.
 
-    The last rank is late: it writes some time after all others have written.  A rank that does not wait for it finds
-    no elements of it, and returns zeros instead.
+    The last rank writes late, after all others. A rank that does not wait for it finds no elements of that rank, and
+    returns zeros instead.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)
@@ -168,10 +168,10 @@ def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
 
 LATE_S = 0.005  # for ranks that were let through to look meanwhile; they take microseconds
 _barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
-"""Number of the next barrier of a group, by its processes; equal on all of them."""
+"""Processes of a group -> number of its next barrier, equal on all of them."""
 
 TAGS = (0, 1, 2)
-"""Messages of one rank to another that are in flight at once."""
+"""Tags of the messages that one rank sends to another and that are in flight at once."""
 
 PAIRS = (send_and_receive, batched_send_and_receive, tagged_send_and_receive)
 OBJECTS = (all_gather_object, gather_object, broadcast_object_list, scatter_object_list)

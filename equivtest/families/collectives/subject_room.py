@@ -1,9 +1,9 @@
-"""The room of a collective: its group, memory for its results, and the parts of a rank's operand.
+"""Defines `Room`: what one call of a collective needs, above all the memory for its operands and results.
 
 Letters: w ranks, n elements of one size.
 
-Memory for results lies within a larger storage, and is not written to before.  The memory on both sides of a result and
-between its elements is written to before, and no collective may write there.
+A result lies within a larger storage, and its memory is not initialised. The memory on both sides of it and between its
+elements has a fill value, and no collective may write there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from equivtest.families.collectives.case import Call, CollectivesCase
 from equivtest.tensors import same_bits
 
 GUARD = 8
-"""Elements on each side of a result: a vector of most kernels, and 16 bytes at least."""
+"""Number of elements on each side of a result: the vector length of most kernels, and at least 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The room of one call: the group, this rank's number in it, and the case's way of calling.
+    """Describes one call's surroundings: the group, this rank's number in it, and the layout of its memory.
 
     Attributes:
         stride, offset, order: Fields of the case.
@@ -49,12 +49,15 @@ class Room:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Arguments of every function of torch.distributed."""
+        """Returns the arguments that every function of torch.distributed gets."""
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
 
     @property
     def _untouched(self) -> int:
-        """Fill value beside results: another number on each rank, so that sending or reducing there changes it."""
+        """Returns the fill value beside results.
+
+        It differs between ranks, so that a collective that touches it changes it.
+        """
         return -7 - self.rank
 
     @property
@@ -63,7 +66,7 @@ class Room:
         return self.stride == 1 and not self.offset and self.order == "rows"
 
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """Returns memory for `numel` elements, or with the shape of `like`, which is dense if it has several dims."""
+        """Returns uninitialised memory for `numel` elements, or for a tensor with the shape and strides of `like`."""
         size = like.numel() if numel is None else numel
         storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
         for beside in self._beside(storage):
@@ -75,10 +78,10 @@ class Room:
         return storage.as_strided(like.shape, like.stride(), storage.storage_offset() + start)
 
     def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
-        """Returns memory that an earlier call used in this place, if it is large enough, else new memory.
+        """Returns memory of an earlier call if it is large enough, else new memory.
 
-        'freed' memory is another storage at the earlier address, as an allocator may return it; torch's CPU allocator
-        seldom does that, other devices' allocators do.
+        With memory 'freed' it is another storage at the earlier address, as an allocator may return it. torch's CPU
+        allocator seldom does that, other devices' allocators do.
         """
         if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
             return like.new_empty(numel)
@@ -92,11 +95,11 @@ class Room:
         return torch.frombuffer(storage.view(torch.uint8).numpy(), dtype=like.dtype)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory with these elements, for what works in place."""
+        """Returns a copy in the room's memory, for collectives that work in place."""
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns the operand (w * n,), or a copy in the room's kind of memory: (w * n,) or (w, *dims of n)."""
+        """Returns the operand (w * n,), or a copy of it in the room's memory layout: (w * n,) or (w, *dims of n)."""
         if self.is_plain and self.case.memory == "new":
             return operand
         handed = self.empty(self._in_order(operand))
@@ -105,7 +108,7 @@ class Room:
         return handed
 
     def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor with the operand's wanted shape and strides; its elements do not matter."""
+        """Returns a tensor with the shape and strides that the room's order requires; its elements do not matter."""
         numel = len(operand) // self.ranks
         if self.order == "rows":
             return operand
@@ -126,12 +129,12 @@ class Room:
                 raise RuntimeError("it wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
-        """Returns how many elements this rank sends to and receives from each rank, for uneven splits."""
+        """Returns how many elements this rank sends to each rank and receives from each rank, for uneven splits."""
         split, rank, ranks = self.case.split, self.rank, range(self.ranks)
         return [split(numel, rank, other) for other in ranks], [split(numel, other, rank) for other in ranks]
 
     def _beside(self, storage: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yields views of the memory on both sides of a result, and between its elements."""
+        """Yields views of the memory on both sides of a result and between its elements."""
         first, stop = GUARD + self.offset, len(storage) - GUARD
         yield storage[:first]
         yield storage[stop:]
@@ -140,20 +143,20 @@ class Room:
 
 
 def _factors(numel: int) -> tuple[int, int]:
-    """Two factors of a number, the first at most its root and as large as can be."""
+    """Returns two factors of the number: the largest one up to its root, and the other one."""
     first = next((factor for factor in range(math.isqrt(numel), 0, -1) if numel % factor == 0), 1)
     return first, numel // first
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A begun call: its works, empty if it has ended, and a function that returns its result then."""
+    """A begun call: the works to wait for, none if it has ended, and a function that then returns its result."""
 
     works: Sequence[Any]
     result: Callable[[], torch.Tensor]
 
     def end(self) -> torch.Tensor:
-        """Waits for all works and returns the result in its own memory."""
+        """Waits for all works and returns a copy of the result."""
         for work in self.works:
             if work is not None:
                 work.wait()
@@ -161,7 +164,7 @@ class Begun:
 
 
 Begin = Callable[[Room, Call, torch.Tensor], Begun]
-"""Begins a call on this rank's w * n elements, (w * n,) or (w, *dims of n); its result has n elements, or w * n."""
+"""Function (room, call, operand) -> begun call. The operand has w * n elements: (w * n,) or (w, *dims of n)."""
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
@@ -170,25 +173,25 @@ def first(room: Room, own: torch.Tensor) -> torch.Tensor:
 
 
 def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """(w * n,), or (w, *dims of n), as (w, n)."""
+    """Reshapes (w * n,) or (w, *dims of n) to (w, n)."""
     return whole.reshape(room.ranks, whole.numel() // room.ranks)
 
 
 def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
-    """The w parts of n elements, views."""
+    """Returns w views of n elements each."""
     return list(own.tensor_split(room.ranks))
 
 
 def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
-    """Memory for one result of each rank."""
+    """Returns uninitialised memory for w results, one per rank."""
     return [room.empty(like) for _ in range(room.ranks)]
 
 
 def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """Returns the first elements of each of the w parts, `sent` of them, in the room's kind of memory."""
+    """Returns the first `sent[rank]` of the n elements for each rank, joined, in the room's memory layout."""
     return room.hand(torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)]))
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """Pads the elements with zeros to `numel`."""
+    """Fills the elements up with zeros to `numel`."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

@@ -1,17 +1,17 @@
-"""Operands of collectives: values that a copy must preserve, and terms and factors whose reduction is exact.
+"""Draws operands of collectives: values that a copy must preserve, and terms and factors whose reduction is exact.
 
 Letters: w ranks, p significand bits of the dtype, o the odd part of w.
 
-Terms of a sum are integers up to 2**p / w, so that every sum of any of them is an integer up to 2**p: a value
-of the dtype, in any order.  Terms of an average are multiples of o too, so that dividing rounds nothing,
-before or after the sum; if w * o is more than 2**p, only some ranks' terms are not zero.  Factors are 2 and
-1/2, on at most 8 ranks, and 1: every product of any of them is a power of two from 2**-8 to 2**8.  Compared
-values have whole significands, and no zeros, since a maximum may choose either sign of zero.
+Terms of a sum are integers up to 2**p / w, so that every partial sum is an integer up to 2**p: a value of the dtype, in
+any order. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the sum; if w *
+o is more than 2**p, only some ranks' terms are not zero. Factors are 2 and 1/2, on at most 8 ranks, and 1: every
+partial product is a power of two from 2**-8 to 2**8. Compared values have whole significands, and no zeros, since a
+maximum may choose either sign of zero.
 
-In the mode 'special' every second column of added or compared values is at the limits of the dtype
-(`_at_limits`): a sum that is infinite, that overflows or that is the largest number, and largest and
-smallest among infinities.  No column has infinities of both signs as terms, nor a NaN: a sum that is NaN
-and the largest beside a NaN have no documented value.
+In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`): a
+sum that is infinite, that overflows or that is the largest number, and largest and smallest values among infinities. No
+column has infinities of both signs as terms, nor a NaN: a sum that is NaN and a maximum beside a NaN have no documented
+value.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; an overflow is infinite
 with rounding to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for reduced
@@ -31,7 +31,7 @@ from equivtest.families.collectives.case import CollectivesCase
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 MAX_FACTORS = 8
-"""Ranks whose factor of one element is not 1 or -1: 2**8 and 2**-8 are normal numbers of float16."""
+"""Number of ranks whose factor of one element is not 1 or -1: 2**8 and 2**-8 are normal numbers of float16."""
 
 
 @draw.register
@@ -57,12 +57,11 @@ LIMITS = ("added", "compared")
 
 
 def _at_limits(name: str, ordinary: torch.Tensor, seed: int) -> torch.Tensor:
-    """Replaces every second column of the operands (w, columns), by one kind after the other.
+    """Replaces every second column of the operands (w, columns) by values at the limits of the dtype.
 
-    Kinds of sums: one infinite term; each term 1.5 times the largest power of two; the largest number, from one term
-        and
-    one unit in its last place from each other rank.  Kinds of comparisons: only infinities; each term an infinity or a
-    largest number.  Each kind has both signs.
+    The kinds of columns alternate. Kinds of sums: one infinite term; each term 1.5 times the largest power of two; the
+    largest number, as the sum of one large term and one unit in its last place from each other rank. Kinds of
+    comparisons: only infinities; each term an infinity or a largest number. Each kind occurs with both signs.
     """
     info, (ranks, columns) = torch.finfo(ordinary.dtype), ordinary.shape
     number, rank = torch.arange(columns, device="cpu"), torch.arange(ranks, device="cpu")[:, None]
@@ -106,6 +105,6 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 
 
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """True in every `stride`-th row of a column, shifted from column to column: `shape`, bool."""
+    """Returns a bool mask of `shape`: True in every `stride`-th row of a column, shifted from column to column."""
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

@@ -1,1 +1,1 @@
-"""ZeRO-3: parameters that are divided among the ranks and are fetched when they are used."""
+"""Families about ZeRO-3: parameters that are partitioned over the ranks and fetched when they are used."""

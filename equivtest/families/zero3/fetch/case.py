@@ -1,4 +1,4 @@
-"""Parameters partitioned by ZeRO-3 and fetched together."""
+"""Defines `FetchCase`: parameters that ZeRO-3 partitions, and fetches together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FETCH_COLLECTIVES = ("", "all_gather", "all_reduce")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FetchCase(Case):
-    """Some parameters, each partitioned over the ranks, all made whole by one fetch.
+    """Fixes some parameters that are partitioned over the ranks and made whole by one fetch.
 
     Attributes:
         parameters: Shape of each parameter, including 0-dim and zero-numel ones.
@@ -59,11 +59,11 @@ class FetchCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters that are fetched together."""
+        """Returns the number of parameters that are fetched together."""
         return len(self.parameters)
 
     def padded_numel(self, shape: Shape) -> int:
-        """Elements of a parameter of `shape` once padded to a multiple of the world size."""
+        """Returns the number of elements of a parameter of this shape, padded to a multiple of the world size."""
         return -(-math.prod(shape) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
@@ -80,7 +80,7 @@ class FetchCase(Case):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedFetchCase(Refused, FetchCase):
-    """A fetch outside the contract: every rank must refuse in the same way, before any collective.
+    """Fixes a fetch outside the contract: every rank must refuse it with the same error, before any collective.
 
     Attributes:
         misfit: 'dtype': the last parameter has another dtype than the flat buffer;

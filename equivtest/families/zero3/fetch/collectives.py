@@ -1,7 +1,7 @@
-"""The collectives of a fetch of parameters.
+"""States the documented collectives of one fetch.
 
-Letters: s_i is the number of elements in one partition of parameter i, and A_i the number in all its partitions
-together, padding included.
+Letters: s_i is the number of elements in one rank's partition of parameter i, and A_i the number in all ranks'
+partitions together, padding included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """One all_gather of sum(s_i) elements, or one all_reduce of sum(A_i); none of no elements.
+    """Returns one all_gather of sum(s_i) elements, or one all_reduce of sum(A_i); nothing if there are no elements.
 
     Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8),
     _all_gather_dtype and _allgather_params_coalesced: one collective for all parameters.

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on fetch cases, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def smallest_numel(case: FetchCase) -> int:
-    """Elements of the smallest parameter."""
+    """Returns the number of elements of the smallest parameter."""
     return min(math.prod(shape) for shape in case.parameters)
 
 
 def fewest_dims(case: FetchCase) -> int:
-    """Dims of the parameter with the fewest."""
+    """Returns the smallest number of dims of any parameter."""
     return min(len(shape) for shape in case.parameters)
 
 

@@ -1,4 +1,4 @@
-"""Fetched parameters: copies of the partitioned ones, so equal to the last bit."""
+"""Computes what a fetch must answer: copies of the parameters that were partitioned, equal to the last bit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
 @expect.register
 def expect_fetch(case: FetchCase, index: int) -> Expected:
-    """Expects `param.i` and `partition.i`: both have the parameter itself as their global value.
+    """Returns `param.i` and `partition.i`, which both have parameter i as their global value.
 
-    The flag of `param.i` is the case's; a partition may carry any.  As float64 a NaN may lose its payload; `bits`
-    keeps every bit.  A fetch that is not documented to gather may add zeros, for which a backend may flush subnormals.
+    The requires_grad of `param.i` is given by the case; a partition may have any. In float64 a NaN may lose its
+    payload, so `bits` holds every bit. A fetch that is not documented to gather may add zeros, and a backend may flush
+    subnormals when it adds.
     """
     given = draw(case, index)
     flags = case.given_flags()

@@ -1,4 +1,4 @@
-"""Cases of a fetch of parameters, within the contract and outside of it."""
+"""Draws cases of a fetch of parameters, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from equivtest.property import Space
 
 FETCH_DRAWS = ("special", "index", "wide", "dense", "special")
 FETCH_MODES = (("dense",), ("index",), ("wide",), ("special",), *[FETCH_DRAWS] * 21)
-"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+"""Modes of the draws of one case.
+
+Most cases have an odd number of draws, so that repeating draw 0 shows a defect in every other call.
+"""
 NUM_PARAMETERS = (1, 2, 2, 3, 3, 4, 4, 5, 5)
 NUM_PARAMETER_DIMS = (1, 0, 1, 1, 1, 2, 2, 2, 3, 4)
 ZERO_NUMEL_SHAPES: tuple[Shape | None, ...] = (None,) * 45 + ((0,), (0, 3), (2, 0))
@@ -31,7 +34,7 @@ MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 @Cases
 def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
-    """Cases of one to five parameters, fetched together by `collective`; recorded only where it is named.
+    """Draws cases of one to five parameters, fetched together. Only cases with a named `collective` are recorded.
 
     Shrinks to one draw of dense values for one parameter of one element.
     """
@@ -54,7 +57,7 @@ def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
 
 @Cases
 def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
-    """Cases whose parameters cannot be fetched together; every parameter has elements."""
+    """Draws cases whose parameters cannot be fetched together. Every parameter has elements."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", MISFITS_OF_FETCH)
@@ -71,9 +74,10 @@ def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
 
 
 def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]:
-    """A parameter's shape, one in sixteen without elements, and its flag.
+    """Draws a parameter's shape and its requires_grad. One shape in sixteen has no elements.
 
-    Drawn in one go: shrinking drops a parameter by dropping its draws.  A covering array covers the first parameter.
+    The draws of one parameter follow each other, so that shrinking can drop a parameter. A covering array covers the
+    first parameter only.
     """
     covers = name == "parameter 0"
     shape = pick_shape(draw, name, world_size, NUM_PARAMETER_DIMS, covers=covers)
@@ -83,7 +87,7 @@ def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]
 
 
 def _without_padding(shape: Shape, world_size: int) -> Shape:
-    """The shape, its first dim made longer where its numel is no multiple of the world size."""
+    """Returns the shape, with a longer first dim if its number of elements is no multiple of the world size."""
     if math.prod(shape) % world_size == 0:
         return shape
     return (shape[0] * world_size, *shape[1:]) if shape else (world_size,)

@@ -1,13 +1,14 @@
-"""ZeRO-3's fetch: partitioned parameters made whole, by all_gather or by all_reduce.
+"""Partitions parameters as ZeRO-3 does, and makes them whole by all_gather or by all_reduce.
 
-A parameter of n elements is flattened, padded to a multiple A of the world size w, and
-partitioned: rank r keeps s = A / w elements from r * s on.  A real ZeRO never writes the
-padding.  Here it has the case's fill value, so that code that reads it gets wrong results.
+A parameter of n elements is flattened, padded to a multiple A of the world size w, and partitioned: rank r has s = A /
+w elements from r * s on. A real ZeRO never writes the padding. Here it has the case's fill value, so that code that
+reads it gets wrong results.
+
 A fetch makes several parameters whole with one collective:
 
-    all_gather   buffer is rank-major   [rank][parameter]: gathered, then narrowed and concatenated
-        all_reduce   buffer is parameter-major [parameter][rank]: zeros except the rank's own partitions;
-                 the parameters are views made before the collective, and the sum fills them in
+    all_gather   The buffer is rank-major, [rank][parameter]. It is gathered, then narrowed and concatenated.
+    all_reduce   The buffer is parameter-major, [parameter][rank], with zeros except in this rank's own partitions.
+                 The parameters are views of it, made before the collective; the sum fills them in.
 
 Source: DeepSpeed PR 5420 and deepspeed/runtime/zero/partition_parameters.py (0.19.8).
 """
@@ -27,7 +28,7 @@ from equivtest.families.zero3.fetch.case import FetchCase, RefusedFetchCase
 from equivtest.tensors import Placed
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Renamed in torch 2.13, which warns of the old name."""
+"""The all_gather of one tensor, by its name in torch 2.13 or by the old one, which torch 2.13 warns about."""
 
 
 class StatusError(RuntimeError):
@@ -35,11 +36,11 @@ class StatusError(RuntimeError):
 
 
 class DtypeError(TypeError):
-    """Raised if parameters have several dtypes, which do not fit one flat buffer."""
+    """Raised if the parameters of one fetch have several dtypes, which do not fit one flat buffer."""
 
 
 class Status(enum.Enum):
-    """State of the whole parameter."""
+    """State of a whole parameter on this rank."""
 
     NOT_AVAILABLE = enum.auto()
     IN_FLIGHT = enum.auto()
@@ -48,7 +49,7 @@ class Status(enum.Enum):
 
 @dataclass
 class PartitionedParameter:
-    """One parameter: this rank's partition of it, and the whole while it is fetched.
+    """A parameter under ZeRO-3: this rank's partition of it, and the whole parameter while it is fetched.
 
     Attributes:
         partition: (padded numel / w,), local.
@@ -75,7 +76,7 @@ class Fetch:
     finish: Callable[[], None]
 
     def wait(self) -> None:
-        """Returns when every parameter is whole and AVAILABLE."""
+        """Waits until every parameter is whole and AVAILABLE."""
         if self.work is not None:
             self.work.wait()
         self.finish()
@@ -84,7 +85,7 @@ class Fetch:
 
 
 def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> PartitionedParameter:
-    """Keeps this rank's part of a whole parameter (any shape), padded at its end with `padding`."""
+    """Returns this rank's partition of a whole parameter of any shape, filled up at its end with `padding`."""
     size = -(-parameter.numel() // mesh.size())
     start = min(mesh.get_local_rank() * size, parameter.numel())
     stop = min(start + size, parameter.numel())
@@ -94,7 +95,7 @@ def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> P
 
 
 def release(parameters: Sequence[PartitionedParameter]) -> None:
-    """Drops the wholes; the partitions stay."""
+    """Drops the whole parameters; the partitions stay."""
     for parameter in parameters:
         parameter.whole, parameter.status = None, Status.NOT_AVAILABLE
 
@@ -120,7 +121,7 @@ def launch(parameters: Sequence[PartitionedParameter]) -> None:
 
 @contextmanager
 def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
-    """Launches the parameters; makes them NOT_AVAILABLE again if the block fails."""
+    """Marks the parameters IN_FLIGHT for the block, and NOT_AVAILABLE again if the block raises."""
     launch(parameters)
     try:
         yield
@@ -130,7 +131,7 @@ def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
 
 
 def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
-    """Starts one all_gather of all partitions; `wait` takes the gathered buffer apart."""
+    """Starts one all_gather of all partitions. `Fetch.wait` then takes the gathered buffer apart."""
     with launching(parameters):
         own = torch.cat([parameter.partition for parameter in parameters])
         gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
@@ -150,7 +151,7 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
 
 
 def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
-    """A flat buffer in which the other ranks' partitions add nothing."""
+    """Returns a flat buffer of zeros, so that other ranks' partitions add nothing to this rank's elements."""
     return like.new_zeros((numel,))
 
 
@@ -159,7 +160,7 @@ def fetch_by_all_reduce(
     mesh: DeviceMesh,
     make_buffer: Callable[[torch.Tensor, int], torch.Tensor] = zeros,
 ) -> Fetch:
-    """Starts one all_reduce of one flat buffer; the parameters are views of it from the start.
+    """Starts one all_reduce of one flat buffer. The whole parameters are views of it from the start.
 
     Args:
         make_buffer: (a partition, number of elements) -> a flat buffer of that many elements, of the partition's dtype
@@ -184,7 +185,7 @@ Fetcher = Callable[[Sequence[PartitionedParameter], DeviceMesh], Fetch]
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], fetch: Fetcher
 ) -> dict[str, Placed]:
-    """Partitions the given parameters and fetches them all with `fetch`."""
+    """Partitions the given parameters, fetches them all by `fetch`, and answers partitions and whole parameters."""
     wholes = [given[name] for name in case.given_names()]
     parameters = [partition(whole, mesh, padding=padding_value(case, whole.dtype)) for whole in wholes]
     fetching = fetch(parameters, mesh)
@@ -202,15 +203,15 @@ def run_fetch(
 
 
 def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
-    """The number that stands for uninitialised memory in this case."""
+    """Returns the number that the case puts into padding, in place of uninitialised memory."""
     return float("nan") if case.padding == "nan" else torch.finfo(dtype).max / 4
 
 
 def zero3_fetch_all_gather(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Parameters partitioned as ZeRO-3 does and fetched with one all_gather."""
+    """Partitions parameters as ZeRO-3 does and fetches them by one all_gather."""
     return run_fetch(case, mesh, given, fetch_by_all_gather)
 
 
 def zero3_fetch_all_reduce(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Parameters partitioned as ZeRO-3 does and fetched with one all_reduce of a flat buffer."""
+    """Partitions parameters as ZeRO-3 does and fetches them by one all_reduce of a flat buffer."""
     return run_fetch(case, mesh, given, fetch_by_all_reduce)

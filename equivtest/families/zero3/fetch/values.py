@@ -1,4 +1,4 @@
-"""Values of parameters that are fetched."""
+"""Draws the values of parameters that are fetched."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws like a FetchCase, but with misfit 'dtype' the last parameter has another dtype."""
+    """Draws like a FetchCase. With misfit 'dtype' the last parameter gets another dtype."""
     given = draw_fetch(case, index)
     if case.misfit == "dtype":
         last = case.given_names()[-1]
@@ -61,7 +61,7 @@ def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Te
 def _draw_all_exponents(
     shape: tuple[int, ...], dtype: torch.dtype, significand_bits: int, source: torch.Generator
 ) -> torch.Tensor:
-    """Normal numbers of random sign and exponent whose last significand bit is set; global.
+    """Draws normal numbers of random sign and exponent whose last significand bit is set.
 
     Source: IEEE 754-2019 section 3.4: sign, biased exponent (0 and all ones are not normal
     numbers), then significand_bits - 1 stored bits.

@@ -1,4 +1,4 @@
-"""Divided parameters fetched, used, updated, released and saved in any order."""
+"""Family of cases that fetch, use, update, release and save ZeRO-3's parameters, in any order."""
 
 SUBJECTS = {
     "zero3_lifecycle_all_gather": "equivtest.families.zero3.lifecycle.subject:zero3_lifecycle_all_gather",

@@ -1,25 +1,25 @@
-"""The life of parameters under ZeRO-3, as a sequence of operations on them.
+"""Defines `LifecycleCase`: a sequence of operations on parameters under ZeRO-3.
 
-Letters: w ranks, n parameters, k the number of an operation, i that of a parameter, p significand bits.
+Letters: w ranks, n parameters, k the number of an operation, i the number of a parameter, p significand bits.
 
 Each operation is 'verb' or 'verb i j ...':
 
     fetch    makes parameters whole with one collective, and waits for it
-    launch   the same without waiting: they are in flight
-    wait     until nothing is in flight
+    launch   the same without waiting: the parameters are then in flight
+    wait     waits until nothing is in flight
     fail     a fetch for which no memory is left
-    release  drops wholes
-    use      forward and backward: each rank multiplies the whole by a different x, with a different
-             cotangent; the average of the ranks' gradients is added to those before
-    step     SGD: partition -= LEARNING_RATE * gradient, for all that have a gradient, which is then deleted
-    update   a new value for a whole, which is copied to its partitions
-    save     keeps a copy of a whole
+    release  drops whole parameters
+    use      forward and backward: each rank multiplies the whole parameter by a different x, with a different
+             cotangent; the average of the ranks' gradients is added to the gradients before
+    step     SGD: partition -= LEARNING_RATE * gradient, for every parameter with a gradient, which is then deleted
+    update   writes a new value to a whole parameter and to its partitions
+    save     saves a copy of a whole parameter
     load     sets the partitions to the saved values
 
-    An operation is refused, and then changes nothing, if one of its parameters does not have the status
-    that it needs: not available for fetch, launch, fail and load (and, with a gradient, for step), available
-    for release, use, update and save.  So is a fetch of one parameter twice or of parameters of two
-    dtypes, and a load without a save.
+An operation is refused, and then changes nothing, if a named parameter does not have the status that it needs: not
+available for fetch, launch, fail and load, and available for release, use, update and save. A step needs every
+parameter with a gradient to be not available. Also refused are a fetch that names one parameter twice or parameters of
+two dtypes, and a load without a save.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from equivtest.families.zero3.fetch.case import FETCH_COLLECTIVES, PADDINGS
 from equivtest.layout import Flat, Layout, Shard
 
 FETCHES = ("fetch", "launch", "fail")
-"""Verbs that ask for parameters, all with one collective."""
+"""Verbs that request whole parameters, all with one collective."""
 
 WITHOUT_NAMES = ("wait", "step")
 VERBS = (*FETCHES, "wait", "release", "use", "step", "update", "save", "load")
@@ -44,18 +44,18 @@ MAX_OPERATIONS = 16
 LEARNING_RATE = 0.5
 
 STATUSES = ("not available", "in flight", "available")
-"""Values of `after{k}.status`, in the order of its numbers."""
+"""Statuses of a parameter; `after{k}.status` holds indices into this tuple."""
 
 REFUSALS = ("none", "status", "dtype", "never saved", "out of memory")
-"""Values of `after{k}.refusal`, in the order of its numbers."""
+"""Reasons of a refusal; `after{k}.refusal` holds an index into this tuple."""
 
 MEMORY = ("partitions", "wholes", "gradients", "saved", "others")
-"""Names of the elements of `memory.after{k}`."""
+"""Kinds of memory that `memory.after{k}` lists, in this order."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its verb and the parameters that it names, in the order named."""
+    """One operation: its verb, and the parameters that it names, in order."""
 
     verb: str
     parameters: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Operation:
 
 @functools.lru_cache(maxsize=2**10)
 def parse_operation(text: str) -> Operation:
-    """The operation written as `text`.
+    """Parses an operation such as 'fetch 0 1'.
 
     Raises:
         Misuse: unknown verb, names that are no numbers, or names for a verb without parameters.
@@ -81,12 +81,12 @@ def parse_operation(text: str) -> Operation:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LifecycleCase(Case):
-    """Some parameters and a sequence of operations on them.
+    """Fixes some parameters and a sequence of operations on them.
 
-    Inputs are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank;
-    `op{k}.new.i` of an update.  Answers after every operation are the reason of a refusal, each
-    parameter's status and whether it has a gradient, all partitions, the available wholes,
-    the existing gradients, the outputs of a use, and the memory if the case measures it.
+    Inputs are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank; `op{k}.new.i`
+    of an update. The subject answers after every operation: the reason of a refusal, each parameter's status and
+    whether it has a gradient, all partitions, the available whole parameters, the existing gradients, the outputs of a
+    use, and the memory if the case measures it.
 
     Attributes:
         parameters: Shape of each parameter, including 0-dim and zero-numel ones.
@@ -127,18 +127,18 @@ class LifecycleCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """n."""
+        """Returns the number n of parameters."""
         return len(self.parameters)
 
     def sequence(self) -> list[Operation]:
-        """The operations, read."""
+        """Returns the operations, parsed."""
         return [parse_operation(text) for text in self.operations]
 
     @property
     def leaves_gradients(self) -> bool:
-        """True if a parameter that requires a gradient is used while it, and all used with it, are whole.
+        """True if some use gives a parameter a gradient.
 
-        Before that no parameter has a gradient, so that only a fetch may be refused.
+        Such a use names only whole parameters, and one of them requires a gradient.
         """
         away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
         for operation in self.sequence():
@@ -155,22 +155,22 @@ class LifecycleCase(Case):
         return False
 
     def _can_be_fetched(self, operation: Operation) -> bool:
-        """True if each parameter is named once, and all have one dtype."""
+        """True if the operation names each parameter once, and all have one dtype."""
         named = operation.parameters
         return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
 
     def dtype_of(self, index: int) -> str:
-        """Name of the dtype of a parameter."""
+        """Returns the name of a parameter's dtype."""
         if not self.mixed_dtypes or index % 2 == 0:
             return self.dtype
         return "float32" if self.dtype == "float64" else "float64"
 
     def padded_numel(self, index: int) -> int:
-        """Elements of a parameter once padded to a multiple of the world size."""
+        """Returns the number of elements of a parameter, padded to a multiple of the world size."""
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all inputs, and all possible answers; the oracle knows the actual ones."""
+        """Describes all inputs and all answers that are possible; the oracle computes which ones there are."""
         given = {
             f"param.{index}": CaseTensor(shape, replicated(), needs_grad=self.requires_grad[index])
             for index, shape in enumerate(self.parameters)

@@ -1,4 +1,4 @@
-"""Cases of the life of parameters under ZeRO-3: most operations are possible, some must be refused."""
+"""Draws sequences of operations on ZeRO-3's parameters: most can be done, some must be refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERBS_DRAWN = (
     *("fail",) * 4,
 )
 PLACES = ((0,), (1,), (2,), (0, 1), (1, 0), (0, 2), (0, 1, 2), (2, 0, 1))
-"""Indices of the parameters that an operation names, modulo their number."""
+"""Which parameters an operation names: indices into the possible ones, modulo their number."""
 
 REQUESTS = (
     *((verb, places, "can be done") for verb in VERBS_DRAWN for places in PLACES),
@@ -34,10 +34,10 @@ REQUESTS = (
     *((verb, places, "any") for verb in (*VERBS, *("step",) * 6, "load") for places in PLACES[:4]),
     *((verb, (place, place), "twice") for _ in range(2) for verb in ("fetch", "launch", "fail") for place in (0, 0, 1)),
 )
-"""What is asked for: a verb, of which parameters, and whether it must be possible.
+"""Requests for an operation: a verb, which parameters, and whether the operation must be possible.
 
-One draw for one operation: Hypothesis drops up to five neighbouring draws at once, hence two
-operations that only undo each other.
+An operation is one draw, because Hypothesis drops up to five neighbouring draws at once, and so also two operations
+that undo each other.
 """
 
 MORE = (False, *(True,) * 24)
@@ -45,9 +45,9 @@ NO_MORE = (False, False)
 
 
 class Course:
-    """State of a sequence of operations, from which the next possible operation is drawn.
+    """Tracks the state of a sequence of operations, from which the next possible operation is drawn.
 
-    The course decides which operations are drawn, never which answers are right.
+    It decides which operations are drawn, never which answers are right.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -59,14 +59,14 @@ class Course:
         self.used: set[int] = set()
 
     def candidates(self, verb: str) -> list[int]:
-        """The parameters that `verb` may name."""
+        """Returns the parameters that an operation with this verb may name now."""
         away = [index for index in self.everything if index not in self.available | self.in_flight]
         if verb == "load":
             return [index for index in away if index in self.saved]
         return away if verb in FETCHES else sorted(self.available)
 
     def lead(self, verb: str, how: str) -> str:
-        """`verb`, or what has to be done before it can be."""
+        """Returns the verb, or another verb that has to come first to make it possible."""
         if how == "after a change" and self.saved and not self.changed:
             verb = "update"
         while before := self._before(verb):
@@ -74,7 +74,7 @@ class Course:
         return verb
 
     def _before(self, verb: str) -> str:
-        """What has to be done before `verb`, '' where it can be done now or nothing helps."""
+        """Returns the verb that has to come before this one; '' if this one is possible now, or if nothing helps."""
         if verb == "step":
             return "use" if not self.used else "release" if self.used & self.available else ""
         if verb == "load" and not self.saved:
@@ -86,7 +86,7 @@ class Course:
         return "wait" if self.in_flight else "fetch"
 
     def follow(self, verb: str, named: tuple[int, ...]) -> None:
-        """Notes what an operation has done, where it could be done."""
+        """Updates the state as the operation does. An operation that is refused changes nothing."""
         if verb == "wait":
             self.available, self.in_flight = self.available | self.in_flight, set()
         elif verb == "step":
@@ -112,7 +112,7 @@ class Course:
 
 @Cases
 def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCase:
-    """Cases of one to three parameters and up to MAX_OPERATIONS operations, fetched by `collective`.
+    """Draws cases of one to three parameters and up to MAX_OPERATIONS operations, which fetch by `collective`.
 
     Shrinks to one fetch of one parameter of one element.
     """
@@ -138,7 +138,7 @@ def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCa
 
 
 def _pick_operations(draw: Draw, course: Course) -> tuple[str, ...]:
-    """Draws operations; a bool before each next one lets shrinking drop an operation with its draws."""
+    """Draws operations. A bool is drawn before each further operation, so that shrinking can drop an operation."""
     operations = [_pick_operation(draw, "operation 0", course)]
     for number in range(1, MAX_OPERATIONS + 1):
         if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE, free):

@@ -1,13 +1,12 @@
-"""Values for the life of parameters, for which no operation can round.
+"""Draws values for operations on ZeRO-3's parameters, so that no operation can round.
 
-Letters: w ranks, p significand bits, m ranks with nonzero cotangents, g their largest quotient
-by w, b the largest magnitude of a parameter.
+Letters: w ranks, p significand bits, m ranks with nonzero cotangents, g the largest cotangent divided by w, b the
+largest magnitude of a parameter.
 
-Cotangents are multiples of w, so that averages over ranks are integers.  In one use the ranks' gradients
-add up to at most w m g, and all gradients between two steps to MAX_OPERATIONS m g at most.  An update
-subtracts half of that, so that parameters are integers in units of 1/2: 2 b + MAX_OPERATIONS m g of
-them at most.  All three stay within 2**p, hence every partial sum is a value of the dtype: see
-`equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
+Cotangents are multiples of w, so that averages over ranks are integers. In one use the ranks' gradients add up to at
+most w m g, and all gradients between two steps to at most MAX_OPERATIONS m g. A step subtracts half of that, so that
+parameters are integers in units of 1/2: at most 2 b + MAX_OPERATIONS m g units. All three stay within 2**p, so every
+partial sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from equivtest.families.zero3.lifecycle.case import MAX_OPERATIONS, LifecycleCas
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 LARGEST_QUOTIENT = 99
-"""The largest quotient of g: more would only leave fewer bits to the parameters."""
+"""Largest g. A larger one would only leave fewer bits to the parameters."""
 
 
 @draw.register
 def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global tensors of the operations and parameters of a case, see `LifecycleCase`.
+    """Draws the global tensors that the operations and parameters of a case need, see `LifecycleCase`.
 
     Modes:
         dense: Parameters and their new values are odd integers of random sign.
-            index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value shows
-                its origin.
+        index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value shows its origin.
+
     x are random signs; cotangents are w times odd integers of random sign, in every mode.
     """
     mode, seed = case.values[index]
@@ -57,7 +56,7 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
-    """m, g and b; g and b are odd."""
+    """Returns m, g and b for the world size and the significand; g and b are odd."""
     largest = 2**significand_bits
     contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)
     quotient = min(LARGEST_QUOTIENT, largest // world_size // contributing)

@@ -1,4 +1,4 @@
-"""Expected state after each operation on parameters: values and statuses of the unsharded model, and memory."""
+"""Computes the state after each operation on parameters: values, statuses, and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPUTED = "equal: integers times a power of two"
 
 @expect.register
 def expect_lifecycle(case: LifecycleCase, index: int) -> Expected:
-    """Expected state after each operation.
+    """Returns the expected state after each operation.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -30,7 +30,7 @@ def expect_lifecycle(case: LifecycleCase, index: int) -> Expected:
 
 
 def _values(case: LifecycleCase, moment: Moment) -> dict[str, tuple[torch.Tensor, str]]:
-    """Value, float64, and dtype of all that is there at one moment."""
+    """Returns (value in float64, dtype name) of every answer that exists after one operation, by name."""
     here, parameters = f"after{moment.number}", moment.parameters.values()
     told = {
         f"{here}.refusal": REFUSALS.index(moment.refusal),
@@ -53,5 +53,5 @@ def _values(case: LifecycleCase, moment: Moment) -> dict[str, tuple[torch.Tensor
 
 
 def _flag(case: LifecycleCase, name: str) -> bool | None:
-    """A whole carries the flag of its parameter; what else is there may carry any."""
+    """Returns the requires_grad of a whole parameter's answer; None for other answers, which may have any."""
     return case.requires_grad[int(name.rpartition(".")[2])] if ".param." in name else None

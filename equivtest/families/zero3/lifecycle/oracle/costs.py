@@ -1,20 +1,20 @@
-"""Costs of ZeRO-3 for the life of its parameters: collectives and memory, by formula.
+"""Computes ZeRO-3's collectives and memory for a sequence of operations, by formula.
 
-Letters: w ranks, b bytes of an element; A_i elements of parameter i once padded to a multiple of w,
-s_i = A_i / w of its partition, n_i without padding.
+Letters: w ranks, b bytes of an element. A_i is the number of elements of parameter i padded to a multiple of w, s_i =
+A_i / w the number in one partition, n_i the number without padding.
 
-        fetch, launch   all_gather: one with operands of sum(s_i) b bytes, over the parameters named
-                    all_reduce: one of sum(A_i) b
-    use             one reduce_scatter of A_i b for each parameter that requires a gradient
-        all others      nothing; also nothing for no elements, or if it is refused
+    fetch, launch   all_gather: one collective of sum(s_i) b bytes, over the named parameters
+                    all_reduce: one collective of sum(A_i) b bytes
+    use             one reduce_scatter of A_i b bytes for each parameter that requires a gradient
+    all others      nothing; also nothing if there are no elements, or if the operation is refused
 
-Each rank holds, in bytes:
+Each rank has, in bytes:
 
     partitions      s_i b of every parameter
     wholes          all_gather: A_i b of every parameter that is available
-                    all_reduce: sum(A_j) b over all that one fetch has named, while any of them is
-                    in flight or available: they are views of one buffer
-    gradients       s_i b of every parameter that has one
+                    all_reduce: sum(A_j) b over all parameters that one fetch has named, while any of them is
+                    in flight or available, because they are views of one buffer
+    gradients       s_i b of every parameter that has a gradient
     saved           n_i b of every parameter that was saved
     others          nothing, while nothing is in flight
 
@@ -32,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def lifecycle_collectives(case: LifecycleCase, rank: int) -> Collectives:
-    """Returns the collectives of one run of the sequence; all are outside of a backward."""
+    """Returns the collectives of the whole sequence of operations; none runs in a backward."""
     calls: list[Collective] = []
     for moment in moments(case, 0):
         if moment.refusal == "none":
@@ -52,12 +52,12 @@ def _calls_of(case: LifecycleCase, moment: Moment) -> list[Collective]:
 
 
 def padded_bytes(case: LifecycleCase, index: int) -> int:
-    """A_i b."""
+    """Returns A_i b, the number of bytes of parameter i with padding."""
     return case.padded_numel(index) * DTYPES[case.dtype_of(index)].itemsize
 
 
 def memory_after(case: LifecycleCase, moment: Moment) -> list[int]:
-    """Bytes that each rank holds, in the order of MEMORY."""
+    """Returns the number of bytes that each rank has after the operation, in the order of MEMORY."""
     padded = {index: padded_bytes(case, index) for index in moment.parameters}
     parameters = moment.parameters.items()
     held = {

@@ -1,9 +1,8 @@
-"""The life of unpartitioned parameters: each has a value, and a status that says if it may be used.
+"""Models parameters that are not partitioned: each has a value, and a status that says whether it may be used.
 
-Letters: w ranks, c and x a rank's cotangent and factor.  Per use the gradient of a parameter is
-sum(c x) / w over the ranks' rows; a step subtracts LEARNING_RATE times the sum of gradients.
-
-Exact if each of these sums is an integer of at most 2**p units: see `equivtest.oracle.exact`.
+Letters: w ranks, c and x a rank's cotangent and factor. In each use the gradient of a parameter is sum(c x) / w over
+the ranks; a step subtracts LEARNING_RATE times the sum of gradients. This is exact if each of these sums is an integer
+of at most 2**p units: see `equivtest.oracle.exact`.
 
 Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what may be whole when; ZeroParamStatus and
 GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, refusals
@@ -25,14 +24,14 @@ from equivtest.tensors import DTYPES
 NEEDED = dict.fromkeys((*FETCHES, "load"), "not available") | dict.fromkeys(
     ("release", "use", "update", "save"), "available"
 )
-"""Verb -> status of the parameters that it names."""
+"""Verb -> status that the parameters it names must have."""
 
 Given = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter at one moment; tensors are (*shape), float64.
+    """One parameter after some operation; its tensors have the parameter's shape, in float64.
 
     Attributes:
         fetched_by: Number of the operation that fetched the parameter last; -1: no operation has.
@@ -47,7 +46,7 @@ class Parameter:
 
 @dataclass
 class Model:
-    """Parameters by number, and the operations on them; a refused operation changes no parameter.
+    """Applies operations to unpartitioned parameters. A refused operation changes no parameter.
 
     Attributes:
         outputs: Outputs of the last operation, by parameter: (w, *shape), float64.
@@ -63,7 +62,7 @@ class Model:
         self.parameters = {index: Parameter(self.given[f"param.{index}"].double()) for index in numbers}
 
     def run(self, number: int, operation: Operation) -> str:
-        """Runs the operation; returns its refusal, one of REFUSALS."""
+        """Applies the operation. Returns the reason if it is refused, or 'none'; see REFUSALS."""
         self.outputs = {}
         refusal = self.refusal(operation)
         if refusal == "none":
@@ -75,7 +74,7 @@ class Model:
         return refusal
 
     def refusal(self, operation: Operation) -> str:
-        """The first that applies, in the order of REFUSALS."""
+        """Returns the first reason to refuse the operation, in the order of REFUSALS; 'none' if there is none."""
         verb, named = operation.verb, [self.parameters[index] for index in operation.parameters]
         if verb == "step":
             trained = [parameter for parameter in self.parameters.values() if parameter.gradient is not None]
@@ -140,7 +139,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Moment:
-    """The state after an operation."""
+    """The state of all parameters after one operation."""
 
     number: int
     operation: Operation
@@ -150,7 +149,7 @@ class Moment:
 
 
 def moments(case: LifecycleCase, index: int) -> Iterator[Moment]:
-    """The moment after each operation, for draw `index` of values."""
+    """Yields the state after each operation, for draw `index` of values."""
     model = Model(case, draw(case, index))
     for number, operation in enumerate(case.sequence()):
         refusal = model.run(number, operation)

@@ -1,4 +1,4 @@
-"""The life of our own ZeRO-3's parameters as subjects: a sequence of operations, and the state after each."""
+"""Subjects that run a sequence of operations on parameters under the project's own ZeRO-3."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ COUNTED = (Status.NOT_AVAILABLE, Status.IN_FLIGHT, Status.AVAILABLE)
 
 
 def zero3_lifecycle_all_gather(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3's parameters, fetched with one all_gather each time, through a sequence of operations."""
+    """Runs the operations on ZeRO-3's parameters; each fetch is one all_gather."""
     return Life(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_lifecycle_all_reduce(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """ZeRO-3's parameters, fetched with one all_reduce of a flat buffer each time, through a sequence of operations."""
+    """Runs the operations on ZeRO-3's parameters; each fetch is one all_reduce of a flat buffer."""
     return Life(case, mesh, given, fetch_by_all_reduce).answers()
 
 
 class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes every operator fail, as if there were no memory for its result."""
+    """Makes every torch operator raise MemoryError, as if there were no memory for its result."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,9 +56,9 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Life:
-    """One visit on this rank.
+    """Runs a case on this rank: applies each operation to a `Store` and answers the state after it.
 
-    This rank names the parameters of an operation, and waits for them, in its own order.
+    Each rank names the parameters of an operation in another order, and waits for them in that order.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Life:
             self.store = store_class(wholes, mesh, fetcher, padding=padding_of(case))
 
     def answers(self) -> Answers:
-        """Returns the state after each operation."""
+        """Runs all operations and returns the state after each one, by name."""
         layouts, answers = self.case.layouts(), {}
         for number, operation in enumerate(self.case.sequence()):
             refusal = self.attempt(number, operation)
@@ -82,7 +82,7 @@ class Life:
         return answers
 
     def attempt(self, number: int, operation: Operation) -> str:
-        """Runs an operation; returns its refusal."""
+        """Runs an operation. Returns the reason if it is refused, or 'none'."""
         self.outputs = {}
         try:
             with self.meter or nullcontext():
@@ -92,7 +92,7 @@ class Life:
         return "none"
 
     def perform(self, number: int, operation: Operation) -> None:
-        """Runs an operation, or raises the error of its refusal."""
+        """Runs an operation, or raises the error by which it is refused."""
         named = self.in_own_order(operation.parameters)
         match operation.verb:
             case "wait":
@@ -110,22 +110,22 @@ class Life:
                 getattr(self.store, verb)(named)
 
     def wait(self) -> None:
-        """Until nothing is in flight."""
+        """Waits until nothing is in flight."""
         flying = tuple(index for index, parameter in self.parameters() if parameter.status is Status.IN_FLIGHT)
         for index in self.in_own_order(flying):
             self.store.wait(index)
 
     def in_own_order(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-        """Begins at another one on each rank."""
+        """Rotates the numbers so that each rank begins with a different one."""
         start = self.rank % max(len(indices), 1)
         return indices[start:] + indices[:start]
 
     def rows(self, number: int, kind: str, indices: Sequence[int]) -> dict[int, torch.Tensor]:
-        """This rank's own, by parameter."""
+        """Returns this rank's slices of x or cotangent, by parameter."""
         return {index: self.given[f"op{number}.{kind}.{index}"][0] for index in indices}
 
     def look(self, number: int, refusal: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Copies of all that is there, by name."""
+        """Yields copies of everything that exists after operation `number`, by name."""
         here, store = f"after{number}", self.store
         yield f"{here}.refusal", torch.tensor(REFUSALS.index(refusal))
         yield f"{here}.status", torch.tensor([COUNTED.index(parameter.status) for _, parameter in self.parameters()])
@@ -146,7 +146,8 @@ class Life:
     def memory(self, meter: Meter) -> torch.Tensor:
         """Returns the bytes in use, in the order of MEMORY: (len(MEMORY),), int64.
 
-        Outputs belong to the caller.  A fetch in flight may use memory besides the wholes.
+        Outputs do not count, because they belong to the caller. A fetch in flight may use memory besides the whole
+        parameters.
         """
         store = self.store
         held = {
@@ -161,12 +162,12 @@ class Life:
         return torch.tensor([sizes[kind] for kind in MEMORY])
 
     def parameters(self) -> Iterator[tuple[int, PartitionedParameter]]:
-        """Returns each parameter by number."""
+        """Returns pairs (number, parameter)."""
         return enumerate(self.store.parameters)
 
 
 def padding_of(case: LifecycleCase) -> float:
-    """The number that stands for uninitialised memory, a value of every dtype of the case."""
+    """Returns the number that the case puts into padding, a finite value of every dtype of the case or NaN."""
     if case.padding == "nan":
         return float("nan")
     return min(torch.finfo(DTYPES[case.dtype_of(index)]).max for index in range(case.num_parameters)) / 4

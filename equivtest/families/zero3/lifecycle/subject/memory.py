@@ -1,4 +1,4 @@
-"""Measures the memory of a part of a program: every storage that was made in that part and is still alive."""
+"""Measures memory: every storage that was made while the `Meter` was active and is still alive."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from equivtest.base import limits
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records, while it is active, every storage that an operator makes; never keeps a storage alive.
+    """Records every storage that a torch operator makes while this mode is active. It never keeps a storage alive.
 
-    A storage is alive as long as anything refers to it, be it Python, autograd or a collective under
-    way: torch keeps a storage's Python object for as long (2.13.0).
+    A storage is alive as long as anything refers to it: Python, autograd or a running collective. torch keeps a
+    storage's Python object for as long (2.13.0).
 
     Args:
         others: Tensors whose memory does not count.
@@ -40,12 +40,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return given
 
     def alive(self) -> dict[int, int]:
-        """Address -> bytes of every storage that is still there."""
+        """Returns address -> bytes of every recorded storage that is still alive."""
         found = ((address, storage()) for address, storage in self._seen.items())
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes alive besides those of `tensors`, once the backend's threads have released theirs."""
+        """Returns the bytes alive besides the storages of `tensors`, once the backend's threads have released
+        theirs."""
         accounted, until_s = storages(tensors), time.monotonic() + limits.SETTLE_S
         while True:
             size = sum(size for address, size in self.alive().items() if address not in accounted)
@@ -55,6 +56,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Address -> bytes of every storage behind the tensors, each once."""
+    """Returns address -> bytes of every storage behind the tensors."""
     found = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in found}

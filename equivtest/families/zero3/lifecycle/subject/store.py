@@ -1,8 +1,7 @@
-"""Parameters under ZeRO-3 through their life: fetched, used, updated, saved, released, in any order.
+"""Stores parameters under ZeRO-3, which can be fetched, used, updated, saved and released in any order.
 
-An operation that is not possible is refused before anything has changed.  All ranks make the same calls
-in the same order.  Each rank may name the parameters of one call in its own order, and may wait for them in
-its own order.
+An operation that is not possible is refused before anything has changed. All ranks make the same calls in the same
+order. In one call each rank may name the parameters in another order, and may wait for them in another order.
 
 Source: GatheredParameters and ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py (0.19.8).
 """
@@ -28,11 +27,11 @@ from equivtest.families.zero3.subject.gradients import Gradients
 
 
 class NeverSavedError(LookupError):
-    """There is nothing to load."""
+    """Raised if a parameter that was never saved is loaded."""
 
 
 class Store:
-    """Parameters by number, each partitioned, whole only while fetched.
+    """Stores parameters by number. Each is partitioned, and whole only while it is fetched.
 
     Args:
         wholes: The parameters, whole, of any shape.
@@ -54,7 +53,7 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of the gradients since the last step: (padded numel / w,)."""
+        """Returns this rank's partition of the gradients since the last step, (padded numel / w,), or None."""
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
@@ -68,7 +67,7 @@ class Store:
         self.fetching.append((ordered, self.fetcher([self.parameters[index] for index in ordered], self.mesh)))
 
     def wait(self, index: int) -> None:
-        """Waits for the fetch under way that makes the parameter whole, if there is one: IN_FLIGHT -> AVAILABLE."""
+        """Waits for the running fetch of this parameter, if there is one: IN_FLIGHT -> AVAILABLE."""
         for entry in self.fetching:
             if index in entry[0]:
                 self.fetching.remove(entry)
@@ -78,12 +77,12 @@ class Store:
                 return
 
     def fetch(self, indices: Sequence[int]) -> None:
-        """Launches and waits."""
+        """Makes the parameters whole by one collective, and waits for it."""
         self.launch(indices)
         self.wait(indices[0])
 
     def release(self, indices: Sequence[int]) -> None:
-        """Drops the wholes: AVAILABLE -> NOT_AVAILABLE.
+        """Drops the whole parameters: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
             StatusError: one is not AVAILABLE.
@@ -94,7 +93,7 @@ class Store:
     def use(
         self, indices: Sequence[int], x: Mapping[int, torch.Tensor], cotangent: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Forward and backward of whole * x; the ranks' average gradients are added to those before.
+        """Runs forward and backward of parameter * x. Adds the ranks' average gradients to the gradients before.
 
         Args:
             x, cotangent: By parameter, of its shape and dtype; each rank's own.
@@ -119,7 +118,7 @@ class Store:
         return outputs
 
     def step(self, lr: float) -> None:
-        """SGD on the partitions, of all parameters that have a gradient, which is then forgotten.
+        """Runs one step of SGD on the partitions of all parameters with a gradient, and deletes the gradients.
 
         Raises:
             StatusError: one of these is not NOT_AVAILABLE: its whole would be the old one.
@@ -131,13 +130,13 @@ class Store:
         self.gradients.clear()
 
     def descend(self, index: int, lr: float) -> None:
-        """The update of one partition."""
+        """Subtracts lr times the gradient from one partition."""
         gradient = self.gradient(index)
         assert gradient is not None
         self.parameters[index].partition.sub_(gradient, alpha=lr)
 
     def update(self, indices: Sequence[int], new: Mapping[int, torch.Tensor]) -> None:
-        """Gives wholes new values, which go to the partitions too.
+        """Writes new values to whole parameters and to their partitions.
 
         Args:
             new: By parameter, of its shape and dtype; the same on every rank.
@@ -151,16 +150,16 @@ class Store:
             self.write_partition(index, new[index])
 
     def write_whole(self, index: int, new: torch.Tensor) -> None:
-        """Gives an AVAILABLE parameter a new value."""
+        """Writes a new value to an AVAILABLE parameter."""
         with torch.no_grad():
             whole_of(self.parameters[index]).copy_(new)
 
     def write_partition(self, index: int, new: torch.Tensor) -> None:
-        """Takes this rank's part of a new whole value."""
+        """Writes this rank's partition of a new whole value."""
         self.parameters[index].partition.copy_(partition(new, self.mesh, padding=self.padding).partition)
 
     def save(self, indices: Sequence[int]) -> None:
-        """Keeps copies of wholes.
+        """Saves copies of whole parameters.
 
         Raises:
             StatusError: one is not AVAILABLE.
@@ -169,7 +168,7 @@ class Store:
         self.saved |= {index: whole_of(self.parameters[index]).detach().clone() for index in indices}
 
     def load(self, indices: Sequence[int]) -> None:
-        """Partitions again what was saved.
+        """Writes the saved values to the partitions.
 
         Raises:
             StatusError: one is not NOT_AVAILABLE: its whole would be the old one.
@@ -183,7 +182,10 @@ class Store:
             self.write_partition(index, self.saved[index])
 
     def need(self, indices: Sequence[int], status: Status, done: str) -> None:
-        """Raises StatusError unless all are of that status."""
+        """Raises StatusError unless every parameter has this status.
+
+        `done` is the word for the message, such as 'used'.
+        """
         for index in indices:
             found = self.parameters[index].status
             if found is not status:
@@ -191,6 +193,6 @@ class Store:
 
 
 def whole_of(parameter: PartitionedParameter) -> torch.Tensor:
-    """The whole of an AVAILABLE parameter."""
+    """Returns the whole tensor of an AVAILABLE parameter."""
     assert parameter.whole is not None
     return parameter.whole
