@@ -19,7 +19,7 @@ __all__ = ["expect", "expect_held"]
 
 @by_case("oracle")
 def expect(case: Case, index: int) -> Expected:
-    """Returns the right answers for draw `index` of case.values; empty if the subject must refuse.
+    """Returns the right answers for the draw that `case.values[index]` stands for; empty if the subject must refuse.
 
     Raises:
         Misuse: no function is registered for this class.
@@ -39,12 +39,12 @@ def expect_held(case: Case, index: int, held: Held) -> Expected:
     A class registers this if roundings may add up: in steps of training, or from layer to layer.
 
     Args:
-        held: rank -> its answers, by name.
+        held: rank -> name -> its answer.
     """
     return expect(case, index)
 
 
 @expect.register
 def expect_refusal(case: Refused, index: int) -> Expected:
-    """Returns no tensor for a case outside the contract."""
+    """Returns no expected tensor, because a `Refused` case is outside the contract."""
     return Expected({}, {})

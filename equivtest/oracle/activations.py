@@ -4,7 +4,7 @@ Letters: x the pre-activation, g the cotangent, u the unit roundoff of accumulat
 erf and exp in ulp; one ulp is at most 2 u, relative.  E_x and E_g are the errors of x and g.
 
 Derived here from the textbook forms; kernels may reorder the factors.  Every constant is rounded
-up, so that a form with a multiplication more stays within.
+up, so that a form with one more multiplication stays within the bound.
 
 Source: torch/aten/src/ATen/native/cpu/Activation.cpp (2.13.0) for the forms; Higham, Accuracy and
 Stability of Numerical Algorithms, 2nd ed., section 2.2, for the model.
@@ -20,12 +20,12 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, Operand, bounded, err
 
 
 def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
-    """max(x, 0): does not round and does not amplify errors."""
+    """Returns max(x, 0), which neither rounds nor amplifies errors."""
     return Bounded(value_of(x).relu(), error_of(x).clone(), "equal: relu computes nothing")
 
 
 def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """g for x > 0, else 0; if the sign of x is uncertain, either may be right."""
+    """Returns g for x > 0, else 0; if the sign of x is uncertain, the bound allows both."""
     value, error = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
     passed = value > 0
@@ -35,7 +35,7 @@ def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 
 
 def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
-    """x (1 + erf(x / sqrt 2)) / 2.
+    """Computes x (1 + erf(x / sqrt 2)) / 2.
 
     Derived here.  1 + erf cancels for x < 0, so its error is absolute: 2 f u of erf, u of erf's
     argument (2 roundings of z, and |z erf'(z)| < 1/2), 2 u of the addition; then two products of
@@ -50,7 +50,7 @@ def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 
 
 def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """g (Phi(x) + x phi(x)), Phi and phi the normal distribution and its density.
+    """Computes g (Phi(x) + x phi(x)), with Phi and phi the normal distribution and its density.
 
     Derived here.  Phi as in `gelu`.  The exponent -x**2 / 2 is off by x**2 u, so phi by (x**2 +
     2 f + 3) u, relative.  Sum and product: two roundings more.  |gelu''| < 0.8, |gelu'| < 1.13.
@@ -71,7 +71,7 @@ def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 
 
 def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
-    """x / (1 + exp(-x)).
+    """Computes x / (1 + exp(-x)).
 
     Derived here.  exp is off by 2 f u, and by |x| u for its rounded argument; addition and
     quotient by u each, all relative.  If exp(-x) overflows the quotient is 0, off by at most
@@ -88,7 +88,7 @@ def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 
 
 def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """g s (1 + x (1 - s)) with s = 1 / (1 + exp(-x)).
+    """Computes g s (1 + x (1 - s)), with s = 1 / (1 + exp(-x)).
 
     Derived here.  s is off by (2 f + 2 + |x|) u, relative, hence 1 - s by that times s, absolute;
     the rest are five roundings.  If exp(-x) overflows, s is 0.  |silu''| <= 0.5, |silu'| < 1.1.

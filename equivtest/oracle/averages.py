@@ -53,13 +53,15 @@ AVERAGING_ROUNDINGS = 2
 
 @dataclass(frozen=True)
 class Averages:
-    """Averages of one step's gradients; `operations` has their dtype and whether they must be exact.
+    """Computes the average over ranks of one step's gradients, which are sums over micro-batches.
 
     Attributes:
+        operations: Dtype of the gradients, and whether an average must be exact.
         ranks: w.
         micro_batches: M.
         reduced: Name of the dtype in which stored products are added and divided; '': the dtype of `operations`.
-        scalings: Roundings of scaling by other factors with product 1/w; None: it is divided by w.
+        scalings: Number of roundings, if several factors with the product 1/w scale a gradient; None: one division by
+            w does.
     """
 
     operations: Operations
@@ -70,20 +72,20 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Roundings of scaling; a division by a power of two rounds only if it underflows."""
+        """Number of roundings of the scaling by 1/w; a division by a power of two rounds only if it underflows."""
         if self.scalings is not None:
             return self.scalings
         return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """left (C, R) @ right (R, D) / w; float64, global, rows in the order of the batch."""
+        """Returns left (C, R) @ right (R, D) / w; float64 and global, with rows in the order of the batch."""
         operations = self.operations
         if not reciprocal_is_near(self.ranks, operations.arithmetic.accumulate):
             operations = replace(operations, must_be_exact=False, may_be_exact=False)
         return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
 
     def total(self, terms: torch.Tensor) -> Found:
-        """The sum over rows of terms (R, C), divided by w: (C,)."""
+        """Returns the sum of terms (R, C) over all rows, divided by w: (C,)."""
         found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
         allowed = None if found.allowed is None else found.allowed[:, 0]
         return replace(found, value=found.value[:, 0], allowed=allowed)
@@ -145,7 +147,7 @@ class Averages:
 
 
 def reciprocal_is_near(ranks: int, dtype: str) -> bool:
-    """True if fl(1 / ranks) is within half a unit roundoff of 1 / ranks, relative."""
+    """True if 1 / ranks, rounded to the dtype, has a relative error of at most half a unit roundoff."""
     reciprocal = torch.tensor(1.0, dtype=DTYPES[dtype]) / ranks
     error = abs(Fraction(float(reciprocal)) * ranks - 1)
     return 2 * error <= Fraction(unit_roundoff(dtype))

@@ -71,10 +71,10 @@ CONVERTS = frozenset({"_to_copy", "to"})
 
 
 class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Proves within its context that a module that runs on magnitudes in float64 is exact in `dtype`.
+    """Proves that a module is exact in `dtype`, while the module runs in this context on magnitudes in float64.
 
     Attributes:
-        bits_used: Largest number of bits that any sum took.
+        bits_used: Largest number of bits that the magnitudes of any sum took.
 
     Raises:
         InexactData: a sum may need more bits than the dtype has, or an operation may round.
@@ -171,7 +171,7 @@ def _magnitude(value: Any) -> Any:
 
 
 def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float]) -> int:
-    """Returns the exponent of a unit, no larger than 1, of every term that an operation adds."""
+    """Returns an e <= 0 such that every term that an operation adds is an integer times 2**e."""
     units = [_own_unit(operand) for operand in operands]
     factor = sum(_own_unit(torch.tensor(number, dtype=torch.float64)) for number in numbers)
     if name in PRODUCTS:
@@ -181,7 +181,10 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 
 
 def _own_unit(operand: torch.Tensor) -> int:
-    """Returns 0 for integers even if they share powers of two, since later summands may not share them."""
+    """Returns an e <= 0 such that every element is an integer times 2**e.
+
+    It is 0 for integers even if they share powers of two, since later summands may not share these.
+    """
     if not bool(operand.isfinite().all()):
         raise InexactData("an operand is infinite or NaN, so no sum with it is exact")
     return min(0, find_integers("an operand", operand.detach()).exponent)

@@ -34,7 +34,7 @@ Collectives = tuple[Collective, ...]
 
 @by_case("collectives", "oracle")
 def expected_collectives(case: Case, rank: int) -> Collectives:
-    """Returns the documented collectives of `rank` of the mesh for one draw, in order.
+    """Returns the collectives that a rank of the mesh is documented to call in one draw, in order.
 
     A package with its own case class registers its documentation with `expected_collectives.register`.
 
@@ -56,20 +56,20 @@ def without_all_to_all(collectives: Collectives) -> Collectives:
 
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
-    """Returns one collective per parameter; see `distribute`."""
+    """Returns the collective that distributes each named parameter: see `distribute`."""
     parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
     return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """Returns a scatter, for which only rank 0 has an operand, or a broadcast of the whole tensor."""
+    """Returns the collective that distributes a whole tensor of rank 0: a scatter for Shard, else a broadcast."""
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """Returns the collective, or none, for a tensor of `shape` from one placement to another."""
+    """Returns a list of the collective that changes a tensor's placement, empty if that needs no collective."""
     if source == target or case.world_size == 1:
         return []
     match source, target:
@@ -91,7 +91,7 @@ def _padded(shape: Shape, dim: int, num_shards: int) -> Shape:
 
 
 def _shard_bytes(case: Case, shape: Shape, placement: Shard) -> int:
-    """Returns the bytes of the largest shard, which every rank's operand has."""
+    """Returns the size in bytes of the padded shard, which is the operand of every rank."""
     return _bytes(case, _padded(shape, placement.dim, case.world_size)) // case.world_size
 
 

@@ -45,7 +45,7 @@ def linear(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """y = x W^T + b.
+    """Computes y = x W^T + b.
 
     Args:
         x: (T, K), global.
@@ -65,7 +65,7 @@ def linear_grad_x(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """G W, (T, K): a contraction over N; for the arguments see `linear`, partials (T, K)."""
+    """Computes G W (T, K), a contraction over N; arguments as in `linear`, with partials (T, K)."""
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 
@@ -77,14 +77,14 @@ def linear_grad_weight(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """G^T x, (N, K): a contraction over tokens; for the arguments see `linear`, partials (N, K)."""
+    """Computes G^T x (N, K), a contraction over tokens; arguments as in `linear`, with partials (N, K)."""
     return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
 
 
 def linear_grad_bias(
     cotangent: Operand, arithmetic: Arithmetic, *, ranks: int = 1, partials: torch.Tensor | None = None
 ) -> Bounded:
-    """The sum of G (T, N) over tokens, (N,)."""
+    """Sums G (T, N) over tokens: (N,)."""
     return total(cotangent, 0, arithmetic, ranks=ranks, partials=partials, names="|G|")
 
 
@@ -98,7 +98,7 @@ def product(
     partials: torch.Tensor | None = None,
     names: str = "|left||right|",
 ) -> Bounded:
-    """left (R, K) @ right (K, C) + plus (C,), contracted on one rank or split over several."""
+    """Computes left (R, K) @ right (K, C) + plus (C,), contracted on one rank or split over several."""
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     num_terms = a.shape[-1] + (plus is not None)
     terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, including the operands' own errors
@@ -117,7 +117,7 @@ def total(
     partials: torch.Tensor | None = None,
     names: str = "|terms|",
 ) -> Bounded:
-    """The sum of a tensor over one or more dims, on one rank or split over several."""
+    """Sums a tensor over one or more dims, on one rank or split over several."""
     value, error = value_of(terms), error_of(terms)
     dims = (dim,) if isinstance(dim, int) else dim
     num_terms = 1
@@ -129,7 +129,7 @@ def total(
 
 
 def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool = False) -> Bounded:
-    """The sum or average of the ranks' operands; for a reduce_scatter, the whole result.
+    """Computes the sum or average of all ranks' operands; for a reduce_scatter, before it is scattered.
 
     Derived here: each operand takes part in at most w - 1 additions.  An average divides the sum,
     or multiplies each operand by 1 / w before or the sum after: two more roundings unless w is a
@@ -153,7 +153,7 @@ def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool 
 
 
 class _Sums:
-    """Sums before they are stored: all float64, one shape.
+    """Exact sums, before they are stored, and what their error depends on; all float64, of one shape.
 
     Attributes:
         value: The exact sums.
@@ -204,7 +204,7 @@ def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: in
 def _reduced(
     sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
 ) -> torch.Tensor:
-    """Bounds the error once every rank has stored its sum, with its share of the bias, and all are added.
+    """Bounds the error after each rank stored its sum and its share of the bias, and a collective added all.
 
     A product is stored once, or twice if a bias is added to it; the bias is divided and stored.
     """

@@ -44,7 +44,7 @@ from equivtest.oracle.rounding import TORCH_CPU, Arithmetic
 from equivtest.tensors import DTYPES
 
 Arithmetics = Mapping[str, Arithmetic]
-"""Name of a dtype -> how the backend computes with it; dtypes that it lacks are left out."""
+"""Name of a dtype -> arithmetic of the backend; without the dtypes that the backend lacks."""
 
 _judged_by: ContextVar[Arithmetics] = ContextVar("arithmetics", default=TORCH_CPU)
 

@@ -1,4 +1,4 @@
-"""Computes integers on floating-point data, and proves that floating point cannot round there.
+"""Computes sums of floating-point data as sums of integers, and proves that floating point cannot round them.
 
 Letters: p significand bits of a dtype.
 
@@ -33,7 +33,7 @@ class InexactData(EquivtestError, AssertionError):
 
 @dataclass(frozen=True)
 class Scaled:
-    """integers * 2**exponent; `integers` is any shape, int64, global."""
+    """A global tensor of any shape, written as integers * 2**exponent; `integers` is int64."""
 
     integers: torch.Tensor
     exponent: int
@@ -48,7 +48,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Sum:
-    """A tensor of sums.
+    """Exact sums, and the number of bits that they take.
 
     Attributes:
         value: float64, exact, global.
@@ -60,7 +60,7 @@ class Sum:
 
 
 def significand_bits(dtype: torch.dtype) -> int:
-    """Returns p, including the hidden bit: 24 for float32.
+    """Returns the number p of significand bits of a dtype, with the hidden bit: 24 for float32.
 
     Source: torch.finfo (2.13.0): eps is the distance from 1 to the next value, 2**(1 - p).
     """
@@ -68,7 +68,7 @@ def significand_bits(dtype: torch.dtype) -> int:
 
 
 def bits_of(magnitude: int) -> int:
-    """Returns the smallest b of at least 1 with magnitude <= 2**b."""
+    """Returns the smallest b >= 1 with magnitude <= 2**b."""
     return max(1, (magnitude - 1).bit_length())
 
 
@@ -76,7 +76,7 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
     """Returns `tensor` as integers times the largest power of two for which they are integers.
 
     Args:
-        name: For the message.
+        name: Name of the tensor, for the message.
         tensor: Any shape and floating dtype, global.
 
     Raises:
@@ -102,7 +102,7 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
 def sum_products(
     name: str, left: Scaled, right: Scaled, dtype: torch.dtype, *, plus: Scaled | None = None, divided_by: int = 1
 ) -> Sum:
-    """Returns left @ right (+ plus), exact, and proved exact in `dtype`.
+    """Returns left @ right + plus, exact, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
         name: Name of the result, for the message.
@@ -139,7 +139,7 @@ def sum_products(
 
 
 def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -> Sum:
-    """Returns the sum of terms along the first dim, exact, and proved exact in `dtype`.
+    """Returns the sum over the first dim, exact, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
         name: Name of the result, for the message.
@@ -156,5 +156,5 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
 
 
 def largest_of(integers: torch.Tensor) -> int:
-    """Returns the largest magnitude, 0 for no element."""
+    """Returns the largest magnitude; 0 if there are no elements."""
     return int(integers.abs().max()) if integers.numel() else 0

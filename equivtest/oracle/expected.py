@@ -16,7 +16,7 @@ COPIED = "equal: copied, nothing is computed"
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """One tensor of the unsharded computation.
+    """The right value of one answer, its allowed error and its layout.
 
     Attributes:
         value: The right value, global, float64.
@@ -31,11 +31,11 @@ class ExpectedTensor:
             every bit has one right value; None: only `value` has.
         flushed_below: Magnitude below which an element may be zero instead, if zeros were added to it by a backend
             that declares to flush subnormals.
-        scale: Scale for `allowed` if the values are smaller: for values that are zero in exact arithmetic.
+        scale: Size to compare `allowed` with if the values are smaller: for values that are zero in exact arithmetic.
         is_sum: True if elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and the kernel decides where a sum begins.
         may_be_none: True if a correct subject may answer None instead of zeros: for a gradient that reaches nothing, or
-            one for which the case accepts either.
+            if the case accepts None.
         is_inner: True if a too wide bound leaves no claim open: for values within a computation from which the
             oracle continues with its own value, so that later values show an error.
         is_open: True if an error within the bound proves nothing, however narrow the bound is.
@@ -76,7 +76,7 @@ class ExpectedTensor:
 def says_nothing(
     value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
 ) -> bool:
-    """True if some element may have any error, or if the median allowance is too large.
+    """True if the bound allows no conclusion: an allowed error is infinite, or the median one is too large.
 
     Too large means more than `share` of the root mean square of the right values, or of `scale` if that is larger.
     """
@@ -88,7 +88,7 @@ def says_nothing(
 
 
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Returns the error per element up to which a value shows as much as one within a bound that is not too wide.
+    """Returns the error per element up to which a value counts as right although its bound is too wide.
 
     A bound that is not too wide allows an error of up to limits.TOO_WIDE times the root mean square, or times `scale`.
     If the error of every element is no larger than that, or than the same fraction of the element, the value shows as
@@ -114,7 +114,7 @@ class Expected:
 
     Attributes:
         bits_used: name -> bits of the largest sum of magnitudes from which the tensor's elements come.
-        drops: name -> probability that an element is zero, independent of the others.
+        drops: name -> probability that dropout sets an element to zero, independent of other elements.
         again: Right answers of the draw's second run, by a backend whose order of summation may vary; None: the
             second run has the bits of the first.
     """

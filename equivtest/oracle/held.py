@@ -1,4 +1,4 @@
-"""Assembles the values that the ranks really had: the operands of an operation.
+"""Assembles global tensors from the values that the ranks really had, such as the operands of an operation.
 
 This module never uses a collective, because collectives may be under test.
 """
@@ -13,7 +13,7 @@ from equivtest.layout import Layout, Partial
 from equivtest.tensors import Placed, assemble, assemble_listed
 
 Held = Mapping[int, Mapping[str, Placed]]
-"""rank -> its answers to one draw, by name."""
+"""rank -> name -> its answer to one draw."""
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -26,7 +26,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
     """Returns the global tensor `name`, bit by bit, or None if the ranks' answers do not make one.
 
     A claim on `name` itself reports missing answers.  Of replicas, the lowest rank's is returned; another claim
-    compares replicas.  Operands are added in float64.
+    compares replicas.  Shares of a Partial are added in float64.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}

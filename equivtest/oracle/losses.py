@@ -37,12 +37,12 @@ _NOTHING = 2.0**-80  # next to 1, for any order of a sum and any error of float6
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of the positions.
+    """Target class, weight and mask of each position.
 
     Attributes:
         classes: (P,), int64, a valid class also for ignored positions.
         kept: (P,), bool, False for ignored positions.
-        weight: (P,), float64, of the class; 1 without weights.
+        weight: (P,), float64, weight of the class; 1 without weights.
         has_weight: True if a product with weights is computed.
     """
 
@@ -53,13 +53,13 @@ class Targets:
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """y, (P, C), as it is stored; x (P, C), its classes divided among `ranks` ranks."""
+    """Returns y (P, C), the logarithm of the softmax of x (P, C), as it is stored; `ranks` ranks divide the classes."""
     y = log_of_sum(x, arithmetic, ranks=ranks)
     return Bounded(y.value, stored(y.value, y.allowed, arithmetic), y.derivation)
 
 
 def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y before it is stored, in the accumulator."""
+    """Returns y, the logarithm of the softmax, as an accumulator has it before it is stored."""
     x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
     peak = x.argmax(1, keepdim=True)
     apart = x - x.gather(1, peak)  # d
@@ -80,7 +80,7 @@ def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounde
 
 
 def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
-    """The loss: (P,) for 'none', else 0-dim; NaN for a mean of no position."""
+    """Returns the loss: (P,) for the reduction 'none', else 0-dim; NaN for a mean over no positions."""
     at = targets.classes.unsqueeze(1)
     picked, error = -y.value.gather(1, at).squeeze(1), y.allowed.gather(1, at).squeeze(1)
     value = picked * targets.weight
@@ -100,7 +100,7 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
 
 
 def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
-    """grad.x, (P, C); the cotangent is (P,) for 'none', else 0-dim."""
+    """Returns the gradient of the logits (P, C); `cotangent` is (P,) for the reduction 'none', else 0-dim."""
     cotangents = cotangent.double().expand(len(targets.classes))
     e_given = torch.zeros_like(cotangents)
     if reduction == "mean":
@@ -125,7 +125,7 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
 
 
 def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns exp y, stored, and its error."""
+    """Returns p = exp y as it is stored, and its error."""
     p = y.value.exp()
     error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, exp_error(p, y.allowed, arithmetic))
     return p, stored(p, error, arithmetic)
@@ -153,14 +153,14 @@ def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Ten
 
 
 def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """Bounds the error of exp = `value` if its argument is off by `error`."""
+    """Bounds the error of an exponential, with the right value `value`, whose argument is off by `error`."""
     moved = value * error.expm1()
     smallest = float(torch.finfo(DTYPES[arithmetic.accumulate]).tiny)
     return moved + 2 * arithmetic.libm_ulp * arithmetic.u_a * (value + moved) + smallest
 
 
 def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the sum of (P,), stored, and its error; 0-dim."""
+    """Returns the sum of `value` (P,) as it is stored, and its error; both 0-dim."""
     total, brought = value.sum(), error.sum()
     if not bool(brought == 0) or not _adds_exactly(value, DTYPES[arithmetic.accumulate]):
         brought = brought + gamma(len(value), arithmetic.u_a) * (value.abs().sum() + brought)
@@ -168,7 +168,7 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
 
 
 def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the divisor of a mean, in the dtype of the tensors: a count, or a sum of weights."""
+    """Returns the divisor of a mean, a count or a sum of weights, as it is stored, and its error."""
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 
@@ -182,6 +182,6 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """Returns `bounded`, but without an error for a reference that nothing rounds."""
+    """Returns `bounded`, but allows no error for elements whose `error` is 0, because nothing rounds them."""
     found = bounded(value, error, magnitude, num_terms, derivation)
     return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

@@ -4,8 +4,8 @@ Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective
 storage.
 
 The largest or smallest of k operands is one of them.  A sum of exact data has one value in any order.  So has
-its average if the operands are multiples of k's odd part, or, if a multiplication by fl(1 / k) may
-replace the division, if that is near enough (`equivtest.oracle.averages`).  A product of powers of two
+their average if the operands are multiples of k's odd part, and if fl(1 / k), by which a backend may
+multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`).  A product of powers of two
 is a power of two, as long as no product of some of them leaves the normal numbers.  Each real operand takes part in
 at most k - 1 rounded additions, in any order and in steps over several axes; averaging also rounds a reciprocal
 and a product for each axis.  These errors prefer no sign unless averaging rounds: then every element contains
@@ -36,9 +36,12 @@ BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bit
 
 @dataclass(frozen=True)
 class Reduced:
-    """A reduced tensor: its value, float64; its bits, if there is one right value; its largest error.
+    """The right result of a reduction, either exact or with a bound.
 
     Attributes:
+        value: float64.
+        bits: The result in the dtype of the operands, if only one result is right; else None.
+        allowed: Largest error per element, float64; None: equal.
         is_symmetric: See `ExpectedTensor`.
     """
 
@@ -51,14 +54,14 @@ class Reduced:
 
 
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
-    """Reduces operands (k, *shape) of exact data to (*shape); bounds an average that is rounded all the same.
+    """Reduces operands (k, *shape) of exact data to (*shape); an average that is rounded all the same gets a bound.
 
     Args:
-        name: For the message.
+        name: Name of the operands, for the message.
         axes: Number of ranks on each reduced axis; their product is k.
 
     Raises:
-        InexactData: a reduction of some of them may be rounded.
+        InexactData: a reduction of some operands may be rounded.
     """
     if op in ("max", "min"):
         chosen = operands.amax(0) if op == "max" else operands.amin(0)
@@ -72,7 +75,7 @@ def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[in
 
 
 def join_bits(op: str, operands: torch.Tensor) -> torch.Tensor:
-    """Returns the 'band', 'bor' or 'bxor' over dim 0 of whole numbers."""
+    """Reduces whole numbers over dim 0 bit by bit; `op` is 'band', 'bor' or 'bxor'."""
     joined: torch.Tensor = functools.reduce(BITWISE[op], operands)
     return joined
 
@@ -104,7 +107,7 @@ def _multiply(name: str, operands: torch.Tensor) -> Reduced:
 
 
 def bound_reduction(operands: torch.Tensor, op: str, num_axes: int) -> Reduced:
-    """Bounds real operands (k, *shape), added or averaged in steps over so many axes."""
+    """Bounds the sum or average of real operands (k, *shape), which a backend reduces in one step per mesh axis."""
     arithmetic, num_operands = arithmetic_of(_name_of(operands)), len(operands)
     divisor, num_divisions = (num_operands, 2 * num_axes) if op == "avg" else (1, 0)
     value, magnitude = operands.double().sum(0) / divisor, operands.double().abs().sum(0) / divisor

@@ -33,7 +33,7 @@ from equivtest.tensors import DTYPES
 
 @dataclass(frozen=True)
 class Found:
-    """The result of an operation.
+    """The right result of an operation, either exact or with a bound.
 
     Attributes:
         value: float64, global.
@@ -53,12 +53,12 @@ class Found:
 
     @classmethod
     def within(cls, bounded: Bounded) -> Found:
-        """Returns a result with a bound."""
+        """Returns a bounded tensor as a result."""
         return cls(bounded.value, bounded.allowed, bounded.derivation)
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """Returns a result that no rounding may change."""
+        """Returns exact sums as a result that no rounding may change."""
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)
@@ -66,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations of one step in one dtype, divided among so many ranks.
+    """Computes the right results of operations in one dtype, which `ranks` ranks may divide among them.
 
     Attributes:
         dtype: Name of the dtype in which every result is stored.
@@ -87,7 +87,7 @@ class Operations:
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """left (R, C) @ right (C, D) + plus (D,).
+        """Computes left (R, C) @ right (C, D) + plus (D,).
 
         Args:
             split: 'contraction': C is divided among the ranks like a sharded dim, and their sums
@@ -110,7 +110,7 @@ class Operations:
         return self.choose(exactly, bounded)
 
     def total(self, terms: torch.Tensor) -> Found:
-        """The sum over tokens of terms (T, C), divided among the ranks in any way: (C,)."""
+        """Sums terms (T, C) over tokens, which the ranks may divide in any way: (C,)."""
 
         def exactly() -> Sum:
             return sum_terms("total", find_integers("terms", terms), DTYPES[self.dtype])
@@ -118,17 +118,17 @@ class Operations:
         return self.choose(exactly, lambda: total(terms, 0, self.arithmetic, ranks=self.ranks))
 
     def activation(self, kind: str, before: torch.Tensor) -> Found:
-        """act(before), element by element."""
+        """Applies the activation 'relu', 'gelu' or 'silu' to each element."""
         compute = {"relu": relu, "gelu": gelu, "silu": silu}[kind]
         return _equal_if_sure(kind, compute(before, self.arithmetic))
 
     def activation_grad(self, kind: str, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """act'(before) cotangent, element by element; relu's derivative at 0 is 0."""
+        """Multiplies each element of the cotangent by the activation's derivative at `before`; relu's at 0 is 0."""
         compute = {"relu": relu_grad, "gelu": gelu_grad, "silu": silu_grad}[kind]
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
-        """Sums factors times tensors, all of one shape; `bounded` computes the result if it is not exact."""
+        """Adds factor * tensor over all terms, of one shape; `bounded` computes the result if it is not exact."""
         return self.choose(lambda: sum_scaled(terms, DTYPES[self.dtype]), bounded)
 
     def choose(self, exactly: Callable[[], Sum], bounded: Callable[[], Bounded]) -> Found:
@@ -146,14 +146,14 @@ class Operations:
         return Found.within(bounded())
 
     def _partials(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Returns the sum over the ranks of |their share of left @ right|."""
+        """Returns the sum of the magnitudes of all ranks' shares of left @ right."""
         bounds = [shard_bounds(left.shape[1], self.ranks, rank) for rank in range(self.ranks)]
         shares = [(left[:, start:stop] @ right[start:stop]).abs() for start, stop in bounds]
         return torch.stack(shares).sum(0)
 
 
 def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
-    """Sums factors times tensors of one shape, exact, and proved exact in `dtype` in any order.
+    """Adds factor * tensor over all terms, exact, after a proof that no order of summation rounds in `dtype`.
 
     Raises:
         InexactData: magnitudes add up to more than 2**p units.

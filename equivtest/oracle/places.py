@@ -1,6 +1,6 @@
 """Finds the submodule of an operation and the line of the user's code, in the backward too.
 
-Source: torch.autograd's sequence numbers (2.13.0): a node of the backward has that of its forward operation.
+Source: torch.autograd's sequence numbers (2.13.0): a node of the backward has the number of its forward operation.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _line() -> tuple[str, int]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields frames from the innermost outwards, without the harness's, up to its call of the module."""
+    """Yields frames from the innermost outwards, up to the harness's call of the module, without the harness's own."""
     while frame is not None:
         if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
             return

@@ -78,7 +78,7 @@ class Parts(NamedTuple):
         return cls(value, torch.zeros_like(value, dtype=torch.float64), value.double().abs())
 
     def wrapped(self) -> Ranged:
-        """Returns a tensor with the value's strides for all three, so that all can be viewed the same way."""
+        """Returns a `Ranged` tensor; its error and magnitude get the value's strides, so that views of them agree."""
         value = self.value.contiguous() if 0 in self.value.stride() else self.value
         return Ranged(value, _like(self.error, value), _like(self.magnitude, value))
 

@@ -158,7 +158,7 @@ def gamma(num_roundings: int, u: float) -> float:
 
 
 def growth(*roundings: tuple[int, float]) -> float:
-    """Returns prod (1 + u)**n - 1 over pairs (n, u), without cancellation: roundings of several precisions in a row."""
+    """Returns prod (1 + u)**n - 1 over pairs (n, u): the relative error of roundings of several precisions in a row."""
     return math.expm1(sum(count * math.log1p(u) for count, u in roundings))
 
 
@@ -173,7 +173,7 @@ def error_of(operand: Operand) -> torch.Tensor:
 
 
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
-    """Bounds the error after storing a result that is `error` off `value`, each storage one rounding; float64.
+    """Bounds the error of a result that is `error` off `value`, after it was stored `times` times; float64.
 
     Infinite if the result may overflow; 0 if it is certainly zero.  The mask is a double, because a bool times a
     number would be float32, in which an underflow of float32 or float64 is zero.
@@ -215,7 +215,7 @@ def after_additions(
 def bounded(
     value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str
 ) -> Bounded:
-    """Returns a result whose reference was computed in float64, with the reference's own rounding error.
+    """Returns a result with its bound, widened by the rounding error of the oracle's own float64 computation.
 
     Args:
         error: Bound of a correct result's distance from the exact value.

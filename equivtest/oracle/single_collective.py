@@ -50,7 +50,7 @@ class Right:
 
 
 def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root: int | None) -> list[Right] | None:
-    """Returns what `rank` of the group must get for each item; None if its result is undefined.
+    """Returns the right tensor of each item on one rank of the group; None if the rank's result is undefined.
 
     Args:
         kind: 'all_reduce', 'all_gather', ...
@@ -83,7 +83,7 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
 
 
 def premultiplied(items: Items, factor: float) -> list[list[torch.Tensor]]:
-    """Multiplies a rank's operand before the summation.
+    """Multiplies a rank's operand by the factor of a premultiplied sum, which the backend applies before it adds.
 
     Raises:
         Unjudged: a product may be rounded.

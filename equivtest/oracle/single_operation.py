@@ -107,7 +107,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _ranged(value: Any) -> Any:
-    """Returns a floating operand that is equal in every program; shares whose sum may be rounded stay shares."""
+    """Wraps a floating-point operand as `Ranged`, without an error; shares whose sum may be rounded stay `Shares`."""
     from equivtest.oracle.running import RunningError
 
     if not _is_float(value):
@@ -123,7 +123,7 @@ def _ranged(value: Any) -> Any:
 
 
 def _added(shares: Shares) -> torch.Tensor:
-    """Reduces shares; if they are `Ranged`, in any order.
+    """Reduces shares over the ranks; if they are `Ranged`, the bound holds for any order.
 
     Raises:
         Unjudged: the reduction of whole numbers is rounded, or unknown.

@@ -1,4 +1,4 @@
-"""Records what enters and leaves the parts of a module: the outputs of each submodule, and the outputs' gradients.
+"""Records the inputs and outputs of each part of a module, which is a submodule, and the gradients of these tensors.
 
 Within a part it also records the operands of each attention, and the operands and result of each call of topk.
 """
@@ -25,7 +25,13 @@ BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 
 class Function(NamedTuple):
-    """A function whose operands are recorded if a part calls it; its result is too, unless it chooses operands."""
+    """A function of torch whose operands are recorded when a part calls it; so is its result, unless it chooses.
+
+    Attributes:
+        name: Suffix of the names under which they are recorded.
+        operands: Names of the recorded parameters of the function.
+        chooses: True if the result consists of chosen elements of the operand; then the choice is recorded.
+    """
 
     name: str
     operands: tuple[str, ...]
@@ -42,21 +48,21 @@ FUNCTIONS: dict[Callable[..., Any], Function] = {
 
 
 Choice = Callable[[torch.Tensor], Any]
-"""Calls `torch.topk` on an operand."""
+"""Function that repeats a call of `torch.topk` on another operand."""
 
 
 def is_boundary(name: str) -> bool:
-    """True if an answer is the output of a part, or the gradient of that output."""
+    """True for the name of an answer that enters or leaves a part, or of its gradient."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
 def is_operand(name: str) -> bool:
-    """True if an answer is an operand or the result of one of `FUNCTIONS`."""
+    """True for the name of an answer that is an operand or the result of one of `FUNCTIONS`."""
     return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields each submodule once, by its name in the unsharded module: the outermost of wrappers, without the root."""
+    """Yields each submodule except the root once, with its name in the unsharded module; of wrappers, the outermost."""
     own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
         if (own := own_name(name)) not in seen:
@@ -80,14 +86,15 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
 
 
 class Known(NamedTuple):
-    """A tensor that has names.
+    """A recorded tensor, with the names of its value and of its gradient.
 
     Attributes:
         reference: Returns the tensor, or None after its memory was released.
         value: Name of its value.
-        gradient: Name of the gradient of all uses of the tensor; '' if each part that takes it names its gradient
-            itself.
-        is_owed: True if a part returned or took the tensor, False if only a function did.
+        gradient: Name of the gradient, summed over all uses of the tensor; '' if each part that takes the tensor gets a
+            separate gradient with another name.
+        is_owed: True if a part returned or took the tensor, so a parallel module must have it too; False if only a
+            function did.
     """
 
     reference: Callable[[], torch.Tensor | None]
@@ -157,22 +164,22 @@ class Boundaries(TorchFunctionMode):
         self._known.clear()
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Handles the value of a tensor."""
+        """Receives a tensor, and the name of its value."""
         raise NotImplementedError
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Handles the gradient that comes back to a tensor, by a hook."""
+        """Receives a tensor, and the name of its gradient, which a hook on the tensor can record."""
         raise NotImplementedError
 
     def owe_nothing(self, name: str) -> None:
-        """Notes an operand of a function, which another program need not call as the unsharded module does."""
+        """Notes that a parallel module need not have this operand, because it may call the function in another way."""
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-        """Returns a function that gives the tensor, and keeps it alive, so that no other tensor gets its id."""
+        """Returns a function that returns the tensor, and that keeps it alive, so that no other tensor gets its id."""
         return lambda: tensor
 
     def is_given(self, tensor: torch.Tensor, what: str) -> bool:
-        """Returns True if nothing within the module computed the tensor."""
+        """True if no operation within the module computed the tensor."""
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
@@ -180,11 +187,11 @@ class Boundaries(TorchFunctionMode):
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if an input that a part returns unchanged is copied, and the copy is recorded under this name."""
+        """True if a part that returns an input unchanged returns a copy instead, which is recorded under this name."""
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns the largest values along a dim, and their indices."""
+        """Returns the values and indices that topk chose along a dim; a subclass may record or replace the choice."""
         return choice(operand)
 
     @property
@@ -232,7 +239,7 @@ class Boundaries(TorchFunctionMode):
         return views
 
     def _meet_all(self, path: str, number: int, given: object, what: str) -> None:
-        """Records the outputs of a part, or the operands or outputs of a function, which a part may give or take."""
+        """Records the outputs of a part, or the operands or outputs of one of `FUNCTIONS`."""
         for name, tensor in tensors_of(path, number, given, what):
             known = self._known_as(tensor)
             if known is None or (not what and not known.is_owed):
@@ -289,18 +296,18 @@ def is_given(tensor: torch.Tensor, what: str) -> bool:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor: waits for a pending collective, and later writes to the tensor leave the copy as it is."""
+    """Copies a tensor after any pending collective on it has ended; later writes to it do not change the copy."""
     return tensor.detach().clone()
 
 
 def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges values and gradients by the names of answers."""
+    """Merges values and gradients into answers: 'x' becomes 'boundary.x', and its gradient 'grad.boundary.x'."""
     found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
     return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
 
 
 class Capture(Boundaries):
-    """Keeps inputs, outputs and their gradients in one forward and backward.
+    """Keeps the inputs, outputs and gradients of all parts during one forward and backward.
 
     Recomputations of checkpointing in the backward are left out.
 
@@ -337,7 +344,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps the shape and dtype of inputs and outputs, and of the gradients that would come back."""
+    """Keeps the shapes and dtypes of all parts' inputs and outputs, and of the gradients that a backward would make."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(
@@ -353,7 +360,7 @@ class Facts(Capture):
 
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
-    """Returns the facts of all boundaries of an unsharded module, values and gradients, by the names of answers.
+    """Returns answer -> shape and dtype, for the inputs, outputs and gradients of all parts of an unsharded module.
 
     Raises:
         Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.

@@ -133,7 +133,7 @@ def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
 
 
 def would_do(case: ModuleCase, **fields: Any) -> bool:
-    """True if the case with these other fields allows a conclusion."""
+    """True if the case allows a conclusion after these fields are changed."""
     try:
         require_bounds(replace(case, **fields))
     except Misuse:  # the bound is too wide, or such a case is invalid

@@ -26,11 +26,11 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 class Candidate(NamedTuple):
-    """The fields, besides mesh and dtype, in which the cases of one search differ.
+    """A case that can be judged, by the fields in which the cases of one search differ, without mesh and dtype.
 
     Attributes:
         mode: Exact integers or real values.
-        choice: The x_shape or the sizes.
+        choice: Value of the case's field `x_shape` or `sizes`.
         largest: Largest magnitude of the integers.
         by_parts: True if each part is judged alone.
     """
@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 class CandidateSearch(NamedTuple):
-    """A module as its property describes it.
+    """A module as its property describes it, and the values of a field that are tried.
 
     Attributes:
         varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
@@ -60,7 +60,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes; empty: one without a name."""
+        """Names of the mesh axes; empty if the mesh has one axis without a name."""
         return tuple(dict(self.fields).get("axes", ()))
 
     @property
@@ -84,7 +84,7 @@ class CandidateSearch(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """Returns a case on the whole world, so that the default group is the mesh's; steps are on real values."""
+        """Makes a case on all ranks of the world; a case with several forwards and backwards has real values."""
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
         fields |= {"members": ()}
@@ -92,7 +92,9 @@ class CandidateSearch(NamedTuple):
 
 
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Lists each value of each size with the simplest values of the other sizes, then later values of all together.
+    """Lists sizes to try: each value of one size beside the first values of the others, then later values together.
+
+    For a in (1, 2) and b in (3, 4), these are a=1 b=3, a=2 b=3, a=1 b=4 and a=2 b=4.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -122,7 +124,7 @@ ByDtype = dict[str, list[Candidate]]
 def candidates_by_mesh(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[Shape, ByDtype]:
-    """Returns by mesh and dtype the candidates with exact sums; if there are none, the candidates with a narrow bound.
+    """Returns mesh -> dtype -> candidates with exact sums, or with narrow bounds on a mesh without exact ones.
 
     Leaves out a mesh without candidates.
 
@@ -139,7 +141,7 @@ def candidates_by_mesh(
 def tried(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """Returns the same as `candidates_by_mesh`, but may be empty; also returns why cases were left out.
+    """Returns the result of `candidates_by_mesh`, which may be empty here, and the reasons why cases were left out.
 
     Raises:
         Misuse: the batch cannot be divided on any mesh.
@@ -164,7 +166,7 @@ def tried(
 
 @functools.lru_cache(maxsize=64)
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
-    """Returns for each dtype in which the unsharded module does not run the reason; empty if it runs in no dtype."""
+    """Returns dtype -> reason why the unsharded module does not run in it; empty if it runs in no dtype."""
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):
         with contextlib.suppress(Misuse):
@@ -215,7 +217,7 @@ def _tried_on(
 def _too_narrow(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> Misuse:
-    """Returns why a step is refused in these dtypes, and names dtypes in which a trial had a narrow bound."""
+    """Makes the error for a step that cannot be judged in these dtypes; it names dtypes with a narrow bound."""
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
@@ -229,7 +231,7 @@ def _too_narrow(
 def _by_parts(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns by dtype the candidates that are judged part by part, and why other dtypes have none.
+    """Returns dtype -> candidates that are judged part by part, and the reasons why other dtypes have none.
 
     Tries the simplest choice in one process: the bound of a part depends little on shapes and ranks.
     """
@@ -253,10 +255,10 @@ def _by_parts(
 
 
 def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """Returns the choices that give each rank rows.
+    """Returns the choices whose batch has at least one row for each rank.
 
     Raises:
-        Misuse: there are none.
+        Misuse: no choice has enough rows.
     """
     fitting, reasons = [], []
     for choice in search.choices:
@@ -283,7 +285,7 @@ def _fitting(
     *,
     gives_up: bool = False,
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns by dtype the candidates that fit, and why the others do not.
+    """Returns dtype -> candidates for cases that `require_fit` accepts, and its reasons against the others.
 
     Args:
         gives_up: True if no other case can fit when the first one, with the simplest choice, does not.
@@ -308,4 +310,4 @@ def _fitting(
 
 
 _require_bounds_of_parts = functools.lru_cache(maxsize=64)(require_bounds)
-"""Cached, as every world size asks again."""
+"""Same as `require_bounds`; cached, because every world size checks the same case again."""

@@ -1,4 +1,4 @@
-"""A user's module, unsharded and parallelized, each made by a function with a name.
+"""A case of a user's module: one named function builds the module, another parallelizes it.
 
 The unsharded module is the reference: it determines the number and shapes of parameters, and the outputs.
 """
@@ -31,7 +31,7 @@ __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 EXACT_MODE, REAL_MODE = "dense", "real"
 
 BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
-"""Every rank has the whole batch; or its own rows, and gradients are averaged, added up, or the whole batch's."""
+"""Every rank has the whole batch; or each has its own rows, and averages gradients, adds them, or has the batch's."""
 
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
@@ -47,7 +47,7 @@ REAL_DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModuleCase(MeshCase):
-    """y = f(x), and the gradients of x and of every parameter, given a cotangent of y.
+    """A module y = f(x), judged by y and by the gradients of x and of every parameter, for a given cotangent of y.
 
     Values are odd integers, on which the reference is exact if f only adds and multiplies (the oracle refuses data that
     some operation could round), or real numbers, on which it has a bound.
@@ -56,7 +56,8 @@ class ModuleCase(MeshCase):
 
         ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
 
-    Fields of the parts are passed, printed and written among the others: `ModuleCase(..., optimizer="my.module:sgd")`.
+    The fields of `training`, `arguments`, `judge` and `world` are passed, printed and written like its own:
+    `ModuleCase(..., optimizer="my.module:sgd")`.
 
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module; its parameters
@@ -64,10 +65,10 @@ class ModuleCase(MeshCase):
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
             different rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on
-            these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': it is the sum over
-            the ranks.  'parts of the whole': every rank gets different rows, and `step` leaves the gradients, and
-            reports the numbers, that the unsharded module gives on the whole batch.  Named inputs are divided if their
-            first dim is 'batch'.
+            these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': the same, but the
+            gradient is the sum over the ranks.  'parts of the whole': every rank gets different rows, and `step` leaves
+            the gradients, and reports the numbers, that the unsharded module gives on the whole batch.  Named inputs
+            are divided if their first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -200,7 +201,7 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Names the mesh and the options; says if sizes that ranks may divide are multiples of the number of ranks."""
+        """Words for the mesh and the options, and 'even' or 'uneven': if ranks can divide the sizes evenly."""
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
@@ -208,7 +209,7 @@ class ModuleCase(MeshCase):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Writes each argument in the names of its functions as 'bias=False'."""
+        """Arguments that the names of the case's two functions carry, such as 'bias=False'."""
         carried = parts_of(self.build)[3] | parts_of(self.parallelize)[3]
         return tuple(f"{name}={value!r}" for name, value in carried.items())
 
@@ -266,7 +267,7 @@ class ModuleCase(MeshCase):
 
     @property
     def facts(self) -> Facts:
-        """Facts of `program`."""
+        """Outputs, parameters and buffers of `program`, with their shapes and dtypes."""
         return facts_of(self.program)
 
     @property
@@ -300,11 +301,11 @@ class ModuleCase(MeshCase):
         return tuple(self.facts.parameters)
 
     def boundaries(self) -> Mapping[str, Fact]:
-        """Facts of all boundaries, values and gradients, by name, if each part is judged alone."""
+        """Returns answer -> shape and dtype for all parts' inputs, outputs and gradients; empty unless by_parts."""
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers (also numbers) that differ on each rank of a divided batch, stacked in a first dim."""
+        """Names the answers that each rank of a divided batch has separately; a new first dim stacks them."""
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
@@ -402,7 +403,7 @@ class ModuleCase(MeshCase):
 
 
 def cotangent_of(output: str) -> str:
-    """'cotangent.1' of 'output.1'."""
+    """Names the cotangent of an output: 'output.1' -> 'cotangent.1'."""
     return "cotangent" + output.removeprefix(OUTPUT)
 
 
@@ -427,7 +428,7 @@ def require_parts(case: ModuleCase) -> None:
 
 
 def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
-    """Shapes of the outputs of all ranks, with the rows of one rank after the other, and a number as one row.
+    """Returns the shapes of all ranks' outputs together, joined by rows; a number counts as one row.
 
     Raises:
         Misuse: the module does not take a rank's rows, or an output of the parts is not a tensor divided by rows.

@@ -1,6 +1,6 @@
 """The parts of a `ModuleCase`: the arguments of a program, its world, its training, and what is judged.
 
-Cases are written flat, and each field keeps its name there: ModuleCase(world_size=2, optimizer='my.training:sgd').
+A case is written without its parts, by their fields alone: ModuleCase(world_size=2, optimizer='my.training:sgd').
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class World(Part):
     tear_down: str = ""
 
     def check(self, world_size: int, members: tuple[int, ...]) -> None:
-        """Raises Misuse unless the axes have different names and sizes that make up the world, and it is set up."""
+        """Raises Misuse unless the axes have different names, the mesh has all ranks, and the fields fit together."""
         require(
             self.needs_world or not (self.set_up or self.tear_down),
             f"set_up and tear_down go with needs_world=True, got {self.set_up or self.tear_down!r} without it",
@@ -102,7 +102,7 @@ class World(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Part):
-    """The optimizer, the number of steps, and one step on every rank; default: one forward and backward.
+    """The optimizer, the number of steps, and the function of one step; by default one forward and backward.
 
     Attributes:
         optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
@@ -112,7 +112,7 @@ class Training(Part):
             updates the parameters if there is an optimizer, leaves in `grad` the gradients of that update, and returns
             its report.  '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and optimizer.step().
         steps: Number of steps, each on different inputs.
-        micro_batches: Number of micro-batches that the rows of each rank are cut into, or the fewest rows of a rank.
+        micro_batches: Number of micro-batches that the rows of each rank are cut into; fewer if a rank has fewer rows.
         max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the
             step then reports total_norm, the norm before, as one of its outputs; 0: they are not clipped.
         norm_type: Type of the norm: 1, 2 or math.inf.
@@ -150,13 +150,14 @@ class Judge(Part):
         loss: The output from which backward starts, with 1; '': `Facts.loss`.
         by_parts: True if every submodule is judged alone, from the ranks' values at its start: see
             `equivtest.programs.oracle.forced`.  Only for real values; a divided batch has the same number of rows on
-            every rank.  In a step no submodule is judged: the ranks' values only make the bounds of all else narrow.
+            every rank.  In a step no submodule is judged: the ranks' values only narrow the bounds of other answers.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
-            returns this rank's part of the parameter: for each local element its place in the flattened whole, -1 if it
-            has none; or None if the tensor of that name declares its part.  '': the part is read off.
+            returns this rank's part of the parameter, and for each local element its index in the flattened whole, or
+            -1 if it has none; or None if the tensor of that name shows its part.  '': every tensor shows its part.
         state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
-            unsharded module's buffers after the rank's rows.  'whole batch': every rank has its buffers after the whole
-            batch, and outputs are the rows of its outputs on the whole batch.  '': both are the same.
+            unsharded module's buffers after the rank's rows.  'whole batch': every rank has the unsharded module's
+            buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': both
+            contracts say the same.
         zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
             unsharded module's is zero in every element.
     """
@@ -170,7 +171,7 @@ class Judge(Part):
 
 
 def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
-    """Raises Misuse unless axes have different names, and the batch's is one of them."""
+    """Raises Misuse unless the axes have different names, and `batch_axis` is one of them or empty."""
     are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
     require(
         are_names and len(set(axes)) == len(axes),

@@ -31,11 +31,11 @@ OTHER_WORDS = {
     "atol": "no tolerance is set, since bounds are derived",
     "rtol": "no tolerance is set, since bounds are derived",
 }
-"""Names of arguments in other libraries -> the name here."""
+"""Argument of another library -> what to write here instead."""
 
 
 def answers_wrong_names(group: type[T]) -> type[T]:
-    """Makes the class answer an unknown argument with the nearest right name."""
+    """Makes a class raise Misuse for an unknown argument, with the name to write instead."""
     make: Any = group.__init__
 
     @functools.wraps(make)
@@ -81,7 +81,7 @@ def refuse_text(**named: object) -> None:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How the program trains.  Without it, it is one forward and one backward.
+    """How a program trains.  Without a `Training`, a program is one forward and one backward.
 
         training=Training(optimizer=sgd, steps=3, max_norm=1.0)
 
@@ -120,7 +120,7 @@ class Training:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The processes and the mesh that the program runs on.  Without it: one axis without a name, on any ranks.
+    """The processes and the mesh that a program runs on.  Default: any number of ranks, on one axis without a name.
 
         world=World(axes=("dp", "tp"), world_sizes=(1, 2, 4))
 
@@ -161,7 +161,7 @@ class World:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The tensors that are judged, and how.  Without it: all outputs, gradients, parameters and buffers.
+    """The tensors that are judged, and how.  Default: all outputs, gradients, parameters and buffers.
 
         judge=Judge(outputs=("logits",), by_parts=True)
 
@@ -172,7 +172,7 @@ class Judge:
         by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
             bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
             the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
-            submodules are not judged: the ranks' values there make the bounds of all else narrow.
+            submodules are not judged: the ranks' values there narrow the bounds of other answers.
         placed: Function (parallel module, name of a parameter) -> (tensor, indices), for programs whose module does not
             show which elements a rank has: see `ModuleCase.placed`.
         state: Contract of the buffers that the forward changes, if each rank has different rows.  'own rows': a rank's
@@ -209,7 +209,7 @@ class Judge:
 
 
 def named_functions(group: Training | World | Judge) -> dict[str, str]:
-    """Returns the names of the group's functions, by field; '' for a function that is not set.
+    """Returns field -> 'package.module:NAME' of each function in a group; '' for a function that is not set.
 
     Raises:
         Misuse: A function cannot be sent to the ranks.
@@ -218,7 +218,7 @@ def named_functions(group: Training | World | Judge) -> dict[str, str]:
 
 
 def flat(group: Training | World | Judge) -> dict[str, Any]:
-    """Returns all fields of the group, functions by name and sequences as tuples."""
+    """Returns all fields of the group, with functions as 'package.module:NAME' and sequences as tuples."""
     values = {each.name: getattr(group, each.name) for each in fields(group)} | named_functions(group)
     return {
         name: value if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
@@ -227,7 +227,7 @@ def flat(group: Training | World | Judge) -> dict[str, Any]:
 
 
 def complete(training: Training | None, world: World | None, judge: Judge | None) -> tuple[Training, World, Judge]:
-    """Returns the three groups, empty ones in place of None.
+    """Returns the three groups, with default groups in place of None.
 
     Raises:
         Misuse: A group is an object of another class.
@@ -241,7 +241,7 @@ def complete(training: Training | None, world: World | None, judge: Judge | None
 
 
 def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[Training, World, Judge]:
-    """Sorts the fields into the three groups."""
+    """Makes the three groups from one dict of fields; raises Misuse for an unknown name, and suggests `others`."""
     fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]
     refuse_unknown(what, given, [*sorted(set().union(*fields_of)), *others])
     training, world, judge = ({name: value for name, value in given.items() if name in own} for own in fields_of)

@@ -14,7 +14,7 @@ from equivtest.cases.case import Shape, require
 from equivtest.errors import Misuse
 
 BATCH = "batch"
-"""The size along which a batch is divided among the ranks, if it is an input's first dim."""
+"""Name of the size that ranks divide, if it is the first dim of an input."""
 
 REAL = "real"
 IGNORED = -100
@@ -42,7 +42,7 @@ class Input:
 
 
 def real(shape: Sequence[int | str]) -> Input:
-    """Floating-point numbers in the dtype of the case, whose gradient is judged.
+    """Describes an input of floating-point numbers in the dtype of the case, whose gradient is judged.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -51,7 +51,7 @@ def real(shape: Sequence[int | str]) -> Input:
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """Returns int64 from 0 to vocab - 1: each as often as the others; the first and the last occur if there are two.
+    """Describes an input of int64 from 0 to vocab - 1, each equally often; the first and the last occur if two fit.
 
     Args:
         vocab: Number of different ids.
@@ -61,7 +61,7 @@ def ids(vocab: int, shape: Sequence[int | str]) -> Input:
 
 
 def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool") -> Input:
-    """Returns True or False at random, but never hides the first element along the last dim.
+    """Describes an input of True and False at random, which never hides the first element along the last dim.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -74,7 +74,7 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 
 
 def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
-    """Returns ids, one in four replaced by `ignored`; never the last of a row, and never all of one rank.
+    """Describes ids of which one in four is `ignored`; never the last id of a row, and never all ids of a rank.
 
     Args:
         classes: Number of different ids.
@@ -85,11 +85,12 @@ def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED)
 
 
 def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
-    """Returns int64 that count up by one along the last dim.
+    """Describes an input of int64 that count up by one along the last dim.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
-        below: Each row begins anywhere, so that all numbers are less than this; None: each row begins with 0.
+        below: Limit that all numbers stay below, while each row begins with a random number; None: each row begins
+            with 0.
     """
     return _input("positions" if below is None else f"positions({below})", shape)
 
@@ -104,7 +105,7 @@ def _input(kind: str, shape: Sequence[int | str]) -> Input:
 
 
 class Kind(NamedTuple):
-    """A kind in parts: its word, its numbers, and its further words."""
+    """A parsed kind: `mask(hides, int64)` has the word `mask`, no numbers, and the words `hides` and `int64`."""
 
     word: str
     numbers: tuple[int, ...]
@@ -112,7 +113,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(text: str) -> Kind:
-    """Parses the words of a kind.
+    """Parses the text of a kind, such as 'targets(11, -100)'.
 
     Raises:
         Misuse: the kind is unknown.
@@ -132,7 +133,7 @@ def kind_of(text: str) -> Kind:
 
 
 def written(inputs: Mapping[str, Input]) -> Written:
-    """Converts the inputs to plain data.
+    """Returns the inputs as plain data: (name, kind, shape) of each.
 
     Raises:
         Misuse: an input was not made by one of the functions here.
@@ -157,7 +158,7 @@ def in_numbers(shape: NamedShape, sizes: Mapping[str, int]) -> Shape:
 
 
 def has_rows(shape: NamedShape) -> bool:
-    """True if the first dim is the batch."""
+    """True if the first dim of a shape is 'batch', so that its rows are the batch's."""
     return shape[:1] == (BATCH,)
 
 
@@ -166,8 +167,8 @@ def make_whole_numbers(
 ) -> torch.Tensor:
     """Makes an int64 or bool input of any kind except 'real'.
 
-    Ranks have different numbers of targets that count, and of elements that a mask keeps, whether rows or the last dim
-    are divided, if one element can make the numbers differ.  Equal numbers would hide a mean of means.
+    If one element can make the difference, ranks have different numbers of targets that are not ignored, and of
+    elements that a mask keeps, whether they divide the rows or the last dim.  Equal numbers would hide a mean of means.
 
     Args:
         rows_per_rank: Number of rows of the first dim for each rank; if targets have one dim, at least one target in so
@@ -216,7 +217,7 @@ def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generat
 
 
 def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ranks: int) -> torch.Tensor:
-    """Hides or shows one element more if all ranks have equal numbers of elements that count."""
+    """Hides or shows one more element if all ranks have equal numbers of elements that are not hidden."""
     if _counts_differ(is_hidden, num_ranks):
         return is_hidden
     for place in may_hide.nonzero().tolist():
@@ -228,14 +229,14 @@ def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ra
 
 
 def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
-    """True if ranks have different numbers of elements that count, both if the first and if the last dim is divided."""
+    """True if ranks have different numbers of shown elements, whether they divide the first or the last dim."""
     divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
     counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
     return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)
 
 
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Hides a different share of each row, and all of some rows, but not the last element of all."""
+    """Returns a mask that hides different fractions of the rows, from none to all, but never the last element."""
     shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
     is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
     is_hidden.view(-1)[-1] = False

@@ -11,7 +11,7 @@ from equivtest.programs.fields import World
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MeshCase(Case):
-    """A case on a mesh of named axes, in row-major order; or on one axis without a name."""
+    """A case on a mesh of named axes, whose ranks lie in row-major order, or on one axis without a name."""
 
     world: World = World()
 
@@ -25,12 +25,12 @@ class MeshCase(Case):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of the batch if it is divided."""
+        """Number of parts into which the ranks divide a batch: the size of the batch's axis."""
         return self.mesh_shape[self.world.batch_place]
 
     @property
     def rows_layout(self) -> Layout:
-        """Layout of tensors with the rows of the batch if it is divided."""
+        """Layout of tensors whose rows are divided along the batch's axis, and whole along all others."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self.world.batch_place else Replicate() for place in places))
 
@@ -40,7 +40,7 @@ class MeshCase(Case):
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """Layout of a tensor with a row for each part of the batch, if a part's ranks have it as `layout`."""
+        """Returns the layout of a stack with one row per part of the batch; a part's ranks have the row as `layout`."""
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]
@@ -48,23 +48,23 @@ class MeshCase(Case):
 
     @property
     def whole_layout(self) -> Layout:
-        """Layout of a tensor that every rank has whole."""
+        """Layout of a tensor that every rank has as a whole."""
         return replicated(len(self.mesh_shape))
 
     def ranks_of_part(self, part: int) -> tuple[int, ...]:
-        """Ranks that have these rows of the batch."""
+        """Returns the ranks that have the rows of one part of the batch."""
         coordinates = [coordinate_of(rank, self.mesh_shape) for rank in range(self.world_size)]
         return tuple(rank for rank, found in enumerate(coordinates) if found[self.world.batch_place] == part)
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
-    """Returns the mesh whose ranks all lie along one axis; '' is the first."""
+    """Returns the shape of the mesh whose ranks all lie along one axis; '' is the first axis."""
     place = axes.index(axis) if axis else 0
     return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Lists every mesh of this many ranks and axes, from the most ranks on the first axis to the fewest."""
+    """Lists all mesh shapes of so many ranks and axes, from the most ranks on the first axis to the fewest."""
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs", "no NVIDIA driver", "no NVIDIA GPU", "device type at start")
-"""Parts of messages of torch (2.13.0) on a device that is not there."""
+"""Parts of torch's messages (2.13.0) about a device that the machine does not have."""
 
 
 def way_out_of(error_type: str, text: str) -> str:
-    """Returns the way out of an import or a device that is missing here; '' for another error."""
+    """Returns advice for the error of a missing package or a missing device; '' for any other error."""
     if error_type in ("ModuleNotFoundError", "ImportError"):
         return "install that package in this environment, or leave the import out"
     if any(part in text for part in NO_DEVICE):
@@ -20,7 +20,7 @@ def way_out_of(error_type: str, text: str) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns ' at FILE:LINE' of the last frame outside of packages, or ''."""
+    """Returns ' at FILE:LINE' of the innermost frame outside of installed packages; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         each for each in frames if "site-packages" not in each.filename and PACKAGE not in Path(each.filename).parents

@@ -1,4 +1,4 @@
-"""Names of a parallel module's parts and tensors in the unsharded module, whatever wraps them."""
+"""Finds the names that a parallel module's submodules and tensors have in the unsharded module, whatever wraps them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torch import nn
 T = TypeVar("T")
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-"""Names of the module within torch's wrappers.
+"""Attributes under which torch's wrappers hold the wrapped module.
 
 Source: torch.distributed.fsdp, torch.distributed.algorithms._checkpoint.checkpoint_wrapper, torch._dynamo.eval_frame
 (2.13.0).
 """
 HOLDERS = ("DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "Float16Module")
-"""Classes whose module is called 'module', by name, so that no library is imported.
+"""Names of classes that hold the wrapped module as `module`; names, so that no library is imported.
 
 Source: torch.nn.parallel and torch.optim.swa_utils (2.13.0), deepspeed.runtime.engine, megatron.core (0.12).
 """
 
 _unsharded: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Names of the parts of unsharded modules that live in this process."""
+"""Submodule of an unsharded module -> its name there; an entry lives as long as the submodule."""
 
 
 def remember_names(whole: nn.Module) -> nn.Module:
-    """Returns the unsharded module; its parts keep their names when a wrapper or another module takes them over."""
+    """Records the names of a module's submodules, which stay known within wrappers; returns the module."""
     for name, part in whole.named_modules():
         _unsharded[part] = ".".join(step for step in name.split(".") if step not in WRAPPERS)
     return whole
 
 
 def own_names(module: nn.Module) -> Callable[[str], str]:
-    """Returns the function from a part's or a tensor's name in a parallel module to its name in the unsharded one.
+    """Returns a function that converts a name in a parallel module to the name in the unsharded module.
 
-    A part that came from the unsharded module has its name there. Any other part is named by its place, without the
-    name of the module within a wrapper. At the root, 'module' is such a name in a wrapper of any class.
+    A submodule of the unsharded module keeps its name there.  Any other submodule has its own name, without the steps
+    from a wrapper to the wrapped module.  At the root, 'module' counts as such a step in a wrapper of any class.
     """
 
     def own_name(name: str) -> str:
@@ -55,7 +55,7 @@ def own_names(module: nn.Module) -> Callable[[str], str]:
 
 
 def by_own_name(module: nn.Module, named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Returns parameters or buffers of a parallel module by their names in the unsharded one."""
+    """Returns name in the unsharded module -> parameter or buffer of a parallel module."""
     own_name = own_names(module)
     return {own_name(name): tensor for name, tensor in named}
 
@@ -67,7 +67,7 @@ def _innermost(part: nn.Module) -> nn.Module:
 
 
 def _is_held(part: nn.Module, step: str, *, is_root: bool = False) -> bool:
-    """True if a part is a wrapper that calls its module so."""
+    """True if `part` is a wrapper that holds the wrapped module under the name `step`."""
     if step in WRAPPERS:
         return True
     is_holder = any(base.__name__ in HOLDERS for base in type(part).__mro__)

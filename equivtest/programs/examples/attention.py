@@ -44,5 +44,5 @@ class AttentionBlock(nn.Module):
 
 
 def attention_block() -> nn.Module:
-    """Makes three heads: two ranks divide them unevenly, and one of four ranks has none."""
+    """Makes a block of three heads: two ranks divide them unevenly, and one of four ranks has none."""
     return AttentionBlock(3)

@@ -89,12 +89,12 @@ class _SumGradients(torch.autograd.Function):
 
 
 def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the sum over the ranks of their shares."""
+    """Adds the shares of all ranks; in the backward, each share gets the gradient of the sum."""
     summed: torch.Tensor = _SumOver.apply(tensor, group)  # type: ignore[no-untyped-call]
     return summed
 
 
 def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the tensor itself; every rank uses a part of it."""
+    """Returns the tensor unchanged; the backward adds the gradients of all ranks, each of which uses a part of it."""
     handed: torch.Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
     return handed

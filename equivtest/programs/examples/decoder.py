@@ -29,7 +29,7 @@ class Attention(nn.Module):
 
 
 class GatedLinear(nn.Module):
-    """W3 (silu(W1 x) * W2 x)."""
+    """The gated linear unit W3 (silu(W1 x) * W2 x)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """y = x + attention(norm(x)), then y + gated(norm(y))."""
+    """A layer of a decoder: y = x + attention(norm(x)), then y + gated(norm(y))."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A number of layers, and a norm."""
+    """A stack of layers with a norm behind it."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()

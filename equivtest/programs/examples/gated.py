@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class GatedBlock(nn.Module):
-    """y = x + W3 (relu(W1 x) * (W2 x)) + b, K features, H hidden features."""
+    """The block y = x + W3 (relu(W1 x) * (W2 x)) + b."""
 
     def __init__(self, num_features: int, num_hidden: int) -> None:
         super().__init__()
@@ -31,5 +31,5 @@ class GatedBlock(nn.Module):
 
 
 def gated_block() -> nn.Module:
-    """Makes two features and five hidden ones: two and three ranks divide them unevenly, and one of four has none."""
+    """Makes a block with five hidden features: two or three ranks divide them unevenly, and one of four has none."""
     return GatedBlock(2, 5)

@@ -1,4 +1,4 @@
-"""A module with parameters of many shapes; each gradient is a piece of x, so that each one affects the total norm."""
+"""A module with parameters of many shapes; the gradient of each is a slice of x, so each affects the total norm."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SHAPES = {
     "whole": (3,), "scalar": (), "data": (7, 2), "tensor": (2, 7), "both": (7, 7), "nested": (16, 1),
     "frozen": (7, 1), "unused": (7, 2),
 }  # fmt: skip
-"""Sizes of 7 leave none of four ranks without elements, and are even only on one rank."""
+"""Shapes of the parameters; a size of 7 is uneven on two, three and four ranks, and leaves no rank empty."""
 SHORT = {"short": (1, 2), "long": (5, 1)}
-"""Sizes that leave ranks without elements: the first one some of two or more ranks, the second one of four ranks."""
+"""Shapes that leave a rank without elements: `short` one of two ranks or more, `long` one of four ranks."""
 PLAIN = {"experts": (5, 2), "first_stage": (2,), "last_stage": (3, 1)}
 DIVIDED_FIRST = {"both": SHAPES["both"], **SHAPES}
 
 
 class Mixture(nn.Module):
-    """The sum of the products of parameters and of pieces of x."""
+    """The sum of the elementwise products of each parameter with its slice of x."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Mixture(nn.Module):
         return {"loss": torch.stack(terms).sum()}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """Returns the term of a parameter in the loss."""
+        """Returns a parameter's term in the loss, its product with a slice of x."""
         return (self.get_parameter(name) * piece).sum()
 
 

@@ -1,4 +1,4 @@
-"""Distributes parameters in different ways: on all ranks, divided along one axis or both, on some ranks, on one."""
+"""Distributes parameters in different ways: whole, divided along one axis or both, on some ranks, on one rank."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PLACED: Mapping[str, tuple[Placement, Placement]] = {
 
 
 class Divided(Mixture):
-    """One rank's part of a mixture.
+    """The part of a mixture that one rank holds.
 
     Attributes:
-        shares: Name of a parameter -> the function that makes this rank's part of a piece of x; only for some
+        shares: Name of a parameter -> function from its slice of x to this rank's part of the slice; only for divided
             parameters.
-        groups: The group of each plain parameter that differs on each rank of a group.
+        groups: Name of a plain parameter -> group, if each rank of the group holds a different part of it.
     """
 
     def __init__(self, whole: Mixture) -> None:
@@ -40,7 +40,7 @@ class Divided(Mixture):
         self.groups: dict[str, distributed.ProcessGroup] = {}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """Returns the term, the same on every rank."""
+        """Returns a parameter's term in the loss, the same on every rank."""
         parameter = cast("nn.Parameter | None", getattr(self, name))
         groups = [self.groups[name]] if name in self.groups else []
         if isinstance(parameter, DTensor):  # products of DTensors lose their layout if a rank has no element, finding 4
@@ -58,12 +58,12 @@ class Divided(Mixture):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a tensor; its gradient is divided likewise."""
+    """Returns this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Makes every parameter a DTensor of the whole mesh."""
+    """Makes every parameter a DTensor on the whole mesh."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         _distribute(module, name, parameter, mesh, PLACED[name])
@@ -71,7 +71,7 @@ def on_one_mesh(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
 
 
 def over_meshes(whole: Mixture, mesh: DeviceMesh) -> nn.Module:
-    """Makes DTensors on both axes, on one and on the other, and plain tensors on all ranks, some ranks, or one rank."""
+    """Makes DTensors on both axes, on 'dp' or on 'tp', and plain tensors on all ranks, on some, or on one."""
     module = Divided(whole)
     for name, parameter in list(module.named_parameters()):
         if name in ("both", "nested", "long"):
@@ -98,7 +98,7 @@ def _distribute(
 
 
 def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
-    """Puts different experts on each rank of the axis, or none."""
+    """Keeps different experts on each rank of the mesh; some ranks may keep none."""
 
     def shared(tensor: torch.Tensor) -> torch.Tensor:
         parts = tensor.tensor_split(mesh.size())
@@ -109,7 +109,7 @@ def _hold_experts(module: Divided, mesh: DeviceMesh) -> None:
 
 
 def _hold_stages(module: Divided, mesh: DeviceMesh) -> None:
-    """Puts the first stage on the first rank of the axis, and the last stage on the last."""
+    """Keeps the first stage only on the first rank of the mesh, and the last stage only on its last rank."""
     for name, holder in (("first_stage", 0), ("last_stage", mesh.size() - 1)):
         module.groups[name] = mesh.get_group()
         if mesh.get_local_rank() != holder:

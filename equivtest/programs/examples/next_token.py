@@ -1,4 +1,4 @@
-"""A model of the next token, whose loss is a mean over the targets that count."""
+"""A model of the next token, whose loss is a mean over all targets that are not ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOCAB, FEATURES, IGNORED = 7, 6, -100
 
 
 class NextToken(nn.Module):
-    """Logits of the next token from the token before, and their cross entropy with the targets that count."""
+    """Predicts each token from the one before; the loss is the cross entropy with targets that are not ignored."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,17 +25,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the hidden features among the ranks, with one all_reduce forward.
+    """Divides the hidden features of a gated block among the ranks, with one all_reduce in the forward.
 
-    The hidden features stay DTensors in between: for plain tensors torch assumes a global size of local size times
-    ranks.
+    The hidden features stay DTensors between the layers.  For plain tensors torch assumes that all ranks have shards of
+    one size.
     """
     divided = ColwiseParallel(use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
 
 
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides tokens around the layers and hidden features within: gathers before, reduces and scatters after.
+    """Divides tokens outside of the layers and hidden features inside: all_gather before, reduce_scatter after.
 
     The block takes all tokens and returns all; each rank adds the change to its own tokens of x.
     """
@@ -59,7 +59,7 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
-    """Does the same as `data_parallel` with another communication hook per dtype, documented to average gradients.
+    """Does the same as `data_parallel`, with one documented communication hook per dtype that averages gradients.
 
     The settings of DistributedDataParallel do not change a gradient.  `allreduce_hook` changes nothing.  Compression
     loses nothing if gradients have its dtype.  PowerSGD and local SGD begin after a thousand steps or more, and
@@ -97,7 +97,10 @@ def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after
 
 
 def divided_by_two(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Adds gradients up, halves, doubles and averages them; on one rank torch halves them twice, finding 75."""
+    """Shards by FSDP2 with a divide factor of 2, which a hook turns into the average of all ranks.
+
+    On one rank, torch halves the gradients twice: finding 75.
+    """
     sharded: Any = fully_shard(block, mesh=mesh)
     sharded.set_force_sum_reduction_for_comms(True)
     sharded.set_gradient_divide_factor(2.0)

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 
 
 class ScannedBlock(nn.Module):
-    """y = W2 s, with s the running sums of the hidden features W1 x: (..., 1) to (..., 1)."""
+    """Maps x (..., 1) to y = W2 s (..., 1), with s the running sums of the hidden features W1 x."""
 
     def __init__(self, num_hidden: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class PickedBlock(nn.Module):
-    """The second feature of the first two tokens: (T, 2) to (2, 1), T at least 2."""
+    """Picks the second feature of the first two tokens: (T, 2) to (2, 1), T at least 2."""
 
     place: torch.Tensor
 

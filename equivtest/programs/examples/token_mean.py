@@ -31,12 +31,12 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
 
 
 class TokenMean:
-    """One step: reduces gradients once, after the last micro-batch, clips them by the norm of all, and updates.
+    """One step of training: reduces gradients after the last micro-batch, clips them by their total norm, and updates.
 
     Attributes:
-        own: Number of targets that count in each micro-batch of this rank.
-        num_tokens: Number of targets that count on all ranks.
-        losses: The sum of the losses in each micro-batch so far.
+        own: Number of targets that are not ignored in each micro-batch of this rank.
+        num_tokens: Number of targets that are not ignored on all ranks.
+        losses: The summed loss of each micro-batch so far.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TokenMean:
 
     @classmethod
     def step(cls, *given: Any) -> Report:
-        """Runs the step; called as a step of a case is."""
+        """Runs the step; takes the arguments of a `Training.step`: module, mesh, micro_batches and optimizer."""
         return cls(*given).run()
 
     def run(self) -> Report:
@@ -70,7 +70,7 @@ class TokenMean:
         return tensor
 
     def counted(self) -> torch.Tensor:
-        """Returns the divisor of the sum of all losses."""
+        """Returns the divisor of the summed losses: the number of tokens on all ranks."""
         return self.summed(self.own.sum())
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
 
 
 def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
-    """Makes the next backward reduce the gradients over the ranks, or not."""
+    """Makes the next backward reduce the gradients over the ranks if `is_last`, else keep them local."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
     if isinstance(module, DistributedDataParallel):

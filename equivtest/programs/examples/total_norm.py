@@ -25,7 +25,7 @@ from equivtest.programs.examples.mixture_plan import local
 
 
 class Clipped:
-    """One step: forward, backward, clipping, update.
+    """One step of training: forward, backward, clipping, update.
 
     Attributes:
         norm_type: 1, 2 or math.inf.
@@ -46,13 +46,13 @@ class Clipped:
 
     @classmethod
     def by(cls, norm_type: float) -> Callable[..., dict[str, torch.Tensor]]:
-        """Returns the step with another norm."""
+        """Returns the step of this class with another type of norm."""
         kind: type[Clipped] = type(cls.__name__, (cls,), {"norm_type": norm_type})
         return kind.step
 
     @classmethod
     def step(cls, *given: Any) -> dict[str, torch.Tensor]:
-        """Runs the step; called as a step of a case is."""
+        """Runs the step; takes the arguments of a `Training.step`: module, mesh, micro_batches and optimizer."""
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:
@@ -68,7 +68,7 @@ class Clipped:
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of this rank's plain tensors, or the whole norm if they are DTensors."""
+        """Returns the norm of plain tensors on this rank, or of DTensors over all ranks."""
         kept = [each for each in tensors if each.numel()]  # an empty tensor has no largest element
         norm = get_total_norm(kept, self.norm_type, foreach=self.foreach)
         return (norm.full_tensor() if isinstance(norm, DTensor) else norm).to(self.like.device, self.like.dtype)
@@ -98,7 +98,7 @@ class ByGroups(Clipped):
         return total
 
     def norms(self) -> list[torch.Tensor]:
-        """Returns the norm of each mesh, of each group, and last of the tensors that all ranks share."""
+        """Returns one norm for each mesh, one for each group, and last the norm of the tensors that all ranks share."""
         on_meshes = [self.norm_of(gradients) for gradients in self.on_meshes().values()]
         in_groups = [self.over_group(gradients, group) for group, gradients in self.in_groups().items()]
         return [*on_meshes, *in_groups, self.norm_of(self.on_all_ranks())]
@@ -108,7 +108,7 @@ class ByGroups(Clipped):
         return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
-        """Groups the gradients that are DTensors, or their parameters, by mesh."""
+        """Returns mesh -> gradients that are DTensors on it, or their parameters."""
         by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
@@ -116,11 +116,11 @@ class ByGroups(Clipped):
         return by_mesh
 
     def plain(self) -> list[torch.Tensor]:
-        """Returns the parameters that are plain tensors."""
+        """Returns the parameters with a gradient that are plain tensors."""
         return [each for each in self.graded().values() if not isinstance(each, DTensor)]
 
     def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
-        """Groups the gradients of plain tensors that differ on each rank of a group; a rank may have none."""
+        """Returns group -> gradients of plain tensors that differ on each rank of the group; a rank may have none."""
         by_group: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
         graded = self.graded()
         for name, group in self.module.groups.items():
@@ -145,7 +145,7 @@ class ByGroups(Clipped):
         return power ** (1 / self.norm_type)
 
     def combined(self, norms: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of the norms of disjoint parts."""
+        """Returns the total norm from the norms of disjoint sets of parameters."""
         return self.norm_of(norms)
 
 
@@ -183,13 +183,13 @@ class Scaled(InOneCall):
         raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
 
     def overflow(self) -> None:
-        """Makes one element of a gradient infinite on one rank; in each step another parameter's."""
+        """Makes one element of a gradient infinite on one rank; each step takes another parameter."""
         parameter = self.module.get_parameter(("both", "tensor", "data")[self.number % 3])
         if self.mesh.get_rank() == self.mesh.mesh.max():
             local(parameter.grad)[-1, -1] = math.inf
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
-        """Divides the gradients by the scale, and finds out if one is infinite on any rank."""
+        """Divides the gradients by the scale, and records if one is infinite on any rank."""
         scaler.unscale_(self.optimizer)
 
     def update(self, scaler: torch.amp.GradScaler) -> None:
