@@ -1,1 +1,1 @@
-"""The options, items and session of a run under pytest."""
+"""Integrates equivtest into pytest: its options, its items, and what happens in a session."""

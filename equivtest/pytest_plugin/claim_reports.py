@@ -1,4 +1,4 @@
-"""Reports a claim to pytest as a separate test, though no item of pytest stands for it.
+"""Reports each claim to pytest as a separate test, although pytest has collected no item for it.
 
 It relies on these undocumented features of pytest 8 and 9:
 
@@ -24,7 +24,7 @@ OUTCOME_OF: dict[str, Outcome] = {"passed": "passed", "failed": "failed", "skipp
 
 
 def report_claim(session: pytest.Session, path: str, name: str, result: ClaimResult, line: int | None = None) -> None:
-    """Reports a claim of the property `name` in the terminal, in JUnit XML and in the exit status."""
+    """Reports the result of one claim of property `name` as a test: in the terminal, JUnit XML and the exit status."""
     session.testscollected += 1
     longrepr: str | tuple[str, int, str] | None = result.text
     if result.outcome == "passed":

@@ -1,4 +1,4 @@
-"""Collects the items of every property, and orders them."""
+"""Collects pytest items for every property of a test file, and orders the items of a session."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from equivtest.property import Property
 
 properties_key = pytest.StashKey[dict[str, tuple[str, str]]]()
-"""Node id -> (name, subject) of every property that was seen, judged or not."""
+"""Node id -> (name, subject) of every property in the collected files, judged or not."""
 
 
 def collect_property(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """The items of a module-level property, each with its line."""
+    """Returns the items of a property that a module defines, each with the property's line number."""
     items = _items_of(collector, name, prop)
     for item in items:
         if isinstance(item, EquivtestItem):
@@ -44,7 +44,7 @@ def collect_property(collector: pytest.Module, name: str, prop: Property) -> lis
 
 @functools.lru_cache(maxsize=1)
 def _lines_of(path: Path) -> dict[str, int]:
-    """Name -> line, from 0, of each assignment at the top level of a file."""
+    """Returns name -> line, counted from 0, of each assignment at the top level of a file."""
     statements = ast.parse(path.read_bytes()).body
     found: dict[str, int] = {}
     for each in statements:
@@ -56,7 +56,7 @@ def _lines_of(path: Path) -> dict[str, int]:
 
 
 def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytest.Item]:
-    """The items of a module-level property; none where --subjects leaves it out."""
+    """Returns the items of a property that a module defines; [] if --subjects leaves the property out."""
     from equivtest.search.planned import parts_of
 
     settings = settings_of(collector.config)
@@ -98,13 +98,13 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
 
 
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Orders our items by world size, behind all others, so that each process keeps few worlds.
+    """Sorts equivtest's items by world size, behind all other items, so that each process keeps few worlds alive.
 
-    Within a budget, searches come first.
+    With a time budget, searches come before audits.
 
     Raises:
-        UsageError: --subjects names no property; under xdist an item says so instead, since
-            only what an item reports reaches the controller.
+        UsageError: --subjects names no property; under xdist an item reports that instead, since only the report of an
+            item reaches the controller.
     """
     seen = session.config.stash.get(properties_key, {})
     if not seen:
@@ -126,7 +126,7 @@ def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
 
 
 def manifest(session: pytest.Session) -> Manifest:
-    """Every property of the session."""
+    """Returns the list of all properties of the session."""
     firsts: dict[tuple[str, str], PropertyItem] = {}
     for item in session.items:
         if isinstance(item, PropertyItem):

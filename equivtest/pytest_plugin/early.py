@@ -1,4 +1,4 @@
-"""A plugin of `equivtest run` alone, whose processes all judge: saves time until the first verdict.
+"""A plugin that `equivtest run` loads into each of its processes to shorten the time until the first verdict.
 
 The server of the ranks starts before this process imports torch, so that both import at the same time.  Garbage
 collection waits until everything is collected: almost all objects so far are modules.

@@ -1,4 +1,4 @@
-"""The `ranks` fixture, for your own tests."""
+"""Defines the fixture `ranks`, with which your own tests run cases on rank processes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Ranks:
         self._config = config
 
     def run(self, subject: str, case: Case, *, limit_s: float = limits.CASE_S) -> Sequence[Reply]:
-        """Returns every rank's reply to `case`, by rank.
+        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
 
         Args:
-            limit_s: Seconds that the visit may take.
+            limit_s: Seconds that the ranks may take.
         """
         require_limit(limit_s)
         return pool_of(self._config).run(subject, case, limit_s=limit_s, keep_if_all_raised=bool(case.refusal))
@@ -47,7 +47,7 @@ class Ranks:
         Args:
             claims: By default the claims of `equivtest check`.
             like: Name of the property whose claims to use, for your own subject.
-            limit_s: Seconds that the visit may take.
+            limit_s: Seconds that the ranks may take.
         """
         from equivtest.pytest_plugin.suite import claims_of
         from equivtest.verdicts.judging import check

@@ -10,7 +10,7 @@ from equivtest.pytest_plugin.suite import properties_dir, version_of
 
 
 def header(config: pytest.Config) -> list[str]:
-    """Describes a run in two lines above its first result, and says how long the shipped properties take."""
+    """Returns two lines that describe a run above its first result, and the duration of the shipped properties."""
     settings = settings_of(config)
     seeds = "fixed seeds"
     if settings.profile.repeats:

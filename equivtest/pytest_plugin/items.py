@@ -1,4 +1,4 @@
-"""Items that pytest runs: a search of a property, a known failure, or one that reports why items cannot run."""
+"""Defines the items that pytest runs: searches, audits, known failures, and items that report why others cannot run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _started_key = pytest.StashKey[float]()
 
 FAILURES_DIR = Path(".equivtest") / FAILURES
-"""Folder of replay files, below the folder that pytest was started in, or below --report."""
+"""Folder of replay files, relative to the folder in which pytest was started; --report has its own."""
 
 
 class PlainFailure(Exception):
@@ -37,10 +37,10 @@ class PlainFailure(Exception):
 
 
 class EquivtestItem(pytest.Item):
-    """An item whose `handover` travels with the report of its call."""
+    """An item of pytest; the data in its `handover` reach the controller with the report of its call."""
 
     ends_session = False
-    """True if a Misuse concerns every item."""
+    """True if a Misuse in this item concerns every item, so that the session must end."""
 
     line: int | None = None
     """Line of the property in its file, counted from 0 like pytest's."""
@@ -59,7 +59,7 @@ class EquivtestItem(pytest.Item):
         return self.path, self.line, self.name
 
     def hand_over(self, **fields: Any) -> None:
-        """Adds fields to the data that the controller gets."""
+        """Adds fields to the data that the controller gets with the report of this item."""
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
@@ -77,7 +77,10 @@ class EquivtestItem(pytest.Item):
             raise PlainFailure("\n".join([*(fault.text for fault in faults), also]).rstrip()) from None
 
     def _perform_or_explain(self) -> None:
-        """Performs; what makes every further item pointless ends the session, a mistake in a property does not."""
+        """Performs the item, and ends the session at an error that concerns every further item.
+
+        A mistake in one property does not end the session.
+        """
         from equivtest.verdicts.judging import one_thread
 
         try:
@@ -93,21 +96,21 @@ class EquivtestItem(pytest.Item):
 
     @property
     def time_left_s(self) -> float:
-        """Returns the seconds of the budget that are left, counted from the first item of the process."""
+        """Seconds of the time budget that are left since the first item of this process; infinite without a budget."""
         budget_s = settings_of(self.config).budget_s
         started_s = self.config.stash.setdefault(_started_key, time.monotonic())
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf
 
     def perform(self) -> None:
-        """Does what the item is for, and hands over what came of it."""
+        """Does the work of this kind of item, and adds the results to the data for the controller."""
         raise NotImplementedError
 
 
 class PropertyItem(EquivtestItem):
-    """An item about one property; without it the run reports none of the property's claims."""
+    """An item about one property; a property without such an item is not reported."""
 
     label: str
-    """Text in brackets in the item's name."""
+    """Text in brackets in the item's node id, such as 'audit'."""
 
     def __init__(self, *, prop: Property, property_name: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -116,12 +119,12 @@ class PropertyItem(EquivtestItem):
 
     @property
     def property_id(self) -> tuple[str, str]:
-        """The file and the name of the property."""
+        """(path of the property's file, name of the property)."""
         return self.nodeid.partition("::")[0], self.property_name
 
     @property
     def listed(self) -> Listed:
-        """The property, with the labels of all its items in the session."""
+        """The property as a run lists it, with the labels of all its items in the session."""
         items = [item for item in self.session.items if isinstance(item, PropertyItem)]
         path, name = self.property_id
         return listed_of(
@@ -134,7 +137,7 @@ class PropertyItem(EquivtestItem):
         )
 
     def hand_over_findings(self, **found: Any) -> Searched:
-        """Returns the findings as a `Searched`, and adds it to the data that the controller gets."""
+        """Makes a `Searched` of the findings, adds it to the data for the controller, and returns it."""
         start = pool_of(self.config).start
         searched = Searched(listed=self.listed, label=self.label, start=start, **found)
         self.hand_over(searched=searched, code=self._code())
@@ -145,7 +148,7 @@ class PropertyItem(EquivtestItem):
         return imported_code(self.config, self.prop.subject) if has_report else {}
 
     def perform(self) -> None:
-        """Judges, unless the run takes what an interrupted one has judged; ends as both do."""
+        """Judges the property, or takes the verdicts of an interrupted run, and ends as these say."""
         self._code()  # before the search, during which a file may change
         ending = earlier_endings(self.config).get(self.nodeid) or ending_of(self.judge())
         if ending.outcome == "failed":
@@ -154,12 +157,12 @@ class PropertyItem(EquivtestItem):
             pytest.skip(ending.text)
 
     def judge(self) -> Searched:
-        """Judges, and hands over the results."""
+        """Judges the property, adds the results to the data for the controller, and returns them."""
         raise NotImplementedError
 
 
 class SearchItem(PropertyItem):
-    """One search of a property: a part of its cases, on one world size."""
+    """One search of a property: some of its cases, all on one world size."""
 
     def __init__(self, *, part: Part, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -185,7 +188,7 @@ class SearchItem(PropertyItem):
         return searched
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
-        """One search; in a soak, searches with fresh seeds for this item's share of the time."""
+        """Yields the findings of one search; in a soak of one search per fresh seed, until this item's time is over."""
         from equivtest.search.chunks import chunk_of
         from equivtest.search.search import search
 
@@ -206,14 +209,17 @@ class SearchItem(PropertyItem):
                 return
 
     def _budget_s(self) -> float:
-        """Returns this search's part of the time left, beside the searches behind it; infinite without a budget."""
+        """Returns the seconds that this search may take; infinite without a budget.
+
+        The time left is divided among the searches still to come, in proportion to their costs.
+        """
         behind = [item.part.cost for item in self.session.items if isinstance(item, SearchItem)]
         place = [item for item in self.session.items if isinstance(item, SearchItem)].index(self)
         share = self.part.cost / sum(behind[place:])
         return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
 
     def _share(self) -> float:
-        """The part of a soak's time that is this item's: as much as its cases cost once, beside all others'.
+        """Returns this item's fraction of a soak's time, which is its cost relative to all searches.
 
         So a soak keeps the proportions of the other profiles, however long it lasts.
         """
@@ -222,7 +228,7 @@ class SearchItem(PropertyItem):
 
 
 class AuditItem(PropertyItem):
-    """An audit: it fails if no claim of the property rejects its spoiled collectives."""
+    """An audit of a property, which fails if no claim rejects the spoiled collectives."""
 
     label = AUDIT_LABEL
 
@@ -248,7 +254,7 @@ class AuditItem(PropertyItem):
 
 
 class KnownFailureItem(EquivtestItem):
-    """The smallest case of a known failure: it must still fail as its entry says, on the entry's releases."""
+    """Runs the smallest case of a known failure, which must still fail as its entry says, on the entry's releases."""
 
     def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -273,7 +279,7 @@ class KnownFailureItem(EquivtestItem):
             raise ended
 
     def _try(self) -> tuple[str, BaseException | None]:
-        """The entry's state, and the exception with which the item ends if it does not pass."""
+        """Runs the entry's case; returns its state in words, and the exception to raise if the item does not pass."""
         from equivtest.verdicts.judging import judge
 
         entry = self.entry
@@ -311,7 +317,7 @@ class KnownFailureItem(EquivtestItem):
 
 
 class AbsentItem(EquivtestItem):
-    """Stands for every item of a property that is not run: its subject is not installed, or the property incomplete."""
+    """Replaces all items of a property that cannot run: its subject is not installed, or the property is incomplete."""
 
     def __init__(self, *, reason: str, incomplete: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -323,7 +329,7 @@ class AbsentItem(EquivtestItem):
 
 
 class MisuseItem(EquivtestItem):
-    """The only item of an xdist worker whose options are mistaken."""
+    """The only item of an xdist worker whose options are mistaken; it reports the mistake."""
 
     ends_session = True
 
@@ -342,7 +348,7 @@ def failures_dir(config: pytest.Config) -> Path:
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
-    """The seed texts of one item's searches: one fixed, or in a soak as many as asked."""
+    """Yields the seed texts for one item's searches: 'gate', or in a soak fresh ones without end."""
     if not settings.profile.repeats:
         yield "gate"
         return

@@ -1,4 +1,4 @@
-"""Describes the machine and the code of a run: hardware, releases and commits, for comparisons of runs."""
+"""Describes the machine and the code of a run: hardware, versions and commits, so that runs can be compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from equivtest.pytest_plugin.suite import version_of
 
 
 def machine_facts(device: str) -> dict[str, object]:
-    """The machine in words: `device` is the type of device that the tensors lived on."""
+    """Returns the platform, CPU, cores and accelerators of this machine.
+
+    Args:
+        device: Type of the device on which the tensors lived.
+    """
     return {
         "platform": platform.platform(),
         "cpu": cpu_name(),
@@ -24,12 +28,12 @@ def machine_facts(device: str) -> dict[str, object]:
 
 
 def num_cores() -> int:
-    """Returns how many cores this process may run on."""
+    """Returns the number of CPU cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """Returns the kernel's name of the CPU, or its architecture."""
+    """Returns the name that the kernel gives the CPU, or the CPU's architecture if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -39,7 +43,7 @@ def cpu_name() -> str:
 
 
 def accelerator_names(device: str) -> list[str]:
-    """Returns the devices' names from torch's module of that type; imports torch unless it is the CPU."""
+    """Returns the names of this machine's devices of a type; [] for 'cpu'. It imports torch for other types."""
     if device == "cpu":
         return []
     import torch
@@ -52,14 +56,14 @@ def accelerator_names(device: str) -> list[str]:
 
 
 def versions_of(modules: Iterable[str]) -> list[str]:
-    """Returns 'name release' of each module's distribution, or 'name unknown' if it was not installed."""
+    """Returns 'name version' of the distribution of each module, or 'name unknown' if it was not installed."""
     owners = metadata.packages_distributions()
     tops = dict.fromkeys(module.partition(".")[0] for module in modules)
     return [f"{name} {version_of(name)}" for top in tops for name in dict.fromkeys(owners.get(top, [top]))]
 
 
 def commit_of(folder: Path) -> str:
-    """Returns the commit of a folder's checkout, with '-dirty' if files differ from it; '' without git."""
+    """Returns the git commit of a folder's checkout, with '-dirty' if files have changed; '' without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limits.GIT_S)

@@ -1,9 +1,8 @@
-"""The options of a run, as pytest knows them.
+"""Adds the options of a run to pytest.
 
-They are added by a conftest.py (`from equivtest.options import pytest_addoption`) or by
-`-p equivtest.options`, and not by the plugin that every pytest of the environment loads: names
-like --device and --backend are taken by other projects' conftest files (Triton's has --device),
-and a second plugin that adds the same name stops pytest.
+A conftest.py adds them (`from equivtest.options import pytest_addoption`), or `-p equivtest.options`. The plugin that
+every pytest of the environment loads does not add them: names like --device and --backend are taken by other projects'
+conftest files (Triton's has --device), and a second plugin that adds the same name stops pytest.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ HELP: dict[str, str] = {
     "shard": "Run this part of the properties alone, such as 2/4: equivtest merge joins the reports of all parts.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
-"""Option -> help, for pytest and for the command alike."""
+"""Option -> its help text, for pytest and for the command line of equivtest."""
 
 _METAVARS = {
     "import": "MODULE",
@@ -70,7 +69,7 @@ _seed_key = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options, once however often it is called."""
+    """Adds the options to pytest's parser; a second call does nothing."""
     if parser in _done:
         return
     _done.add(parser)
@@ -91,7 +90,7 @@ def _dest(name: str) -> str:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """Returns the settings of this run; the defaults if the options were not added.
+    """Returns the settings of this run; the default settings if the options were not added to pytest.
 
     Raises:
         Misuse: a value is not allowed.
@@ -103,7 +102,7 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def soak_seed(config: pytest.Config) -> str:
-    """The fresh seed of this run's soak: the controller's, which xdist workers are given."""
+    """Returns the random seed of this run's soak; the controller chooses it and sends it to xdist workers."""
     if _seed_key not in config.stash:
         given = getattr(config, "workerinput", {}).get("equivtest_seed")
         config.stash[_seed_key] = str(given or secrets.token_hex(4))

@@ -1,4 +1,4 @@
-"""The one pool of a pytest process: made when first needed, closed however the run ends."""
+"""Keeps the one pool of rank processes of a pytest process: made when first needed, closed however the run ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _pool_key = pytest.StashKey["Pool"]()
 _server_key: pytest.StashKey[Server | None] = pytest.StashKey()
-"""A server that was started before the pool."""
+"""A server for ranks that was started before the pool."""
 _gloo_key = pytest.StashKey["Pool"]()
 _hub_key = pytest.StashKey["RunHub"]()
 _slots_key = pytest.StashKey[dict[str, int]]()
@@ -35,7 +35,10 @@ _workers_key = pytest.StashKey[list[Any]]()
 
 
 def pool_of(config: pytest.Config) -> Pool:
-    """Returns this process's pool on the backend that the options name; its ranks have run no other file's programs."""
+    """Returns this process's pool of ranks, on the backend that the options name.
+
+    The ranks have run no programs of another test file.
+    """
     if _pool_key not in config.stash:
         _end_orderly(config)
         from equivtest.ranks.pool import Pool
@@ -49,7 +52,7 @@ def pool_of(config: pytest.Config) -> Pool:
 
 
 def start_server(config: pytest.Config) -> None:
-    """Starts the server that forks the pool's ranks, which imports torch while this process imports and collects."""
+    """Starts the server that forks the pool's ranks; it imports torch while this process imports and collects."""
     _end_orderly(config)
     from equivtest.ranks.launch import Server, preloads
 
@@ -59,7 +62,10 @@ def start_server(config: pytest.Config) -> None:
 
 
 def _end_orderly(config: pytest.Config) -> None:
-    """Prepares the end of this process, before it imports torch for seconds."""
+    """Makes an xdist worker end with its controller, and any other process end its ranks at SIGTERM.
+
+    It is called before torch is imported, which takes seconds.
+    """
     if hasattr(config, "workerinput"):
         # The worker's ranks then see its end of their pipes close and end too.  Without this a worker lives for
         # seconds after its controller was killed; so it does with a signal that it may ignore, as SIGHUP under nohup.
@@ -69,7 +75,7 @@ def _end_orderly(config: pytest.Config) -> None:
 
 
 def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
-    """Returns a function that makes, once, this process's pool of gloo on the CPU; None if the run is on it."""
+    """Returns a function that makes a pool of gloo on the CPU at its first call; None if the run itself is on it."""
     if settings_of(config).is_gloo_on_cpu:
         return None
 
@@ -86,7 +92,7 @@ def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
 
 
 def _running_file(config: pytest.Config) -> str:
-    """Returns the path of the user's file whose test runs now; '' for properties and known failures of the package.
+    """Returns the path of the user's test file whose test runs now; '' for the shipped properties and known failures.
 
     Source: "PYTEST_CURRENT_TEST environment variable" of pytest's documentation (9.0).
     """
@@ -95,7 +101,11 @@ def _running_file(config: pytest.Config) -> str:
 
 
 def open_hub(config: pytest.Config) -> None:
-    """Listens for ranks on other hosts if the options request it; raises Misuse or BrokenSetup."""
+    """Starts to listen for ranks on other hosts if --listen is given.
+
+    Raises:
+        Misuse, BrokenSetup: the address, the secret or the hub does not work.
+    """
     address = settings_of(config).listen
     if address is not None:
         from equivtest.ranks.hosts.run_hub import RunHub
@@ -109,13 +119,13 @@ def _hub_of(config: pytest.Config) -> RunHub | None:
 
 
 def hub_path(config: pytest.Config) -> str:
-    """Returns the path of the run's hub, of this process or of its controller; '' if the run has none."""
+    """Returns the path of the hub of this process or of its controller; '' if the run has no hub."""
     hub = _hub_of(config)
     return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
 
 
 def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
-    """Prints how slots connect to the run's hub, and waits until all are connected.
+    """Prints how the slots of other hosts connect to the run's hub, and waits until all are connected.
 
     Raises:
         BrokenSetup: they do not connect in time.
@@ -140,18 +150,18 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
 
 
 def hosts_of(config: pytest.Config) -> dict[str, int]:
-    """Returns how many slots each other host had when the run began; empty if ranks live on this machine."""
+    """Returns the number of slots of each other host at the beginning of the run; {} if ranks live on this machine."""
     return config.stash.get(_slots_key, {})
 
 
 def host_events(config: pytest.Config) -> list[str]:
-    """Returns losses, refusals and silences among the hosts of the run, one line each."""
+    """Returns one line for each slot on another host that was lost, refused or silent."""
     hub = _hub_of(config)
     return [] if hub is None else hub.events()
 
 
 def close_hub(config: pytest.Config) -> None:
-    """Disconnects the hosts."""
+    """Ends the hub, so that other hosts know that the run is over; does nothing without a hub."""
     hub = _hub_of(config)
     if hub is not None:
         del config.stash[_hub_key]
@@ -159,11 +169,10 @@ def close_hub(config: pytest.Config) -> None:
 
 
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
-    """Returns new faults that this process's pool has found in the backend, except known ones.
+    """Returns the backend's faults that this process's pool has found since the last call, except known ones.
 
-    It also returns the deaths of ranks that had answered: a fault that ends a process, such as in a thread of the
-        backend,
-    may show late.
+    Ranks that ended between two cases count as faults too: a fault that ends a process, such as in a thread of the
+    backend, may show late.
     """
     pool = config.stash.get(_pool_key, None)
     if pool is None:
@@ -175,13 +184,13 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
-    """True if the probed collective is known to fail on the entry's backend."""
+    """True if a known failure that must fail in this run says that the probed collective is wrong."""
     entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
 
 
 def close_pool(config: pytest.Config) -> None:
-    """Ends every rank of this process's pools, or the server that waits for a pool."""
+    """Ends every rank of this process's pools, and a server that has no pool yet."""
     server = config.stash.get(_server_key, None)
     if server is not None:
         config.stash[_server_key] = None
@@ -196,8 +205,8 @@ def close_pool(config: pytest.Config) -> None:
 def end_orderly_on_sigterm(config: pytest.Config) -> None:
     """Makes SIGTERM end the run as Ctrl-C in a terminal does, instead of leaving ranks behind.
 
-    It acts only in the main thread, and only if SIGTERM has no other handler.  xdist's workers get
-    the signal that a terminal would have sent: without it execnet first waits 5 s for them.
+    It has an effect only in the main thread, and only if SIGTERM has no other handler.  xdist's workers get the signal
+    that a terminal would have sent: without it execnet first waits 5 s for them.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -208,7 +217,7 @@ def end_orderly_on_sigterm(config: pytest.Config) -> None:
 
 
 def remember_worker(config: pytest.Config, node: Any) -> None:
-    """Tells of an xdist worker that this process controls."""
+    """Records an xdist worker that this process controls, so that SIGTERM can interrupt it."""
     config.stash.setdefault(_workers_key, []).append(node)
 
 

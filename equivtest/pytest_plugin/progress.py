@@ -1,4 +1,4 @@
-"""A plugin of `equivtest run` that shows how far the run is: one live line on a terminal, else a line every 30 s.
+"""A plugin of `equivtest run` that prints the progress: in one live line on a terminal, else in a line every 30 s.
 
 The thread that prints has its own copy of the descriptor, since pytest captures the usual one while an item runs.
 """
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 30.0
 LEAST_DONE = 0.05
-"""Part of the work after which an estimate of the time left is shown."""
+"""Fraction of the work that must be done before the estimate of the time left is shown."""
 MOST_RUNNING = 2
 _ITEM = re.compile(r"(?P<name>.+)\[(?:w(?P<world_size>\d+)-.*|audit)\]")
-"""Node id of a search or an audit."""
+"""Pattern of the node id of a search or an audit."""
 
 
 @dataclass
 class State:
-    """How far a run is.
+    """The items of a run that are planned, running and ended.
 
     Attributes:
         planned: Node ids of all items.
         running: Items that run now, in the order in which they began.
         failed: Properties that have failed.
-        started_s: When the first item began.
+        started_s: Time at which the first item began.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class State:
     started_s: float = 0.0
 
     def line(self, cases: int, now_s: float) -> str:
-        """Describes the state in one line."""
+        """Returns the progress as one line of text."""
         properties = {property_of(item) for item in self.planned} - {""}
         open_ = {property_of(item) for item in self.planned - self.ended}
         found = [f"{len(properties - open_)} of {len(properties)} properties done", f"{cases:,} cases judged"]
@@ -66,13 +66,13 @@ class State:
 
 
 def property_of(item: str) -> str:
-    """Returns the property of a search or an audit; '' for another item."""
+    """Returns the property of a search or an audit, from its node id; '' for any other item."""
     found = _ITEM.fullmatch(item)
     return found["name"] if found else ""
 
 
 def weight_of(item: str) -> int:
-    """Returns roughly how long an item takes, without a unit: a visit takes longer with more ranks."""
+    """Returns roughly how long an item takes, without a unit; an item on more ranks takes longer."""
     found = _ITEM.fullmatch(item)
     return 1 if found is None else 1 + int(found["world_size"] or 2)
 
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Progress:
-    """Hooks of the process that prints."""
+    """pytest hooks of the process that prints the progress."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -95,7 +95,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """Text of the line."""
+        """The progress as one line of text."""
         controller = getattr(self.config.pluginmanager.get_plugin("equivtest-controller"), "found", None)
         tallies = list(controller.results.tallies.values()) if controller is not None else []
         return self.state.line(sum(tally.layouts for tally in tallies), time.monotonic())
@@ -123,7 +123,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report: object) -> Generator[None, Any, Any]:
-        """Hides pytest's letters while the live line stands there; its counts stay."""
+        """Hides the letters that pytest prints for tests while the live line is shown; pytest still counts tests."""
         status = yield
         return (status[0], "", "") if self.is_live and status else status
 
@@ -165,7 +165,10 @@ class Progress:
 
 
 def _live_line(render: Callable[[], Text], out: TextIO) -> Live:
-    """Returns a line that is drawn again four times a second, without colours if NO_COLOR is set, as rich reads it."""
+    """Returns a line on the terminal that is drawn again four times a second.
+
+    rich leaves out colours if NO_COLOR is set.
+    """
     from rich.console import Console
     from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""One run of pytest over properties, as `equivtest run` and `equivtest audit` ask for it."""
+"""Runs pytest over properties once, for the commands `equivtest run` and `equivtest audit`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from equivtest.base import limits
 from equivtest.errors import Misuse, shorten
 
 MAKERS = ("program", "module_property", "Property")
-"""Names of functions that make a property."""
+"""Names of the functions that make a property, to count properties in a file without running it."""
 CACHE = Path(".equivtest") / "cache"
-"""Where pytest notes what failed in your files, for --lf and --ff."""
+"""Folder in which pytest notes which tests in your files failed, for --lf and --ff."""
 SUITE_INI = Path(__file__).with_name("suite.ini")
 
 
 def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword: str | None, flags: list[str]) -> int:
-    """Runs pytest with the options; checks every option first, so that a mistake gives one line.
+    """Runs pytest over properties; before that it checks every option, so that a mistake gives one line.
 
     Args:
-        raw: Options of the run by name; None for an absent one.
+        raw: Options of the run by name; None for an absent option.
         workers: Number of pytest-xdist processes, or "auto".
         keyword: pytest's -k.
         flags: Further arguments of pytest.
 
     Returns:
-        0 if every claim holds, 1 if one fails, else 2.
+        0 if every claim holds, 1 if a claim fails, else 2.
 
     Raises:
         Misuse: an option has an invalid value, or nothing is selected.
@@ -52,7 +52,7 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse -k; otherwise each xdist worker would crash on it."""
+    """Raises Misuse if pytest cannot parse the expression of -k; otherwise each xdist worker would crash on it."""
     from _pytest.mark.expression import Expression
 
     try:
@@ -62,7 +62,7 @@ def _check_keyword(keyword: str) -> None:
 
 
 def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
-    """Tries every option before pytest starts, so that a mistake is one line; the folders to run."""
+    """Checks every option and returns the folders and files to run."""
     from equivtest.pytest_plugin import settings, suite
 
     chosen = settings.parse(raw)
@@ -76,16 +76,17 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
 
 
 def worker_args(wanted: str, paths: list[Path]) -> list[str]:
-    """Returns pytest's arguments on workers; by default your files have one per property, and one property has none.
+    """Returns the arguments that tell pytest how many xdist workers to use.
 
-    A worker takes seconds to start, and the ranks of one search fill several cores.
+    By default there is one per property for your files, and none if there is only one property. A worker takes seconds
+    to start, and the ranks of one search fill several cores.
     """
     number = _num_properties(paths) if wanted == "auto" else 0
     return ["-n0"] if number == 1 else [f"-n{wanted}", *([f"--maxprocesses={number}"] if number else [])]
 
 
 def _num_properties(paths: list[Path]) -> int:
-    """Returns how many properties the test files assign at their top level, as far as their text says; 0 if unknown."""
+    """Counts the properties that test files assign at their top level, by the files' text; 0 if unknown."""
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
     return sum(_is_property(statement) for file in files for statement in _parsed(file).body)
 
@@ -104,7 +105,7 @@ def _is_property(statement: ast.stmt) -> bool:
 
 
 def _pytest_args(raw: dict[str, Any], paths: list[Path], workers: list[str]) -> list[str]:
-    """pytest's arguments: nothing of the caller's folder counts."""
+    """Returns pytest's arguments, with which no settings of the caller's folder have an effect."""
     root = paths[0] if paths[0].is_dir() else paths[0].parent
     args = [f"-c{SUITE_INI}", f"--rootdir={root.parent}", f"--confcutdir={root}", "--import-mode=importlib"]
     args += ["-p", "equivtest.options", "-p", "equivtest.pytest_plugin.early"]
@@ -123,7 +124,7 @@ def _has_entry_point() -> bool:
 
 
 def _run_pytest(args: list[str]) -> int:
-    """pytest's exit code as ours; the environment is the caller's again afterwards."""
+    """Runs pytest and returns the exit code of equivtest; afterwards the environment is the caller's again."""
     import pytest
 
     before = dict(os.environ)

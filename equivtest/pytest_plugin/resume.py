@@ -1,4 +1,4 @@
-"""Takes what an interrupted run has judged, if its code, settings and releases equal this run's."""
+"""Takes the verdicts of an interrupted run, if its code, settings and versions equal this run's."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SAME = (
     "allow_unsupported", "profile", "seeds", "world_sizes", "dtypes", "subjects", "known_failures", "audit", "shard",
     "own_lists", "suite_digest", "rootdir", "folder", "python_path",
 )  # fmt: skip
-"""Fields of environment.json that both runs must share."""
+"""Fields of environment.json that must be equal in the interrupted run and in this run."""
 BUDGET_OVER = "left out: the budget is over"
 PACKAGE = Path(__file__).parents[1]
 
 
 class Ending(NamedTuple):
-    """The outcome of an item, as pytest shows it."""
+    """How an item of pytest ended: the outcome, and the text that pytest shows."""
 
     outcome: Literal["passed", "failed", "skipped"]
     text: str = ""
 
 
 endings_key = pytest.StashKey[Mapping[str, Ending]]()
-"""Key of a search or an audit -> its ending in the interrupted run."""
+"""Node id of a search or an audit -> how it ended in the interrupted run."""
 code_key = pytest.StashKey[dict[str, str]]()
 
 
@@ -48,12 +48,12 @@ def key_of(searched: Searched) -> str:
 
 
 def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...]:
-    """Returns what a run handed over of searches and audits that need not run again.
+    """Returns the results of those searches and audits of an interrupted run that need not run again.
 
     A search with a failure runs again, because its replay file belongs to the new report.
 
     Raises:
-        Misuse: the folder has no log, or code, settings or releases differ.
+        Misuse: the folder has no log, or code, settings or versions differ.
     """
     run = read_begun(directory)
     current = msgspec.json.decode(msgspec.json.encode(environment))
@@ -69,7 +69,7 @@ def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...
 
 
 def _without_plan(handover: Handover) -> Handover:
-    """Returns it without the searches that the interrupted run planned, since this run may select others."""
+    """Removes the list of planned searches from an item's data, since this run may select other searches."""
     found = handover.searched
     assert found is not None
     return replace(handover, searched=replace(found, listed=replace(found.listed, planned=())))
@@ -85,12 +85,12 @@ def _is_done(handover: Handover) -> bool:
 
 
 def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
-    """Returns how each search and audit ended, by its key."""
+    """Returns how each search and audit ended, by its node id."""
     return {key_of(each.searched): ending_of(each.searched) for each in handovers if each.searched is not None}
 
 
 def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
-    """Returns how items of the interrupted run ended, by node id: in this run they end alike, without a search.
+    """Returns how items ended in the interrupted run, by node id; in this run they end alike, without a search.
 
     Under xdist the controller sends this to each worker.
     """
@@ -101,7 +101,7 @@ def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
 
 
 def ending_of(found: Searched) -> Ending:
-    """Returns how a search or an audit ends whose results are these."""
+    """Returns how pytest shows a search or an audit with these results."""
     if found.audit is not None:
         if found.audit.waits:
             return Ending("skipped", WAITS)
@@ -122,9 +122,10 @@ def ending_of(found: Searched) -> Ending:
 
 
 def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
-    """Returns the digest of each imported file and of the subject's, unless it is of an installed package, by its path.
+    """Returns path -> digest of each imported file of the user and of the subject's file.
 
-    Each digest is from the first call in the session: what is imported stays as it was, also if its file then changes.
+    Files of installed packages are left out. Each digest is from the first call in the session: imported code stays as
+    it was, even if its file then changes.
     """
     found = config.stash.setdefault(code_key, {})
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | {_file_of(subject)}
@@ -135,7 +136,7 @@ def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
 
 
 def _file_of(subject: str) -> str | None:
-    """Returns the file of a subject 'package.module:function', which the ranks alone import."""
+    """Returns the path of a subject's file; this process does not import the subject, only ranks do."""
     module, colon, _ = subject.partition(":")
     try:
         spec = find_spec(module) if colon else None

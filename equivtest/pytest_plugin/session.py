@@ -1,4 +1,4 @@
-"""The controller's part of a run: collects findings, reports every claim as a test, writes the report."""
+"""Runs the controller's part of a session: collects results, reports every claim as a test, writes the report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from equivtest.report.text import BEGUN, ENDED, on_faults, summarize
 
 
 class Controller:
-    """The findings of a session, in the process that prints; workers of xdist have none."""
+    """Collects the results of a session, in the process that prints; an xdist worker has no controller."""
 
     def __init__(self, config: pytest.Config, started_s: float) -> None:
         self.config = config
@@ -58,10 +58,12 @@ class Controller:
         self.concluded = self.failed = 0  # tests of any plugin
 
     def begin(self) -> None:
-        """Takes the folder of --report, if there is one, and replaces an earlier report by a note that this run began.
+        """Reserves the folder of --report, if there is one, and writes there that the run has begun.
+
+        This replaces an earlier report.
 
         Raises:
-            Misuse, BrokenSetup: another run writes there, or this one cannot.
+            Misuse, BrokenSetup: another run writes there, or this run cannot.
         """
         directory = settings_of(self.config).report_dir
         if directory is None:
@@ -82,21 +84,21 @@ class Controller:
         self.folder = folder
 
     def _add_taken(self, taken: tuple[Handover, ...]) -> None:
-        """Adds what an interrupted run has judged."""
+        """Adds the results that were taken from an interrupted run."""
         self.config.stash[endings_key] = endings_of(taken)
         for handover in taken:
             self.results.add(handover)
             self._log(Entry(handover=handover))
 
     def leave(self) -> None:
-        """Releases the folder; if the session did not end, it first writes the final state."""
+        """Releases the folder of the report; if the session did not end, it first writes why."""
         if self.folder is not None:
             if self.state == BEGUN:
                 self.write("interrupted before anything was collected")
             self.folder.leave()
 
     def receive(self, handover: str) -> None:
-        """Takes the `Handover` of one item, written as JSON.
+        """Adds the data of one item, a `Handover` as JSON.
 
         Raises:
             pytest.exit.Exception: no further item can run.
@@ -109,7 +111,7 @@ class Controller:
         self._log(Entry(handover=handed))
 
     def _log(self, entry: Entry, *, is_last: bool = False) -> None:
-        """Adds a line to the log of the report, unless an earlier line could not be written."""
+        """Appends a line to the log of the report, unless an earlier line could not be written."""
         if self.log is None:
             return
         try:
@@ -121,13 +123,13 @@ class Controller:
             self.troubles.append(f"cannot write {LOG}: {reason_of(error)}")
 
     def add_manifest(self, manifest: Manifest) -> None:
-        """Takes note of every property of the session, those that never began included."""
+        """Adds the list of all properties of the session, so that the report also shows properties that never began."""
         self.selection = manifest.selection
         self.results.add_properties(manifest.properties)
         self._log(Entry(properties=manifest.properties))
 
     def report_claims(self, session: pytest.Session, *, at_end: bool = False) -> None:
-        """Reports the claims of every property whose searches have all ended, each once."""
+        """Reports the claims of every property whose searches have all ended, unless they are reported already."""
         if settings_of(self.config).profile.audits_alone:
             return
         for tally in list(self.results.tallies.values()):
@@ -149,8 +151,8 @@ class Controller:
         """Reports the remaining claims, writes the report, and sets the exit status if nothing was proven.
 
         Args:
-            state: ENDED, or what ended the run before its end.
-            concluded: Tests of the session that passed, failed or fail as known, others' included.
+            state: ENDED, or why the run ended early.
+            concluded: Number of tests of the session that passed, failed or fail as known, of any plugin.
         """
         self.host_events = host_events(self.config)
         self.concluded = concluded
@@ -183,7 +185,7 @@ class Controller:
             session.exitstatus = session.exitstatus or FAILED_EXIT
 
     def write(self, state: str) -> bool:
-        """Writes the report; whether that could be done, or there is none to write."""
+        """Writes the report; False if it could not be written."""
         self.state = state
         if self.folder is None:
             return True
@@ -197,7 +199,7 @@ class Controller:
         return self.log is not None
 
     def write_bundle(self) -> bool:
-        """Writes the bundle; True if that could be done, or there is none to write."""
+        """Writes the bundle; False if it could not be written."""
         settings = settings_of(self.config)
         if settings.bundle is None:
             return True
@@ -212,14 +214,17 @@ class Controller:
         return True
 
     def _holes(self, tally: Tally) -> list[str]:
-        """Returns the required cells without a conclusion, of a property whose searches have all ended."""
+        """Returns the required cells without a conclusion; [] for a property whose searches have not all ended."""
         settings = settings_of(self.config)
         if not (settings.profile.requires_cells and tally.is_complete):
             return []
         return tally.holes(settings.dtypes, settings.excused)
 
     def _levels(self) -> list[str]:
-        """Returns lines on the levels that a run of the shipped properties has reached; none in other profiles."""
+        """Returns lines on the levels of conformance that the run has reached.
+
+        It returns [] unless the run judges the shipped properties in the profile `conformance`.
+        """
         settings = settings_of(self.config)
         is_part = settings.shard is not None or str(properties_dir()) not in self.config.args
         if not settings.profile.requires_cells or is_part or self.state == BEGUN:
@@ -252,7 +257,7 @@ class Controller:
         )
 
     def environment(self) -> dict[str, Any]:
-        """Returns the facts that are needed to compare this run with another."""
+        """Returns the facts about a run that are needed to compare it with another run."""
         settings = settings_of(self.config)
         return {
             "schema": SCHEMA,
@@ -304,11 +309,11 @@ class Controller:
 
 
 STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCode.INTERNAL_ERROR): "an internal error"}
-"""Exit status of a session that did not end -> the reason, if no exception gives one."""
+"""Exit status of a session that did not end -> the reason, for a session that no exception ended."""
 
 
 def state_of(exitstatus: int, ended_by: BaseException | None) -> str:
-    """ENDED, or what ended a session before its end: Ctrl-C, SIGTERM, or why pytest or xdist stopped."""
+    """Returns ENDED, or why a session ended early: Ctrl-C, SIGTERM, or a reason of pytest or xdist."""
     if isinstance(ended_by, pytest.exit.Exception):
         return str(ended_by.msg)
     if ended_by is not None:

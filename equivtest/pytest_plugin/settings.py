@@ -1,4 +1,4 @@
-"""Settings of a run: read from options, checked as a whole before any process starts."""
+"""Reads the settings of a run from its options, and checks all of them before any process starts."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from equivtest.search.known import KnownFailure, KnownFailures
 
 SHIPPED_LIST = "shipped"
-"""Stands for the known failures that come with the package."""
+"""Value of --known-failures for the list that comes with the package."""
 NO_LIST = "none"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run, as values.
+    """The options of a run, checked and converted to values.
 
     Attributes:
-        subjects: (name of a property or its subject, what to judge under it); empty means all.
-        known_failures: Files, SHIPPED_LIST among them for the one that comes with the package.
+        subjects: (name of a property or of its subject, subject to judge in its place); empty means all properties.
+        known_failures: Files with known failures; SHIPPED_LIST stands for the one that comes with the package.
         start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         manifest: File in which a vendor says what the backend can do; its other options are merged already.
-        bundle: File for what `equivtest verify` checks; None: no such file.
-        listen: Host and port to listen at for ranks on other hosts; None where ranks live on this machine.
-        audits: Whether each property is audited (`equivtest.search.audit`).
-        max_time_s: Seconds a soak lasts.
+        bundle: File to write for `equivtest verify`; None: no such file.
+        listen: Host and port to listen at for ranks on other hosts; None if ranks live on this machine.
+        audits: True if each property is audited (`equivtest.search.audit`).
+        max_time_s: Seconds that a soak lasts.
         budget_s: Seconds after which no further case begins; 0: no limit.
         allowed: What may be lacking, see `equivtest.base.lacking`.
-        resumed_dir: Report of an interrupted run whose verdicts this run takes.
+        resumed_dir: Folder with the report of an interrupted run whose verdicts this run takes.
         shard: (number from 1, number of shards) of the part to run; None: everything.
     """
 
@@ -78,10 +78,10 @@ class Settings:
 
     @cached_property
     def known(self) -> KnownFailures:
-        """The known failures of this run.
+        """Known failures from all files of `known_failures`.
 
         Raises:
-            Misuse: a file cannot be read or holds a mistake.
+            Misuse: a file cannot be read or has a mistake.
         """
         from equivtest.search.known import SHIPPED, KnownFailures
 
@@ -89,44 +89,54 @@ class Settings:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Declared arithmetic of the backend, field by field, by dtype."""
+        """The backend's declared arithmetic: dtype -> field -> value."""
         from equivtest.oracle.declared import load_arithmetics
 
         return {dtype: dataclasses.asdict(record) for dtype, record in load_arithmetics(self.arithmetic).items()}
 
     @property
     def excused(self) -> frozenset[str]:
-        """Returns everything that may be lacking, see `equivtest.base.lacking.excused_by`."""
+        """Names of everything that the backend may lack in this run, see `equivtest.base.lacking.excused_by`."""
         return excused_by(self.allowed, self.backend)
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True for gloo on the CPU, on which failures of every other backend run again."""
+        """True for gloo on the CPU, the reference on which failing cases of any other backend run again."""
         return (self.backend, self.device) == ("gloo", "cpu")
 
     def expects(self, known: KnownFailure) -> bool:
-        """True if a known failure must still fail: the shipped ones were found with gloo on the CPU."""
+        """True if a known failure must still fail in this run; shipped ones must only on gloo and the CPU."""
         return not known.is_shipped or self.is_gloo_on_cpu
 
     def make_backend(self) -> Backend:
-        """Returns the backend of this run; raises Misuse or BrokenSetup if it cannot work."""
+        """Returns the backend that the options describe.
+
+        Raises:
+            Misuse, BrokenSetup: it cannot work.
+        """
         from equivtest.ranks.backend import Backend
 
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """Returns world sizes of the property's examples that the profile lacks."""
+        """Returns world sizes that the property's examples have and the profile lacks."""
         from equivtest.search.planned import pinned_sizes
 
         is_limited = self.device != "cpu" or self.listen is not None
         return pinned_sizes(prop, self.profile, self.world_sizes, is_limited=is_limited)
 
     def audits_property(self, prop: Property) -> bool:
-        """True if this run audits a property: an audit needs several ranks, and a refusal has no collective."""
+        """True if this run audits the property.
+
+        An audit needs several ranks, and a property about refusals has no collective.
+        """
         return self.audits and not prop.refuses_only and max(prop.among(self.world_sizes), default=1) > 1
 
     def judged_subject(self, name: str, prop: Property) -> str | None:
-        """Returns the subject to judge under the property of that name: its own, another, or None."""
+        """Returns the subject to judge for the property `name`: its own, or the replacement that --subjects names.
+
+        It returns None if --subjects leaves the property out.
+        """
         if not self.subjects:
             return prop.subject
         for wanted, implementation in self.subjects:
@@ -136,13 +146,13 @@ class Settings:
 
 
 def parse(raw: Mapping[str, Any]) -> Settings:
-    """The settings that the options' texts stand for.
+    """Converts the texts of the options to settings.
 
     Args:
-        raw: Option name with underscores -> text, list of texts, number, or None where not given.
+        raw: Option name with underscores -> text, list of texts or number; None if the option is absent.
 
     Raises:
-        Misuse: naming the option, the value and what is allowed.
+        Misuse: an option has an invalid value; the message names the option, the value and what is allowed.
     """
     given = {name: value for name, value in raw.items() if value not in (None, [], ())}
     if "manifest" in given:
@@ -195,10 +205,10 @@ def parse(raw: Mapping[str, Any]) -> Settings:
 
 
 def check(settings: Settings) -> None:
-    """Tries what can fail later: imports, backend, device, known failures, report directory.
+    """Tries what could fail later: imports, backend, device, lists of known failures, folder of the report.
 
     Raises:
-        Misuse, BrokenSetup: with one line that says what does not work.
+        Misuse, BrokenSetup: one of them does not work; the message is one line.
     """
     _check_starter(settings)
     if settings.listen is not None:
@@ -222,7 +232,14 @@ def check(settings: Settings) -> None:
 
 
 def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) -> None:
-    """Raises Misuse where --subjects names none of the `properties`, pairs (name, subject), or what is not there."""
+    """Checks --subjects.
+
+    Args:
+        properties: (name, subject) of every property that was collected.
+
+    Raises:
+        Misuse: --subjects names no collected property or subject, or a function that cannot be imported.
+    """
     known = sorted({name for pair in properties for name in pair})
     for wanted, implementation in settings.subjects:
         if wanted not in known:
@@ -284,7 +301,7 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse in a process of torchrun's: each would make the whole run once more."""
+    """Raises Misuse if torchrun or the like started this process: each of its processes would make the whole run."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
@@ -337,7 +354,7 @@ def _seconds(option: str, text: object) -> float:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Raises Misuse if no file can be written to `path`, before the work whose result it takes."""
+    """Raises Misuse if no file can be written to `path`, so that this shows before the run and not at its end."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -1,4 +1,4 @@
-"""Chooses the properties that --shard names; the first shard has all other tests.
+"""Selects the properties of the shard that --shard names; tests that are no properties belong to the first shard.
 
 All items of a property stay together, so that a shard judges each of its properties as a whole run does.
 """
@@ -24,18 +24,19 @@ SECONDS = {
     "sequence_parallel_block": 7, "colwise_embedding": 7, "differentiable_collectives": 6,
     "zero3_lifecycle_all_reduce": 6, "zero3_lifecycle_all_gather": 6, "rowwise_embedding": 6, "parallel_dropout": 5,
 }  # fmt: skip
-"""Seconds of the items of a property in a gate on two cores, as measured; only the balance of shards depends on it."""
+"""Property -> seconds that its items take in a gate on two cores, as measured; only the balance of shards depends on
+it."""
 SECONDS_OF_OTHERS = 3
 
 selection_key = pytest.StashKey[str]()
-"""Digest of all tests of the session before the choice: equal in all shards of one run."""
+"""Digest of all tests of the session before the selection; it is equal in all shards of one run."""
 
 
 def keep_shard(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Leaves only the items of the shard that --shard names.
+    """Removes all items that do not belong to the shard of --shard.
 
     Raises:
-        UsageError: there are more shards than properties; under xdist an item says so instead.
+        UsageError: there are more shards than properties; under xdist an item reports that instead.
     """
     shard = settings_of(session.config).shard
     if shard is None or any(isinstance(item, MisuseItem) for item in items):
@@ -84,7 +85,7 @@ def _cost(property_id: str) -> int:
 
 
 def _property_of(item: pytest.Item) -> str:
-    """Returns the id of the item's property; '' for another plugin's test."""
+    """Returns the id of the item's property; '' for a test of another plugin."""
     if not isinstance(item, EquivtestItem) or item.parent is None:
         return ""
     return f"{item.parent.nodeid}::{item.name.partition('[')[0]}"

@@ -1,4 +1,4 @@
-"""Finds and reads the properties that come with the package."""
+"""Finds and reads the shipped properties, those that come with the package."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def properties_dir() -> Path:
-    """The folder of properties: inside the package in a wheel, beside it in a checkout.
+    """Returns the folder of the shipped properties: inside the package in a wheel, beside it in a checkout.
 
     Raises:
-        BrokenSetup: neither is there.
+        BrokenSetup: neither folder exists.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "properties", package.parent / "properties"):
@@ -36,12 +36,12 @@ def properties_dir() -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-    """True for a file of properties that comes with the package."""
+    """True if `path` is a file of the shipped properties."""
     return path.parent == properties_dir()
 
 
 def load_properties(folder: Path) -> dict[str, Property]:
-    """Every module-level Property of a folder's test files, by its name there."""
+    """Returns every module-level Property in a folder's test files, by its variable's name."""
     from equivtest.property import Property
 
     found: dict[str, Property] = {}
@@ -55,13 +55,15 @@ def load_properties(folder: Path) -> dict[str, Property]:
 
 
 def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
-    """Returns the claims on a subject for a case: from the properties that come with the package, if one judges it.
+    """Returns the claims that a property makes on its subject, for a case.
+
+    The property is the shipped one that judges the subject. If there is none, the default claims are returned.
 
     Args:
-        like: Name of the property whose claims to use, for the user's own subject.
+        like: Name of the shipped property whose claims to use, for the user's own subject.
 
     Raises:
-        Misuse: no property has that name, or it is about refusals and the case is none, or the other way round.
+        Misuse: no property has that name, or it claims refusals and the case is no refused one, or the reverse.
     """
     from equivtest.verdicts.judging import default_claims
 
@@ -80,15 +82,15 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
 
 @functools.cache
 def shipped() -> Mapping[str, Property]:
-    """The properties that come with the package, by name; read once, as all their files run for it."""
+    """Returns the shipped properties by name; the result is cached, because reading them runs all their files."""
     return MappingProxyType(load_properties(properties_dir()))
 
 
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
-    """Returns a table of what a profile's cases of the shipped properties cover, before anything runs.
+    """Returns a table of the combinations that a profile's cases of shipped properties cover; nothing runs.
 
     Raises:
-        Misuse: no such profile, or no such property with tables.
+        Misuse: there is no such profile, or no property of these names draws from tables.
     """
     from equivtest.search.coverage import planned_coverage
     from equivtest.search.known import SHIPPED, KnownFailures
@@ -112,7 +114,7 @@ def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
 
 
 def version_of(distribution: str) -> str:
-    """The installed release, or 'unknown'; imports nothing."""
+    """Returns the installed version of a distribution, or 'unknown'; imports nothing."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""Tests if a green run could have been red: whether a property's claims reject a run with a spoiled collective.
+"""Tests if a green run could have been red: whether the claims of a property reject a run with a spoiled collective.
 
-On a few cases each collective that the subject calls is spoiled in turn, also below torch's own wrappers:
-each rank uses its own operand in place of every rank's, or one rank passes another rank's operand, or nothing is sent,
-or sent values count twice (`equivtest.ranks.observe.faults`).  If no claim rejects the first two faults, the answers do
-not depend on other ranks' operands.  A property with only such collectives has shown nothing.
+On a few cases each collective that the subject calls is spoiled in turn, also below torch's own wrappers: each rank
+uses its own operand in place of every rank's, or one rank passes another rank's operand, or nothing is sent, or sent
+values count twice (`equivtest.ranks.observe.faults`).  If no claim rejects the first two faults, the answers do not
+depend on other ranks' operands.  A property with only such collectives has shown nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from equivtest.verdicts.judging import judge_replies
 from equivtest.verdicts.verdict import WHOLE_RUN
 
 CANNOT = "CannotSpoil"
-"""The name in a rank's traceback of the exception that `equivtest.ranks.observe.faults` raises."""
+"""Name of the exception, as a rank's traceback shows it, by which a rank says that a collective cannot be spoiled."""
 
 ANSWERED = ("answered", "not_in_mesh")
-"""Outcomes of a rank that has finished the visit."""
+"""Outcomes of a rank that has finished its part of the case."""
 
 SEED = "audit"
 SPOILED_TIMES = 3
-"""Largest duration of a visit with a fault, as a multiple of its duration without a fault."""
+"""Largest duration of a run with a fault, as a multiple of its duration without a fault."""
 
 
 def audit(
@@ -51,13 +51,13 @@ def audit(
     *,
     is_thorough: bool = False,
 ) -> Audit:
-    """Spoils the collectives of a property's subject and notes which claims reject it.
+    """Spoils the collectives of a property's subject, and records which claims reject each fault.
 
     Args:
         world_sizes: At least one of them is above 1; a world of one rank is left out.
-        is_thorough: True for every kind of fault on every case, for a table; otherwise each site only until a claim
-            rejects a decisive fault there, at most limits.AUDIT_VISITS visits, and none after the first fault that
-            hangs.
+        is_thorough: True to try every kind of fault on every case, for a table. Otherwise a collective is spoiled only
+            until a claim rejects a decisive fault in it, in at most limits.AUDIT_VISITS runs, and never after the first
+            fault that hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -76,7 +76,7 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """Yields a few cases of each world size; each has one draw, and only its values are judged."""
+    """Yields a few cases of each world size, each with a single draw of values; only values are judged."""
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes)
@@ -90,7 +90,7 @@ def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Cas
 
 @dataclass
 class _Running:
-    """The state of an audit while it runs."""
+    """An audit while it runs."""
 
     prop: Property
     pool: Pool
@@ -102,7 +102,7 @@ class _Running:
 
     @property
     def is_enough(self) -> bool:
-        """True once further cases would show nothing new, or cost too much."""
+        """True if further cases would show nothing new, or would cost too much."""
         if self.is_thorough:
             return False
         if self.found.hung:
@@ -115,7 +115,10 @@ class _Running:
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
 
     def audit_case(self, case: Case) -> None:
-        """Records the result of each fault in the case; records nothing if a claim fails without any fault."""
+        """Runs the case without a fault, then with each fault, and records which faults a claim rejects.
+
+        It records nothing if a claim fails without any fault.
+        """
         if self.known.forbids_run(self.prop.subject, case):
             return
         self._run(case, NO_FAULT)  # a first run may make groups
@@ -141,7 +144,7 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Yields every fault to try in the case, the decisive ones first."""
+        """Yields (fault, called collective) for every fault to try in the case, the decisive kinds first."""
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
             sites.setdefault(_site(case, call), []).append(index)
@@ -152,10 +155,13 @@ class _Running:
                         yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
-        """Runs one visit with a fault; `failing` are the claims that fail without it.
+        """Runs the case once with a fault, and records whether a claim rejected it.
 
-        A visit that could not be spoiled shows nothing about claims.  A visit that timed out shows something only if
-        the case without the fault answers in the same time again.
+        A run that could not be spoiled shows nothing about claims.  A run that timed out shows something only if the
+        case without the fault answers in the same time again.
+
+        Args:
+            failing: Claims that fail without the fault -> kind of failure.
         """
         row = self.found.rows.setdefault((site, fault.kind), AuditRow(collective=str(site), fault=fault.kind))
         replies = self._run(case, fault)
@@ -177,7 +183,7 @@ class _Running:
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
-        """Returns claim -> kind of failure; {kind: kind} if the run itself failed."""
+        """Returns claim -> kind of its failure in one run; {kind: kind} if the run itself failed."""
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
@@ -196,7 +202,7 @@ def _answered_within(limit_s: float, replies: Sequence[Reply]) -> bool:
 
 
 def _limit_of_spoiled(limit_s: float, replies: Sequence[Reply]) -> float:
-    """Returns the limit of a visit with a fault, in seconds: several times its duration without one."""
+    """Returns the time limit of a run with a fault, in seconds: several times the duration without a fault."""
     took_s = max(reply.busy_s for reply in replies)
     return min(limit_s, max(limits.in_proportion(limits.AUDIT_CASE_S, limit_s), SPOILED_TIMES * took_s))
 
@@ -207,9 +213,13 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
-    """Returns at most `num` calls of one kind: the first, the last, the middle one, and the first of each other size.
+    """Chooses at most `num` of the calls at one site: the first, last and middle one, and the first of each size.
 
     The first call may belong to a set-up, and calls with other sizes may have other purposes.
+
+    Args:
+        indices: Numbers of the calls.
+        sizes: Bytes that each call sends.
     """
     chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
     seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
@@ -226,7 +236,7 @@ def _site(case: Case, call: Collective) -> Site:
 
 
 def is_possible(fault: str, kind: str) -> bool:
-    """True if a fault can change the result of a collective of that kind."""
+    """True if this kind of fault can change the result of this kind of collective."""
     if fault == "doubled":
         return kind in REDUCING
     if fault in DECISIVE:

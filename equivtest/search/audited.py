@@ -1,4 +1,4 @@
-"""The result of a property's audit: the subject's collectives, and which collectives the claims check."""
+"""Describes the result of a property's audit: the collectives that the subject calls, and which the claims check."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from equivtest.ranks.observe.moves import WITHOUT_OPERAND_OF_ALL
 from equivtest.report.handover import Audited, AuditRow
 
 DECISIVE = FAULTS[:2]
-"""Faults that make a result depend on the operands of fewer ranks, and change nothing else.
+"""Kinds of fault that make a result depend on the operands of fewer ranks, and change nothing else.
 
 A claim that rejects a sum that is too small, too large or NaN only shows that some claim checks the result: if every
 rank has the same batch, the average of equal gradients is equal to one rank's gradient, and no claim notices if the
-others are missing."""
+others are missing.
+"""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place at which a subject calls a collective, once or more.
+    """The calls of a subject that have the same kind of collective, phase (forward or backward) and group.
 
     Attributes:
         group: 'mesh', or the name of the mesh's axis, or the number of ranks.
@@ -38,10 +39,10 @@ class Audit:
     """The result of a property's audit.
 
     Attributes:
-        cases: Cases on which the subject held without a fault, except for known failures.
+        cases: Number of cases in which the subject held without a fault, except for known failures.
         left_out: The first failure of each case in which a claim failed without a fault, as 'claim: kind in case'.
-        declined: For each other case that was tried, why the program does not support it.
-        rows: (site, kind of fault) -> the result of that fault at that site.
+        declined: Reason for each case that the program does not support.
+        rows: (site, kind of fault) -> in how many runs a claim rejected that fault.
         hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
         without_collectives: The property's reason for calling no collective, or ''.
     """
@@ -57,7 +58,7 @@ class Audit:
 
     @property
     def sites(self) -> list[Site]:
-        """Sites of the called collectives, in the order of first sight."""
+        """Sites of the collectives that the subject called, in the order of their first call."""
         return list(dict.fromkeys(site for site, _ in self.rows))
 
     @property
@@ -66,7 +67,7 @@ class Audit:
         return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
 
     def is_rejected(self, site: Site, kind: str) -> bool:
-        """True if some claim rejected that fault there in some run."""
+        """True if some claim rejected this kind of fault at this site in some run."""
         row = self.rows.get((site, kind))
         return row is not None and row.rejected > 0
 
@@ -82,7 +83,10 @@ class Audit:
 
     @property
     def problem(self) -> str:
-        """Why claims that hold show nothing, and the way out; '' if they show something or no case was tried."""
+        """Why the claims show nothing although they hold, and what to do.
+
+        It is '' if they show something or no case was tried.
+        """
         if self.declined and not self.cases and not self.left_out:
             return (
                 f"{self.subject}: not audited: the program supports none of {len(self.declined)} cases on several "
@@ -108,7 +112,7 @@ class Audit:
         )
 
     def as_data(self, name: str) -> Audited:
-        """Converts the audit to plain data, for the report on the property of that name."""
+        """Converts the audit of property `name` to plain data for the report."""
         return Audited(
             property=name,
             cases=self.cases,
@@ -123,7 +127,7 @@ class Audit:
 
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
-    """Returns the collectives that no claim checks, by an audit's rows, and whether the property then shows nothing."""
+    """Returns the collectives that no claim checks, and True if the property then shows nothing."""
     sites = dict.fromkeys(row.collective for row in audited.rows)
     rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
     unseen = tuple(
@@ -134,5 +138,5 @@ def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
 
 
 def decisive(kind: str) -> tuple[str, ...]:
-    """The faults at a collective of that kind which show, when a claim rejects one, that other ranks matter."""
+    """Returns the kinds of fault that show, if a claim rejects them, that results depend on other ranks' operands."""
     return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

@@ -1,4 +1,4 @@
-"""Which cases a search runs: one chunk of a property's case space, chosen before anything runs.
+"""Chooses which cases a search runs: one chunk of a property's cases, chosen before anything runs.
 
 Cases come from equivtest's own seed alone (`equivtest.search.local_constants`, and no setting of a loaded profile), so
 that a commit draws the same ones everywhere.
@@ -42,15 +42,16 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """One part of a property's case space: one world size, so many cases, one seed.
+    """The part of a property's cases that one search runs: one world size, a number of cases, one seed.
 
     Attributes:
-        seed: 'gate' for the fixed cases of this commit, anything else for others.
-        per_cell: Conclusive verdicts that every claim must get in each cell, by further cases
+        seed: 'gate' for the fixed cases of this commit, any other text for other cases.
+        per_cell: Number of conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
         world_sizes: All world sizes of the run; a failure is shrunk to the smaller ones of several ranks.
         strength: Strength of the covering array that the cases are taken from; 0 if the cases are random.
-        mixes_worlds: True if the array covers all world sizes; the chunk then has the array's rows with its own.
+        mixes_worlds: True if the array covers all world sizes; the chunk then has the array's cases of its own world
+            size.
         depth: Depth of the property's enumeration, if the chunk is a part of an enumeration.
         examples: Number of the property's examples that the chunk has, from the first on; None: all.
     """
@@ -69,22 +70,22 @@ class Chunk:
 
     @property
     def smaller_world_sizes(self) -> list[int]:
-        """The world sizes that a failure of the chunk is shrunk to, ascending.
+        """World sizes to which a failure of the chunk is shrunk, ascending.
 
-        A world of one rank is left out: one rank exchanges nothing, so a failure on one rank has another cause.
+        A single rank is left out: it exchanges nothing, so a failure on it has another cause.
         """
         return sorted(size for size in self.world_sizes if 1 < size < self.world_size)
 
     @property
     def space(self) -> Space:
-        """Space that the chunk's cases are drawn from."""
+        """Space (world size and dtypes) from which the chunk's cases are drawn."""
         return Space((self.world_size,), self.dtypes)
 
 
 def chunk_of(
     part: Part, dtypes: tuple[str, ...], seed: str = "gate", world_sizes: tuple[int, ...] = limits.WORLD_SIZES
 ) -> Chunk:
-    """Returns the chunk that a part of a profile stands for."""
+    """Returns the chunk that the part of a profile's plan describes."""
     return Chunk(dtypes=dtypes, seed=seed, world_sizes=world_sizes, **dataclasses.asdict(part))
 
 
@@ -114,7 +115,7 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 
 
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
-    """Returns the array that the chunk's cases are taken from; None if they are random.
+    """Returns the covering array that the chunk's cases are taken from; None if they are random.
 
     An array of several world sizes always has all usual ones, so that --world-sizes changes no case of other sizes.
     """
@@ -136,14 +137,14 @@ def _covering_array(cases: Any, space: Space, strength: int, seed: int, dangerou
 
 
 def replay_of(prop: Property, chunk: Chunk, case: Case) -> ExampleDatabase | None:
-    """Returns a database from which Hypothesis begins with a case of the chunk's array; None for other cases."""
+    """Returns a database that makes Hypothesis begin with `case`; None if the chunk's covering array lacks it."""
     array = covering_array_of(prop, chunk)
     rows = [row for row in array.rows if row.case == case] if array else []
     return _OneExample([index for name, index in rows[0].choices if name != "world_size"]) if rows else None
 
 
 class _OneExample(ExampleDatabase):
-    """Gives Hypothesis the choices of one example, to begin with; keeps nothing.
+    """A database of Hypothesis with the choices of one example, from which Hypothesis begins; it stores nothing.
 
     Source of what a choice is: SampledFromStrategy.do_draw (one integer, none for a table of one entry) and
     hypothesis.database.choices_to_bytes, Hypothesis 6.170.  A release without that function begins at random.
@@ -181,7 +182,7 @@ def _has(aspect: str, case: Case) -> bool:
 
 
 def draw_cases(prop: Property, chunk: Chunk, num_cases: int) -> list[Case]:
-    """Returns this many cases of the chunk's space and seed, in the order in which Hypothesis draws them."""
+    """Draws `num_cases` cases from the chunk's space, by its seed, in the order in which Hypothesis draws them."""
     return _drawn(prop.cases(chunk.space), seed_of(prop, chunk), num_cases)
 
 

@@ -1,4 +1,4 @@
-"""Lists the combinations of values that the cases of a search have, and the state of each of these cases."""
+"""Lists which combinations of axis values the cases of a search have, and what each of these cases showed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from equivtest.search.chunks import Chunk, chunk_cases, chunk_of, covering_array
 from equivtest.search.known import KnownFailures
 
 StateOf = Callable[[Case], str]
-"""Gives the state of a case: 'judged', 'known' to fail, or 'open'."""
+"""Function that returns what a case showed: 'judged', 'known' to fail, or 'open'."""
 
 
 def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
-    """Returns the rows of the chunk's array in its world size, each with its state; None if the cases are random."""
+    """Returns the cases of the chunk's covering array that have its world size, each with what it showed.
+
+    It returns None if the chunk's cases are random.
+    """
     array = covering_array_of(prop, chunk)
     if array is None:
         return None
@@ -39,7 +42,7 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
 def planned_coverage(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
 ) -> tuple[int, list[Coverage]]:
-    """Counts the cases that a run of the profile has of a property, and lists what they cover; runs nothing."""
+    """Returns the number of a property's cases in a run of the profile, and what these cover; runs nothing."""
 
     def state_of(case: Case) -> str:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)

@@ -1,9 +1,10 @@
-"""Covering arrays: few cases that together have every combination of the values of any few axes.
+"""Builds covering arrays: few cases in which every combination of values of any few axes occurs.
 
 A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
-Engineering 23, 1997).  Each row begins with a combination that no row has yet, every other axis takes the value that
-adds the most new combinations, and the best of some tries is kept.  The family's own function builds each try from its
-tables, so that every row is a valid case.  A combination that occurs in no try counts as infeasible.
+Engineering 23, 1997).  Each row, which is one case, begins with a combination that no row has yet, every other axis
+takes the value that adds the most new combinations, and the best of some tries is kept.  The family's own function
+builds each try from its tables, so that every row is a valid case.  A combination that occurs in no try counts as
+infeasible.
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ from equivtest.property import Space
 
 T = TypeVar("T")
 Value = tuple[str, Hashable]
-"""An axis, and the class of the entry that it takes."""
+"""(axis, class of the table's entry that the case takes on it)."""
 
 Combination = tuple[Value, ...]
-"""Values of different axes, in the order in which the axes were first seen."""
+"""Values of different axes, in the order in which the builder first met the axes."""
 
 Build = Callable[[Draw, Space], Case]
 
 SAMPLES = 300
-"""Random rows that show which axes and values there are."""
+"""Number of random cases from which the builder learns which axes and values there are."""
 TRIES = 10
-"""Rows that are tried for a combination; every second one is random elsewhere."""
+"""Number of cases that are tried for a combination; every second one is random on the other axes."""
 EXPECTED = 15.0
-"""A combination is infeasible if no random row has it, though by its values' frequencies this many rows should."""
+"""Evidence that a combination is infeasible: so many random cases should have it, by its values' frequencies.
+
+It is infeasible only if none has it.
+"""
 
 
 class CoveringRow(NamedTuple):
-    """One case of an array.
+    """One case of a covering array.
 
     Attributes:
         values: The value of each axis, in the order in which they were picked.
-        choices: Each pick from a table of several entries, in order: its axis, and the index of the entry.
+        choices: (axis, index of the entry) of each pick from a table of several entries, in order.
     """
 
     case: Case
@@ -54,9 +58,9 @@ class Array(NamedTuple):
     """A covering array.
 
     Attributes:
-        rows: The rows; the first ones cover the most combinations.
-        covered: The combinations that some row has.
-        infeasible: The combinations that no try had.
+        rows: Its cases; the first ones cover the most combinations.
+        covered: The combinations that some case has.
+        infeasible: The combinations that no tried case had.
     """
 
     rows: tuple[CoveringRow, ...]
@@ -65,9 +69,12 @@ class Array(NamedTuple):
 
 
 def covering_array(build: Build, space: Space, strength: int, seed: int, dangerous: Iterable[str] = ()) -> Array:
-    """Returns cases with every combination of `strength` axes, and every one of three `dangerous` axes.
+    """Builds a covering array of all combinations of `strength` axes, and of any three `dangerous` axes.
 
     The same arguments give the same array in every process.
+
+    Args:
+        build: The family's function that builds a case from its tables.
     """
     return _Builder(build, space, strength, tuple(dangerous), random.Random(seed)).array()
 
@@ -76,7 +83,7 @@ Rate = Callable[[Value, Iterable[Value]], int]
 
 
 class _Row:
-    """Picks the wanted entries, and the other entries by a rate or at random; records what it picked."""
+    """Picks the table entries of one tried case: those of the wanted combination, others by `rate` or at random."""
 
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
         self.chance, self.wanted, self.rate = chance, dict(wanted), rate
@@ -107,7 +114,7 @@ class _Row:
         return self.chance.choice(best)
 
     def values_of(self, case: Case) -> Combination:
-        """Returns the values that the case has: a field may differ from its pick if the family corrected it."""
+        """Returns the values that the case has; the family may have corrected a field after it was picked."""
         fields = fields_of(case)
         return tuple(
             (name, value if name not in fields else self._corrected(name, fields[name]))
@@ -125,7 +132,7 @@ class _Row:
 
 @cache
 def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> dict[Hashable, tuple[int, ...]]:
-    """Returns the indices of a table's entries by class; `types` tells a table of True from one of 1."""
+    """Returns class -> indices of a table's entries; `types` makes tables of True and of 1 differ in the cache."""
     found: dict[Hashable, list[int]] = {}
     for index, entry in enumerate(table):
         found.setdefault(label(entry), []).append(index)
@@ -133,7 +140,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Builder:
-    """Builds an array row by row."""
+    """Builds a covering array case by case."""
 
     def __init__(
         self, build: Build, space: Space, strength: int, dangerous: tuple[str, ...], chance: random.Random
@@ -162,7 +169,7 @@ class _Builder:
         return Array(tuple(rows), tuple(covered), tuple(infeasible))
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Lists all combinations of values in the samples as open; returns the infeasible combinations."""
+        """Marks all feasible combinations of values in the samples as not yet covered; returns the infeasible ones."""
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
         for value in shares:
@@ -182,7 +189,7 @@ class _Builder:
         return infeasible
 
     def _groups(self, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-        """Yields each group of axes whose values are combined."""
+        """Yields each group of axes whose values have to be combined."""
         names = sorted(names, key=self.order.__getitem__)
         yield from itertools.combinations(names, self.strength)
         if self.strength < 3:
@@ -205,7 +212,7 @@ class _Builder:
                 self.partners[value].discard(other)
 
     def _best_row(self, target: Combination) -> CoveringRow | None:
-        """Returns the row of some tries that has the target and most other open combinations."""
+        """Returns, of TRIES cases, the one that has the target and the most combinations that are not covered yet."""
         tries = (self._try(target, self._rate if number % 2 == 0 else None) for number in range(TRIES))
         having = [row for row in tries if row is not None and set(target) <= set(row.values)]
         return max(having, key=self._num_open, default=None)

@@ -1,4 +1,4 @@
-"""Tells torch's failures from the backend's: a case that fails on a backend runs once more on gloo and the CPU."""
+"""Separates torch's failures from the backend's: a failing case runs once more on gloo and the CPU, the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivtest.verdicts.verdict import Mismatch, Verdict
 
 
 def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) -> list[Verdict]:
-    """Marks a failure as known if the same case fails alike on gloo and the CPU."""
+    """Returns the verdicts on one case; a failure becomes known if the case fails alike on gloo and the CPU."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
         return list(verdicts)
@@ -33,11 +33,12 @@ def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) ->
 
 
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
-    """True if two verdicts on one case fail the same claim, by the same kind, in the same place.
+    """True if two verdicts on one case fail the same claim, by the same kind, at the same tensor.
 
-    The place is the first wrong tensor, with the worst element or the number of wrong elements on each rank, because
-    roundings may decide which element is the worst.  A mismatch without an element must have the same result.  If a
-    rank raised, the exceptions must be equal.  A rank that is silent or lost shows no place, so it is never alike.
+    The first wrong tensor has to be the same, with the same worst element or number of wrong elements on each rank,
+    because roundings may decide which element is the worst.  A mismatch without an element must have the same result.
+    If a rank raised, the exceptions must be equal.  A rank that is silent or lost shows no tensor, so it is never
+    alike.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:
@@ -57,7 +58,7 @@ def _is_alike(first: Mismatch, second: Mismatch) -> bool:
 
 
 def _exception_in(verdict: Verdict) -> str:
-    """Returns the class and the first line of the exception that ended the run, without devices; '' if none did."""
+    """Returns the class and first line of the exception that ended the run, without numbers of devices, or ''."""
     found = re.search(r" raised (\w+: .*)", verdict.detail.partition("\n")[0])
     return re.sub(r"\b[a-z]+:\d+\b", "DEVICE", found[1]) if found else ""
 

@@ -1,8 +1,7 @@
-"""Adds cases to a search if its own cases give too few conclusions in a cell of the case space.
+"""Adds cases to a search whose own cases give too few conclusions in a cell: a dtype, a kind of shards and a claim.
 
-A cell is a dtype, a kind of shards and a claim.  Before anything runs, further cases are drawn; a case is kept if it
-helps a cell that lacks draws.  After the judgement, more cases are drawn for cells with too many inconclusive verdicts.
-On another machine other cells may be concerned.
+Before anything runs, further cases are drawn; a case is kept if it helps a cell that lacks draws.  After the judgement,
+more cases are drawn for cells with too many inconclusive verdicts. On another machine other cells may be concerned.
 """
 
 from __future__ import annotations
@@ -24,29 +23,32 @@ from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.verdict import CONCLUSIVE
 
 BATCH = 50
-"""Cases that are drawn at a time to fill cells."""
+"""Number of cases that are drawn at a time to fill cells."""
 PATIENCE = 4
 """Largest number of successive batches that help no cell: some cells occur in one case in a hundred, others never."""
 
 HOPELESS = 3 * MAX_INCONCLUSIVE
-"""If a larger fraction of twice `per_cell` verdicts is inconclusive, the reason is the cell's cases and not chance."""
+"""Fraction of inconclusive verdicts above which the reason is the cell's cases and not chance.
+
+The fraction is of twice `per_cell` verdicts.
+"""
 
 Cell = tuple[str, str, str]
 """(dtype, shard kind, claim); the dtype is '' for a claim that does not need conclusions in every dtype."""
 
 IsJudged = Callable[[Case, str], bool]
-"""True if a case will be judged on the claim of that name: a case that is known to fail fills no cell."""
+"""Function that tells if a claim will be judged on a case: a case that is known to fail fills no cell."""
 
 
 def always(case: Case, claim: str) -> bool:
-    """Returns True for every claim on every case."""
+    """Returns True: every claim will be judged on every case."""
     return True
 
 
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws cases in addition to `cases`; each adds draws on a claim to a cell that lacks draws.
+    """Draws further cases besides `cases`; each helps a cell that lacks draws on a claim.
 
     Args:
         missing: Number of draws that each cell lacks.
@@ -68,7 +70,7 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Counts for each wanted cell how many draws it has fewer than the chunk's `per_cell`."""
+    """Counts for each required cell how many draws it lacks to have the chunk's `per_cell`."""
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)
@@ -76,7 +78,7 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Counts the draws that each wanted cell lacks, if all added draws conclude; never more than `per_cell` at once.
+    """Counts for each required cell how many further draws it needs if all conclude; at most `per_cell` at once.
 
     A cell needs `per_cell` conclusive verdicts, if it has any: a claim may find nothing to judge in a draw to which it
     applies.  At most MAX_INCONCLUSIVE of its verdicts may be inconclusive, unless so many are that this is not chance.
@@ -99,9 +101,9 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 
 
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
-    """Marks the case as recorded, repeated or measured if a claim is then judged in a cell that lacks draws.
+    """Sets the flag of a claim (recorded, repeated, measured) in the case if the claim lacks draws in the case's cell.
 
-    Some claims are judged on one visit in eight, and some cells have one case in a hundred: both together are too rare.
+    Some claims are judged on one case in eight, and some cells have one case in a hundred: both together are too rare.
     """
     for claim in prop.claims:
         if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
@@ -113,13 +115,13 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """Returns the chunk's dtypes in which some cell lacks draws; all dtypes if a cell without a dtype lacks some."""
+    """Returns the chunk's dtypes in which a cell lacks draws; all dtypes if a cell that needs no dtype lacks draws."""
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 
 
 def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
-    """Returns every cell in which the chunk may have cases and a conformance run needs conclusions."""
+    """Returns the cells that the chunk's cases can fill and in which a conformance run needs conclusions."""
     kinds = wanted_kinds(
         chunk.world_size, refusals=prop.refuses_only, shards=prop.shards, conclusive=prop.conclusive_shards
     )
@@ -134,7 +136,7 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
-    """Counts the draws of a case on which each claim is judged, by its cell."""
+    """Counts for each cell how many draws of a case are judged on the cell's claim."""
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))

@@ -1,4 +1,4 @@
-"""Known failures, read from a file: which claims are known to fail on which cases."""
+"""Reads lists of known failures from files; an entry says that a claim is known to fail on some cases."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from equivtest.ranks.support import Finding
 
 KIND_OF_FAULT = {"wrong": "value", "raised": "raised", "hung": "timed_out", "died": "lost"}
-"""Fault of a probe -> the kind of verdict on a case of the collective alone."""
+"""Kind of a probe's failure -> kind of verdict that a case with the same collective alone would have."""
 
 SHIPPED = Path(__file__).parents[1] / "known_failures.toml"
-"""The file that comes with the package."""
+"""Path of the list that comes with the package."""
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -46,10 +46,11 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
-    """Returns the meaning of a name in `where`: a field or property of the case, or a predicate; None for no such name.
+    """Returns the function that computes a named quantity of a case, for conditions of `where`; None for no such name.
 
-    Predicates are the public functions of a module `known` beside the class of the case, or beside one of its bases,
-    the nearest first.  What only a known failure needs to know does not belong into the case.
+    A name means a field or property of the case, or a predicate. Predicates are the public functions of a module
+    `known` beside the class of the case, or beside one of its bases, the nearest first.  What only a known failure
+    needs to know does not belong into the case.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -93,9 +94,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """One entry; `number` counts the subject's entries from 1, file by file, in the order in which they are written.
+    """One entry: `claim` on `subject` fails with `kind` on all cases for which the conditions of `where` hold.
 
-    `findings` are numbers of files in findings/ of this repository; `reason` ends with these numbers.
+    `number` counts the subject's entries from 1, file by file, in the order in which they are written. `findings` are
+    numbers of files in findings/ of this repository; `reason` ends with these numbers.
     """
 
     subject: str
@@ -118,11 +120,11 @@ class KnownFailure:
 
     @cached_property
     def of_installed(self) -> bool:
-        """True if the entry is about the installed releases."""
+        """True if the entry is about the installed versions of packages."""
         return all(_is_installed(name, specifier) for name, specifier in self.versions)
 
     def has_expired(self, day: datetime.date) -> bool:
-        """True if the entry no longer counts on that day."""
+        """True if the entry no longer counts on this day."""
         return self.expires is not None and day > self.expires
 
     def covers(self, case: Case) -> bool:
@@ -139,10 +141,10 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The entries of some files that count for the installed releases and have not expired, in order.
+    """The valid entries of several files, in order: about the installed versions, and not expired.
 
     Attributes:
-        expired: Entries about the installed releases that no longer count.
+        expired: Entries about the installed versions that no longer count.
     """
 
     entries: tuple[KnownFailure, ...] = field(default=())
@@ -150,31 +152,38 @@ class KnownFailures:
 
     @classmethod
     def load(cls, *paths: Path) -> KnownFailures:
-        """Reads files.
+        """Reads the entries of files.
 
         Raises:
-            Misuse: one cannot be read, or holds a mistake; names the entry and the field.
+            Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
         """
         return cls.on_day(read_entries(*paths), today())
 
     @classmethod
     def on_day(cls, entries: Iterable[KnownFailure], day: datetime.date) -> KnownFailures:
-        """Returns the entries about the installed releases; entries that expired before `day` are listed separately."""
+        """Selects the entries about the installed versions, and separates those that expired before `day`."""
         found = [entry for entry in entries if entry.of_installed]
         expired = tuple(entry for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
-        """The entries about `subject`."""
+        """Returns the entries about `subject`."""
         return tuple(entry for entry in self.entries if entry.subject == subject)
 
     def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
-        """Returns the first entry that says that `claim` fails on `case` (as `kind`, if given), or None."""
+        """Returns the first entry that says that `claim` fails on `case`, or None.
+
+        Args:
+            kind: Only entries with this kind of failure count; None: any kind.
+        """
         found = (e for e in self.of(subject) if e.claim == claim or e.kind in WHOLE_RUN)
         return next((e for e in found if kind in (None, e.kind) and e.covers(case)), None)
 
     def of_fault(self, fault: Finding) -> KnownFailure | None:
-        """Returns the entry of the subject `collectives` for a collective that a probe found wrong, or None."""
+        """Returns the entry about a collective that a probe found wrong, or None.
+
+        It is an entry of the subject `collectives`, which calls each collective alone.
+        """
         code = f"CollectivesCase(world_size={fault.world_size}, dtype={fault.dtype!r}, collectives=({fault.name!r},))"
         try:
             case = from_code(code)
@@ -183,7 +192,7 @@ class KnownFailures:
         return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
-        """Returns the first entry for which `case` must not run at all, or None."""
+        """Returns the first entry because of which `case` must not run, since the whole run would fail; or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 
@@ -193,13 +202,13 @@ def today() -> datetime.date:
 
 
 def read_entries(*paths: Path) -> list[KnownFailure]:
-    """Reads every entry of some files, for any release; raises like `KnownFailures.load`."""
+    """Reads all entries of files, also about versions that are not installed; raises like `KnownFailures.load`."""
     numbers: Counter[str] = Counter()
     return [entry for path in paths for entry in _read(path, numbers)]
 
 
 def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
-    """Reads every entry of a file; `numbers` counts the entries of each subject."""
+    """Reads all entries of one file; `numbers` has the number of entries so far of each subject."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -213,14 +222,14 @@ def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
 
 
 def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> list[KnownFailure]:
-    """Reads entries.
+    """Checks entries that a file's reader has parsed, and returns them as `KnownFailure`s.
 
     Args:
         name: Name of the entries' file, for messages.
         numbers: Subject -> number of entries before these.
 
     Raises:
-        Misuse: an entry holds a mistake.
+        Misuse: an entry has a mistake.
     """
     claims = _known_claims() if listed else ()
     entries = []
@@ -315,7 +324,7 @@ def _is_installed(name: str, specifier: str) -> bool:
 
 @cache
 def _installed_version(name: str) -> str:
-    """Returns the version, or '' if the package is not installed; cached, because a call reads a lot of metadata."""
+    """Returns the installed version of a package, or ''; cached, because a call reads a lot of metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -323,7 +332,7 @@ def _installed_version(name: str) -> str:
 
 
 def _known_claims() -> tuple[str, ...]:
-    """Returns every claim's name; claims import torch, so a file without entries does not need them."""
+    """Returns the name of every claim; it is called only for a file with entries, because claims import torch."""
     from equivtest.verdicts.claims import CLAIMS
 
     return tuple(CLAIMS)

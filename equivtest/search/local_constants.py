@@ -1,4 +1,4 @@
-"""Draws without the constants of imported modules, so that cases do not depend on what else is imported.
+"""Makes Hypothesis draw without constants of imported modules, so that cases do not depend on what else is imported.
 
 Hypothesis mixes integers, floats, bytes and strings that it finds in local modules (all except the standard library's
 and those in site-packages) into its draws, including indices of tables with more than a hundred entries.  Hypothesis
@@ -19,12 +19,15 @@ SINCE = (6, 131, 1)
 """The first release of Hypothesis that draws such constants."""
 HOME = "hypothesis.internal.conjecture.providers"
 FINDER, CACHE = "_get_local_constants", "CONSTANTS_CACHE"
-"""Name of the function that finds the constants of all imported modules, and of the cache for a draw's constants."""
+"""Names of Hypothesis' function that finds the constants of all imported modules, and of its cache of them."""
 CACHE_SIZE = 1024  # as Hypothesis' own
 
 
 class _NoConstants:
-    """Contains no constant of any type, whether the caller uses a method (since 6.131.9) or a key (before)."""
+    """An empty replacement for Hypothesis' table of constants by type.
+
+    Hypothesis looks a type up by a method (since 6.131.9) or by a key (before).
+    """
 
     def set_for_type(self, choice_type: object) -> tuple[()]:
         return ()

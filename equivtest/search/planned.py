@@ -10,7 +10,7 @@ from equivtest.property import Property
 def parts_of(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], pinned: tuple[int, ...] = ()
 ) -> tuple[Part, ...]:
-    """Returns the searches of a property in a run of a profile.
+    """Plans the searches of a property in a run of a profile.
 
     Args:
         world_sizes: The run's world sizes on which the subject runs.
@@ -27,10 +27,10 @@ def parts_of(
 def pinned_sizes(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], *, is_limited: bool = False
 ) -> tuple[int, ...]:
-    """Returns larger world sizes than the profile has, which only examples of the property have.
+    """Returns the world sizes above the profile's that some example of the property has.
 
-    Examples on more ranks than the profile has run if nothing limits the ranks: neither --world-sizes, nor the
-    number of devices or of hosts' slots (`is_limited`), and if the run draws more than a first look.
+    Such examples run only if nothing limits the ranks: neither --world-sizes, nor the number of devices or of slots on
+    other hosts (`is_limited`), and only if the run is more than a first look. Otherwise the result is ().
     """
     if is_limited or world_sizes != profile.world_sizes or profile.several < 2:
         return ()

@@ -1,4 +1,4 @@
-"""Records of all judged draws."""
+"""Makes the records of a case's verdicts, which a report stores: one for each draw of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORD_SCHEMA = 1
 
 
 def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
-    """Returns a record for each judged draw: case, place in the case space, kind by claim, and what was lacking."""
+    """Returns one record for each judged draw of values: case, cell, kind of each claim's verdict, what was lacking."""
     lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
     declined = next((reply.error_text for reply in replies if reply.outcome == "declined"), None)
     records: dict[int, Record] = {}

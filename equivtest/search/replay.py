@@ -1,4 +1,4 @@
-"""Replay files: each stores one failure, so that another process can show the failure again."""
+"""Writes, reads and runs replay files: each stores one failing case, so that another process can run it again."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ReplayFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this form.
-        case: Written by `equivtest.cases.case.to_data`.
-        limit_s: Seconds that a visit of the case may take.
+        case: The case as `equivtest.cases.case.to_data` writes it.
+        limit_s: Seconds that one run of the case may take.
         backend: Name and device of the backend, and how its ranks are started.
         message: The whole message of the failure.
-        versions: Of torch and Python.
+        versions: Versions of torch and Python.
     """
 
     schema: int
@@ -53,7 +53,7 @@ _KEYS = {"schema", "subject", "claim", "kind", "case", "backend"}
 
 
 def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
-    """Writes the failure to a file with a name made from the failure, and returns the file's path."""
+    """Writes the failure to a file in `directory`, under a name made from the failure; returns the file's path."""
     data = ReplayFile(
         schema=SCHEMA_VERSION,
         subject=verdict.subject,
@@ -80,7 +80,7 @@ def write_replay(verdict: Verdict, backend: Backend, directory: Path) -> Path:
 
 
 def read_replay(path: Path) -> dict[str, Any]:
-    """The data of a replay file.
+    """Reads and checks the data of a replay file.
 
     Raises:
         Misuse: the file is unreadable, is no replay file, or has a newer schema.
@@ -110,7 +110,7 @@ def read_replay(path: Path) -> dict[str, Any]:
 
 
 def backend_of(data: dict[str, Any]) -> Backend:
-    """The backend that a replay file was written on.
+    """Returns the backend on which the case of a replay file failed.
 
     Raises:
         Misuse: the file names no backend.
@@ -122,10 +122,10 @@ def backend_of(data: dict[str, Any]) -> Backend:
 
 
 def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, str]:
-    """Runs a replay file's case again.
+    """Runs the case of a replay file again.
 
     Returns:
-        Whether the claim still fails, and the message.
+        True if the claim still fails, and a message.
 
     Raises:
         BrokenSetup, Misuse: the run proves nothing either way, see `require_conclusion`.

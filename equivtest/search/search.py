@@ -1,7 +1,7 @@
-"""Search one chunk of the case space: draw, run, judge every claim, shrink what fails.
+"""Searches one chunk of a property's cases: draws cases, runs them, judges every claim, shrinks what fails.
 
-All claims are judged from one run of each case; then each failing (claim, kind) is shrunk
-separately, so that no failure masks another.
+All claims are judged from one run of each case; then each failing (claim, kind) is shrunk separately, so that no
+failure masks another.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from equivtest.verdicts.message import write_message
 from equivtest.verdicts.verdict import CONCLUSIVE, WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
-"""Largest number of times that a search is extended to fill cells: a cell that is often inconclusive needs several."""
+"""Largest number of times that a search adds cases to fill cells: a cell that is often inconclusive needs several."""
 
 Target = tuple[str, str]
-"""(claim, kind) of a failure."""
+"""(claim, kind of failure)."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Findings:
     """Results of a search.
 
     Attributes:
-        records: One per case and draw.
+        records: One per case and draw of values.
         failures: The shrunk failure of each failing (claim, kind).
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search early; '' if there was none.
-        left_out: Dtypes of the chunk in which no case of the property can be judged, each with the reason or ''.
+        left_out: Dtype of the chunk in which no case of the property can be judged -> the reason, or ''.
         coverage: What was covered of the chunk's covering array; None if the cases are random.
         cut: Number of cases that were left out because the time was over.
     """
@@ -85,15 +85,15 @@ def search(
     until_s: float = math.inf,
     gloo: Callable[[], Pool] | None = None,
 ) -> Findings:
-    """Judges every case of a chunk and shrinks what fails.
+    """Runs and judges every case of a chunk, and shrinks what fails.
 
     A Misuse raised by the subject or the property stops the search; findings so far are still returned.
 
     Args:
         failures_dir: Directory for replay files, which is made when the first file is written.
-        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its
-            message has no line on what ran before or failed first, and none on whose fault it is.
-        is_enough: Whether a failing case is small enough, for shrinking to end there.
+        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its message
+            has no line on what ran before or failed first, and none on whose fault it is.
+        is_enough: True for a failing case that is small enough for shrinking to end there.
         until_s: Time by time.monotonic() after which no case begins; with it, the cases that cover most run first and
             examples last.
         gloo: Returns a pool of gloo on the CPU, on which cases that fail on another backend run again; None if the
@@ -127,7 +127,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
 
 
 class _Enough(BaseException):
-    """Ends Hypothesis at a failure: it is no Exception, so Hypothesis does not catch it."""
+    """Raised at a failure to end Hypothesis' search: it is no Exception, so Hypothesis does not catch it."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Enough(BaseException):
 
 @dataclass
 class Searching:
-    """The state of a search while it runs: what each case has shown so far."""
+    """A search while it runs: the cases so far, and what each has shown."""
 
     prop: Property
     chunk: Chunk
@@ -155,13 +155,13 @@ class Searching:
     cut: int = 0
 
     def coverage(self) -> Coverage | None:
-        """Returns what was covered of the chunk's array; None if the cases are random or there are none."""
+        """Returns which part of the chunk's covering array is covered; None without such an array or without cases."""
         if self.left_out and self.prop.is_empty(self.chunk.space):
             return None
         return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))
 
     def run(self) -> str:
-        """Runs the chunk's cases; returns the mistake that ended the search early, or ''."""
+        """Runs and judges the chunk's cases; returns the mistake that ended the search early, or ''."""
         try:
             self.prop = resolved(self.prop, self.pool, self.chunk.space)
             self.left_out = self.prop.left_out(self.chunk.space)
@@ -179,7 +179,7 @@ class Searching:
         return ""
 
     def judge_and_fill(self, cases: list[Case]) -> None:
-        """Runs the cases and further ones, until the chunk's cells have their conclusions or ROUNDS are over."""
+        """Runs the cases, then further ones until every cell has enough conclusions or ROUNDS are over."""
         missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
         self.judge_cases(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
         for number in range(1, ROUNDS + 1):
@@ -191,9 +191,10 @@ class Searching:
             self.judge_cases(further)
 
     def judge_cases(self, cases: Sequence[Case]) -> None:
-        """Runs the cases in order, up to the first failure of `only`; also records the cases that a known failure bars.
+        """Runs and judges the cases in order; with `only`, it stops at the first failure of that claim and kind.
 
-        If the backend refuses one collective of a case, the case runs again without it.
+        It also records the cases that a known failure forbids to run. If the backend refuses one collective of a case,
+        the case runs again without that collective.
         """
         barred = {case: entry for case in cases if (entry := self.known.forbids_run(self.prop.subject, case))}
         self.states |= dict.fromkeys(barred, "known")
@@ -212,13 +213,13 @@ class Searching:
             self.judge_cases(further)
 
     def _runs(self, cases: Sequence[Case]) -> Iterable[tuple[Case, list[Reply]]]:
-        """Yields each case with its replies; none runs ahead if one failure ends the search."""
+        """Yields each case with its replies; with `only`, no case runs before the previous one is judged."""
         if self.only is None:
             return self.pool.run_all(self.prop.subject, self._in_time(cases), limit_s=self.prop.limit_s)
         return ((case, self._run(case, "")) for case in cases)
 
     def _in_time(self, cases: Sequence[Case]) -> Iterator[Case]:
-        """Yields the cases until the time is over; counts the others."""
+        """Yields the cases until the time is over, and counts the cases that are left out."""
         for place, case in enumerate(cases):
             if time.monotonic() >= self.until_s:
                 self.cut += len(cases) - place
@@ -226,7 +227,7 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """Returns the smallest failure, with its history and with the first failure if that concerns another tensor."""
+        """Adds to the smallest failure its history, and the first failure if that concerns another tensor."""
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
             text = f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: see if both have one cause"
@@ -234,7 +235,7 @@ class Searching:
         return self.with_history(smallest)
 
     def with_history(self, failure: Verdict) -> Verdict:
-        """Returns the failure, with a line on its history if its case does not fail alone in new ranks.
+        """Runs the failing case alone in new ranks, and adds a line to the failure if the case does not fail there.
 
         A case that timed out gets less time when it runs alone, see `_run`: if it needs more, the line is left out.
         """
@@ -255,7 +256,7 @@ class Searching:
         return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """Runs a case once more to find a failure of that kind; for time-outs with a shorter limit."""
+        """Runs a case once more to see the failure `kind` again; if that is a time-out, with a shorter limit."""
         limit_s = self.prop.limit_s
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
@@ -264,7 +265,11 @@ class Searching:
         return [replace(reply, detail=reply.detail.replace(said, told, 1)) for reply in replies]
 
     def judge(self, case: Case, replies: Sequence[Reply], only: Target | None = None) -> list[Verdict]:
-        """Returns the verdicts on one run, or only on the claim of `only`; records failures except known ones."""
+        """Returns the verdicts on one run of a case, and records failures except known ones.
+
+        Args:
+            only: Judge only the claim of this (claim, kind).
+        """
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
             verdicts = set_torchs_apart(verdicts, self.prop, self.gloo())
@@ -295,17 +300,17 @@ class Searching:
         return replace(verdict, judgement=judgement, known=entry.reason)
 
     def targets(self) -> Iterator[Target]:
-        """Yields each failing (claim, kind) once, also one that first fails while another failure is shrunk."""
+        """Yields each failing (claim, kind) once, including those that first fail while another failure is shrunk."""
         done: set[Target] = set()
         while waiting := [target for target in self.failing if target not in done]:
             done.add(waiting[0])
             yield waiting[0]
 
     def shrink(self, target: Target) -> Verdict:
-        """Returns the smallest failure with the target's claim and kind that is found within limits.SHRINK_S.
+        """Returns the smallest failure of the target's claim and kind that is found within limits.SHRINK_S.
 
-        A property with a longer limit per case gets more time.  The search runs in smaller worlds of several ranks
-        first, then in the failure's own world.  With `is_enough` the failure's own world comes first.
+        A property with a longer limit per case gets more time.  The search runs on fewer ranks first, but at least two,
+        then on the failure's own world size.  With `is_enough` the failure's own world size comes first.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]
@@ -322,9 +327,9 @@ class Searching:
         return self._find(target, own, until_s) or found
 
     def confirmed(self, smallest: Verdict) -> Verdict:
-        """Returns the smallest failure; a time-out of slow visits only if it also times out with their whole limit.
+        """Returns the smallest failure if it is real, and otherwise the first failure.
 
-        Otherwise returns the first failure, because smaller cases had less time.
+        A time-out that was found with a shortened limit is real if the case also times out with the whole limit.
         """
         first = self.failing[smallest.claim, smallest.kind]
         if smallest.kind != "timed_out" or smallest is first or self.prop.limit_s <= limits.CASE_S:
@@ -363,7 +368,7 @@ class Searching:
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
-        """Returns the failure that `case` shows, if any; after the time limit only a failure that was found before."""
+        """Returns the failure that `case` shows, or None; after the time limit it runs no new case."""
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
@@ -374,7 +379,7 @@ class Searching:
 
 
 def state_of(verdicts: Iterable[str]) -> str:
-    """Returns 'known' if a claim fails as a known failure, 'judged' if some claim has a conclusion, else 'open'."""
+    """Returns 'known' if some verdict is a known failure, 'judged' if some verdict is conclusive, else 'open'."""
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"
 
@@ -389,13 +394,13 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
 
 
 def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:
-    """Returns the record of a case that a known failure keeps from running."""
+    """Returns the records of a case that does not run, because a known failure forbids it."""
     judgement = Judgement("known")
     verdict = Verdict(claim=entry.claim, subject=subject, case=case, judgement=judgement, known=entry.reason)
     return records_of(case, [verdict], [])
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns the case without the collectives that the backend refused, in a list; empty if nothing is left."""
+    """Returns [the case without the collectives that the backend refused], or [] if nothing is left of it."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]
