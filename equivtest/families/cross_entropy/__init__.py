@@ -1,4 +1,4 @@
-"""Cross entropy of logits whose classes are divided among the ranks."""
+"""Family of cases that compute the cross entropy of logits whose classes are sharded."""
 
 SUBJECTS = {
     "dtensor_cross_entropy": "equivtest.families.cross_entropy.subject:dtensor_cross_entropy",

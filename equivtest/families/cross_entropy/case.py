@@ -1,6 +1,6 @@
-"""One cross entropy of logits whose classes are divided among the ranks.
+"""Defines `CrossEntropyCase`: one cross entropy of logits whose classes are sharded. Letters:
 
-Letters: P positions (product of the dims of the target), C classes.
+P positions (product of the dims of the target), C classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TARGET_DIMS = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CrossEntropyCase(ActivationCase):
-    """output = sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
+    """Fixes a loss, the sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
         positions: Dims of the target, none to four; the logits x are (C,) or (N, C, ...).
@@ -57,39 +57,39 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def class_dim(self) -> int:
-        """The dim of the logits that counts classes."""
+        """Returns the dim of the logits that counts classes."""
         return 1 if self.positions else 0
 
     @property
     def num_dims(self) -> int:
-        """Dims of the logits."""
+        """Returns the number of dims of the logits."""
         return len(self.positions) + 1
 
     @property
     def num_positions(self) -> int:
-        """P."""
+        """Returns P, the number of positions."""
         return math.prod(self.positions)
 
     def edge_classes(self) -> tuple[int, ...]:
-        """The first and last class of each rank's part, ascending."""
+        """Returns the first and last class of each rank's shard, ascending."""
         parts = [shard_bounds(self.num_classes, self.world_size, rank) for rank in range(self.world_size)]
         return tuple(sorted({edge for start, stop in parts if start < stop for edge in (start, stop - 1)}))
 
     @property
     def logits(self) -> CaseTensor:
-        """Shape and layout of x, and of its gradient."""
+        """Describes the shape and layout of x, which its gradient has too."""
         return CaseTensor(
             (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
         )
 
     @property
     def target(self) -> CaseTensor:
-        """The description of the target."""
+        """Describes the shape and layout of the target."""
         return CaseTensor(self.positions, replicated())
 
     @property
     def num_weights(self) -> int:
-        """Elements of the weight; 0: there is none."""
+        """Returns the number of elements of the weight; 0 if there is none."""
         return self.num_classes if self.weighted else 0
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
@@ -107,7 +107,7 @@ MISFITS = ("label_smoothing", "probabilities", "replicated", "weight", "above", 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
-    """A cross entropy that every rank must refuse in the same way.
+    """Fixes a cross entropy that every rank must refuse with the same error.
 
     Attributes:
         misfit: 'label_smoothing': is not supported; 'probabilities': the target has the

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of cross entropy, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def is_strided_volume(case: CrossEntropyCase) -> bool:
 
 
 def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
-    """True if some position holds an ignore_index that is no class."""
+    """True if the target of some position is an ignore_index that is no class."""
     holds_it = case.ignored == "all" or (case.ignored == "some" and case.num_positions > 1)
     return holds_it and not 0 <= case.ignore_index < case.num_classes
 
 
 def weight_fits_some_rank(case: RefusedCrossEntropyCase) -> bool:
-    """True if with one class too many some rank still has a weight for each of its classes."""
+    """True if some rank's shard of a weight with one class too many has the size of its shard of the classes."""
     ends = [
         [shard_bounds(size, case.world_size, rank) for rank in range(case.world_size)]
         for size in (case.num_classes, case.num_classes + 1)

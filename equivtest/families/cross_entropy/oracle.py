@@ -1,7 +1,4 @@
-"""One cross entropy over divided classes: the float64 reference and how far a correct subject may be off.
-
-Bounds: `equivtest.oracle.losses`.
-"""
+"""Computes one cross entropy over sharded classes in float64, and bounds the errors of a correct subject."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
-    """The loss and the gradient of the logits of the unsharded loss, with what each may be off by."""
+    """Returns the unsharded loss and the gradient of its logits, each with its bound."""
     return expect_bounds(case, bound_cross_entropy(case, index))
 
 
 def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
-    """Builds the expected tensors from bounds by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
+    """Builds the expected tensors from bounds by name, which have flattened positions: (P,) or 0-dim, and (P, C)."""
     shapes, layouts = case.shapes(), case.layouts()
     tensors = {
         name: ExpectedTensor(
@@ -46,7 +43,7 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
 
 
 def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Output and gradient by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    """Bounds output and gradient, by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))
@@ -59,7 +56,7 @@ def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded
 
 
 def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:
-    """Returns the targets of the positions (P,); ignored positions have class 0."""
+    """Returns the targets of the positions (P,), with their weights. Ignored positions get class 0."""
     kept = target != case.ignore_index
     classes = torch.where(kept, target, 0)
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
@@ -74,9 +71,9 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
 
 @expected_collectives.register
 def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
-    """Lists three all_reduces of one number per position: maximum and sum, in the accumulator's dtype, and loss.
+    """Returns three all_reduces of one number per position: maximum and sum, in the accumulator's dtype, and loss.
 
-    The backward has none: every rank has the logarithm of the softmax of its own classes.
+    The backward has none, because every rank has the logarithm of the softmax of its own classes.
 
     Source: _log_softmax and _nll_loss_forward in torch/distributed/tensor/parallel/loss.py (2.13.0).
     """

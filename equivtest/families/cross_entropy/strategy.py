@@ -1,4 +1,4 @@
-"""Cases of one cross entropy over divided classes, within the contract and outside of it."""
+"""Draws cases of one cross entropy over sharded classes, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ IGNORE_INDICES = (-100, -100, -1, 0, 1, 4096)
 
 @Cases
 def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntropyCase:
-    """Cases of one cross entropy without loss_parallel.
+    """Draws cases of one cross entropy without loss_parallel.
 
-    Shrinks to one draw of real values, one position, one class, no reduction, no smoothing.
-
-    In 16 bits few positions are reduced: torch adds them in 16 bits, and bounds of many conclude nothing.
-
-    Smoothed and reduced, peaked rows add up to more than float16 holds.
+    Shrinks to one draw of real values, one position, one class, no reduction, no smoothing. In 16 bits only few
+    positions are reduced, because torch adds them in 16 bits, so that bounds of many would conclude nothing. With
+    smoothing and a reduction, peaked rows would add up to more than float16 holds, so those cases have real values.
     """
     case = cross_entropy_cases.build(draw, space)
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
@@ -63,7 +61,7 @@ def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntro
 
 @Cases
 def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGatheredCrossEntropyCase:
-    """Cases of targets, weights and layouts that a cross entropy of DTensors does not take."""
+    """Draws cases of targets, weights and layouts that a cross entropy of DTensors does not support."""
     fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
     if misfit == "batch_mean" and fields["world_size"] == 1:
         misfit = "above"  # of one rank nothing is uneven
@@ -86,7 +84,7 @@ def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGat
 
 @Cases
 def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
-    """Cases of one cross entropy.
+    """Draws cases of one cross entropy under loss_parallel.
 
     Shrinks to one draw of real values, one position, one class, no reduction.
     """
@@ -104,9 +102,9 @@ def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
 
 @Cases
 def refused_cross_entropy_cases(draw: Draw, space: Space) -> RefusedCrossEntropyCase:
-    """Cases of targets, weights, layouts and options that loss_parallel does not take.
+    """Draws cases of targets, weights, layouts and options that loss_parallel does not support.
 
-    No rank is without classes: those would stop before there is anything to refuse.
+    Every rank has a class. A rank without one would raise another error first.
     """
     fields = _pick_loss(draw, space)
     fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL, free)
@@ -129,7 +127,7 @@ def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_positions(draw: Draw) -> Shape:
-    """A batch of an edge size beside small other dims."""
+    """Draws the dims of the target: a first dim of several sizes, and up to three small ones."""
     num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
     batch = pick(draw, "batch", BATCHES, is_several)
     others = [pick(draw, f"position dim {dim}", SMALL, free) for dim in range(1, 4)]

@@ -1,4 +1,4 @@
-"""The cross entropy of logits whose classes are divided among the ranks, with and without torch's loss_parallel.
+"""Subjects that compute the cross entropy of sharded logits, with and without torch's loss_parallel.
 
 Source: torch/distributed/tensor/parallel/loss.py, loss_parallel (2.13.0).  A correct subject
 computes what torch.nn.functional.cross_entropy computes from the whole logits, forward and backward.
@@ -20,17 +20,17 @@ from equivtest.families.cross_entropy.case import CrossEntropyCase, RefusedCross
 from equivtest.families.cross_entropy.gathered.case import GatheredCrossEntropyCase
 
 Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
-"""Takes a case, its logits, and what else is given: targets and weights, plain or as DTensors."""
+"""Function (case, logits, given) -> loss. `given` has the target and the weight, plain or as DTensors."""
 
 
 def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """F.cross_entropy, forward and backward, within loss_parallel."""
+    """Runs F.cross_entropy forward and backward within loss_parallel."""
     with within_loss_parallel():
         return run_loss(case, mesh, given, cross_entropy_by_torch)
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy on DTensors, forward and backward: torch gathers the operands.  Makes the loss whole.
+    """Runs F.cross_entropy forward and backward on DTensors, which torch gathers. Answers a replicated loss.
 
     Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
     torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
@@ -39,13 +39,13 @@ def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, give
 
 
 def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """F.cross_entropy, whatever its placement redistributed to every rank."""
+    """Runs F.cross_entropy and replicates the loss if it is a DTensor."""
     output = cross_entropy_by_torch(case, logits, given)
     return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
 
 
 def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """F.cross_entropy with the options of the case."""
+    """Runs F.cross_entropy with the options of the case."""
     smoothing = case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0
     if isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing":
         smoothing = 0.125
@@ -60,7 +60,7 @@ def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: 
 
 
 def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss) -> Answers:
-    """Forward and backward of one loss of divided logits, on this rank."""
+    """Runs forward and backward of one loss of sharded logits on this rank."""
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     wrapped = {"target": case.target_is_dtensor, "weight": case.weight_is_dtensor}
     others = {
@@ -76,9 +76,9 @@ def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss)
 
 @contextmanager
 def within_loss_parallel() -> Iterator[None]:
-    """Enters loss_parallel, and removes its operators also after an error, which leaves them in place.
+    """Enters loss_parallel. After an error it also removes loss_parallel's operators, which torch leaves in place.
 
-    Entering and leaving it once more removes them.
+    It enters and leaves loss_parallel once more for that.
     """
     try:
         with loss_parallel():

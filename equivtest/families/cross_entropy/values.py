@@ -1,11 +1,10 @@
-"""Values of cross entropies: targets on both sides of every shard boundary, and rows whose softmax is exact.
+"""Draws values of cross entropies: targets on both sides of every shard boundary, and rows whose softmax is exact.
 
 Letters: P positions, C classes, p significand bits.
 
-A row with one logit far above all others has a softmax of one and zeros: if the exponentials of the others
-underflow to zero, their sum is exactly 1 and its logarithm 0, and
-the logarithm of the softmax is a difference of logits.  With logits that are small multiples of a
-power of two nothing rounds, in any order and for any division of the classes.
+A row with one logit far above all others has a softmax of one and zeros: if the exponentials of the others underflow to
+zero, their sum is exactly 1 and its logarithm 0, and the logarithm of the softmax is a difference of logits. If logits
+are small multiples of a power of two, nothing rounds, in any order and for any division of the classes.
 
 Source: derived here; exp(0) is 1 and log(1) is 0 in every C library (C11, F.10.3.1 and F.10.3.7).
 """
@@ -22,15 +21,18 @@ from equivtest.tensors import DTYPES
 
 _SCALES = {"x": (1.0, 0.3, 4.0), "cotangent": (1.0, 0.1, 3.0)}
 _SCALES_16_BITS = _SCALES | {"x": (1.0, 1.5, 2.0)}
-"""Rows that are nearly even, or nearly one peak, leave few bits of a gradient or a loss in a dtype with few bits."""
+"""Scales for 16-bit dtypes.
+
+Rows that are nearly even, or nearly one peak, leave few bits of a gradient or a loss there.
+"""
 _OFFSETS = (0.0, 25.0, -25.0)  # in scales: 100 overflows exp in float32, -100 underflows
 PEAK_UNITS = {"float64": 1024.0, "float32": 128.0, "bfloat16": 128.0, "float16": 128.0}
-"""Distance of a peak from the next logit, by dtype: exp(-745.2) is zero in float64, exp(-104) in float32."""
+"""Dtype -> distance of a peak from the next logit: exp(-745.2) is zero in float64, exp(-104) in float32."""
 
 
 @draw.register
 def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Global logits x, target (positions, int64), weight (C,) if any, and cotangent.
+    """Draws global logits x, target (positions, int64), weight (C,) if the case has one, and cotangent.
 
     Modes:
         real: Nearly normal logits of several scales, around zero or far from it.
@@ -52,7 +54,7 @@ def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Te
 
 @draw.register
 def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws like a CrossEntropyCase, but with the misfit."""
+    """Draws like a CrossEntropyCase, then replaces the target or the weight as `misfit` says."""
     mode, seed = case.values[index]
     names = ("x", "target", "cotangent", *(("weight",) if case.weighted else ()))
     base = {name: getattr(case, name) for name in ("world_size", "dtype", "values", "positions", "num_classes")}
@@ -70,10 +72,8 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws classes (P,), int64, at random places: all of `edge_classes`, or for fewer positions neighbours among them.
-
-    Then sets ignore_index wherever the case ignores a position.
-    """
+    """Draws classes (P,), int64, at random positions: all of `edge_classes`, or neighbours among them if P is smaller.
+    Then sets ignore_index at the positions that the case ignores."""
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
     target = torch.randint(0, case.num_classes, (num,), generator=source, device="cpu")
@@ -93,7 +93,7 @@ def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: t
 
 
 def _draw_weight(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """(C,), positive."""
+    """Draws positive weights, (C,)."""
     source = generator(mode, seed, "weight")
     if mode == "peaked":
         return torch.randint(1, 4, (case.num_classes,), generator=source, device="cpu").to(DTYPES[case.dtype])
@@ -113,10 +113,9 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Builds x (P, C) row by row: a level of -1 to 1 units at the peak, all other classes 1 to 3 units below.
-
-    The first counted position has its peak beside its target, since only zero gradients would conclude little.
-    """
+    """Draws x (P, C) and the cotangent: each row has a peak of -1 to 1 units, and all other classes lie 1 to 3 units
+    below it. The first counted position has its peak beside its target, because a gradient of only zeros would conclude
+    little."""
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")
     units = -torch.randint(1, 4, (num, case.num_classes), generator=source, device="cpu")

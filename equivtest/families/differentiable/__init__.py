@@ -1,4 +1,4 @@
-"""The collectives of torch that have a backward."""
+"""Family of cases that call torch's collectives that have a backward."""
 
 SUBJECTS = {
     "differentiable_collectives": "equivtest.families.differentiable.subject:differentiable_collectives",

@@ -1,6 +1,6 @@
-"""Collectives with a backward: each rank's operands, results and gradients.
+"""Defines `DifferentiableCase`: calls of collectives that have a backward. Letters: w ranks, n elements.
 
-Letters: w ranks, n elements of one part.
+Each rank has w tensors of n elements, its parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True)
 class Call:
-    """A collective on w parts of each rank, or on its first part.
+    """One collective, which takes a rank's w parts or only the first part.
 
     Attributes:
         function: Name of a function in torch.distributed.nn.functional if it begins with 'nn_', else of a functional
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of its output."""
+        """Returns the name of the call's output in the answers."""
         return self.function if self.op == "sum" else f"{self.function}_{self.op}"
 
 
@@ -50,7 +50,7 @@ OF_WORLD = {
         Call("nn_all_to_all", "exchanged"),
     )
 }
-"""Calls that torch 2.13.0 gets wrong if a rank has another number in its group than in the world."""
+"""Calls that torch 2.13.0 gets wrong if a rank's number in its group differs from its number in the world."""
 
 OF_AVERAGES = {
     call.name: call
@@ -92,7 +92,7 @@ CALLS = {**EVERYWHERE, **OF_WORLD, **OF_AVERAGES}
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DifferentiableCase(Case):
-    """Some collectives, forward and backward, one after the other.
+    """Fixes some collectives, called one after the other, forward and backward.
 
     Attributes:
         collectives: Names in CALLS.
@@ -113,15 +113,16 @@ class DifferentiableCase(Case):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The collectives in words."""
+        """Returns the `Call` of each collective."""
         return tuple(CALLS[name] for name in self.collectives)
 
     def split(self, source: int, target: int) -> int:
-        """Elements that one rank sends to another in an uneven exchange: n, none, or half of them."""
+        """Returns how many elements rank `source` sends to rank `target` in an uneven exchange: n, none, or half of
+        n."""
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """A row for each rank, with w parts of n elements for each root; each root has other operands."""
+        """Describes x and cotangent as (rank, root, part, n), with other values for each root; outputs likewise."""
         ranks, own = self.world_size, Layout((Shard(0),))
         shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}
         tensors = {name: CaseTensor((ranks, ranks, ranks, self.numel), own) for name in ("x", "cotangent")}

@@ -1,4 +1,4 @@
-"""Predicates of known failures on cases of this family, by name, in `where`."""
+"""Predicates on cases of differentiable collectives, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def calls_in_other_group(case: DifferentiableCase) -> bool:
-    """True if ranks have other numbers in their group than in the world."""
+    """True if some rank's number in its group differs from its number in the world."""
     return any(number != process for group in case.groups for number, process in enumerate(group))

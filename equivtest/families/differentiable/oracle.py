@@ -1,8 +1,8 @@
-"""The outputs and gradients of differentiable collectives, from the operands of all ranks.
+"""Computes the outputs and gradients of differentiable collectives from the operands of all ranks.
 
-A collective is a linear map from the operands of all ranks to the outputs of all ranks.  With the ranks' cotangents c
-of its outputs, the gradient is the adjoint: the sum over ranks of <f(x), c> is the sum of <x, f*(c)>.  On integers both
-are exact.
+A collective is a linear map f from the operands x of all ranks to the outputs of all ranks. Let c be the ranks'
+cotangents of its outputs. Then the gradient is the adjoint f*(c): the sum over ranks of <f(x), c> is the sum of <x,
+f*(c)>. On integers both are exact.
 
 Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
 """
@@ -20,10 +20,10 @@ from equivtest.oracle.operands import reduce_exactly
 
 @expect.register
 def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
-    """Outputs, and gradients of the operands.
+    """Returns the outputs and the gradients of the operands.
 
-    Every element is a sum of elements of different ranks in the same place of the same tensor, or one of them, over w
-    for an average.
+    Every element is one element of some rank's tensor, or a sum over ranks of the elements at one position, divided by
+    w for an average.
 
     Raises:
         InexactData: a sum of the drawn values rounds.
@@ -52,7 +52,7 @@ def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
 
 
 def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
-    """The outputs of all ranks, (w, w, n), from their operands (w, w, n); zeros if a rank has none."""
+    """Returns the outputs of all ranks (w, w, n) from their operands (w, w, n), with zeros if a rank has no output."""
     ranks, first = case.world_size, x[:, :1]
     every, transposed = torch.ones(ranks, 1, 1, dtype=x.dtype), x.transpose(0, 1)
     is_root = (torch.arange(ranks) == root).to(x.dtype)[:, None, None]

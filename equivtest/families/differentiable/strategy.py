@@ -1,4 +1,4 @@
-"""Cases of differentiable collectives."""
+"""Draws cases of differentiable collectives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ NUMELS = (1, 2, 3, 7, 0, 33)
 TAKEN = (False, True, True, True)
 MODES = (("dense",), ("dense", "dense"))
 ALONE = (None,) * 18 + (*OF_WORLD, *OF_AVERAGES)
-"""One case in four has one collective alone, which some release of torch gets wrong in some group."""
+"""The only collective of a case, or None for most collectives.
+
+One case in four has one that some torch release gets wrong in some group.
+"""
 
 
 @st.composite
 def differentiable_cases(draw: DrawFn, space: Space) -> DifferentiableCase:
-    """Most collectives in one case; shrinks to one of them on one element."""
+    """Draws cases with most collectives each. Shrinks to one collective on one element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype, numel = pick(draw, "dtype", space.dtypes), pick(draw, "numel", NUMELS)
     alone = pick(draw, "alone", ALONE)

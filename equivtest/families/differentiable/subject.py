@@ -1,6 +1,6 @@
-"""torch's differentiable collectives, each forward and backward.
+"""Subject that calls torch's differentiable collectives, each forward and backward.
 
-Roots are ranks of the world, as torch.distributed has them.
+Roots are numbers of ranks in the world, as torch.distributed requires.
 
 Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
 """
@@ -29,7 +29,7 @@ nn: Any = untyped
 
 @dataclass(frozen=True)
 class Room:
-    """The group of a call, and this rank's number in it.
+    """Describes one call's surroundings: the group, this rank's number in it, and the root.
 
     Attributes:
         root: The root, as a rank of the group.
@@ -42,27 +42,30 @@ class Room:
 
     @property
     def source(self) -> int:
-        """The root as a rank of the world."""
+        """Returns the root's number in the world."""
         return dist.get_global_rank(self.group, self.root)
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """Elements that this rank gets from each rank, and sends to each, in an uneven exchange."""
+        """Returns how many elements this rank receives from each rank and sends to each rank, in an uneven exchange."""
         case, ranks = self.case, range(self.case.world_size)
         return [case.split(source, self.rank) for source in ranks], [case.split(self.rank, each) for each in ranks]
 
 
 Begin = Callable[[Room, Call, torch.Tensor], torch.Tensor]
-"""Calls a collective on this rank's parts (w, n); returns n elements, w * n, or as many as `splits` says."""
+"""Function (room, call, parts) -> output.
+
+The parts are (w, n); the output has n elements, w * n, or as many as `splits` says.
+"""
 
 
 def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Every collective of the case, by torch."""
+    """Calls every collective of the case by torch, forward and backward."""
     return run_differentiable(case, mesh, given, begin)
 
 
 def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given, begin: Begin) -> Answers:
-    """Calls each collective with each root, and feeds this rank's cotangents to its outputs.
+    """Calls each collective with each root by `begin`, and passes this rank's cotangents to the backward.
 
     Raises:
         Unsupported: functional collectives have a backward since torch 2.13.
@@ -88,12 +91,15 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
 
 
 def _is_documented(room: Room, call: Call) -> bool:
-    """True if torch documents this rank's result: a sum or gather at a root has one on the root alone."""
+    """True if torch documents this rank's output. A sum or gather at a root has an output on the root only."""
     return not call.is_rooted or call.result in ("copied", "scattered") or room.rank == room.root
 
 
 def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
-    """The output of one call as (w, n), with zeros behind it; the product with 1 waits for a functional collective."""
+    """Returns the output of one call as (w, n), padded with zeros.
+
+    The product with 1 waits for a functional collective.
+    """
     ranks, numel = room.case.world_size, room.case.numel
     sizes = room.splits[0] if call.result == "uneven" else [numel] * max(1, output.numel() // max(1, numel))
     rows = [pad(row, (0, numel - len(row))) for row in torch.split(output.reshape(-1) * 1, sizes)]
@@ -101,7 +107,7 @@ def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
 
 
 def begin(room: Room, call: Call, x: torch.Tensor) -> torch.Tensor:
-    """The collective itself."""
+    """Begins the collective by calling torch."""
     return FUNCTIONS[call.function](room, call, x)
 
 
@@ -110,12 +116,12 @@ def op_of(call: Call) -> dist.ReduceOp.RedOpType:
 
 
 def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
-    """The elements that this rank sends in an uneven exchange."""
+    """Returns the elements that this rank sends in an uneven exchange, joined."""
     return torch.cat([part[:numel] for part, numel in zip(x, room.splits[1], strict=True)])
 
 
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
-    """The first and the other elements of each part, for a coalesced call."""
+    """Splits the n elements of each part in two halves, for a coalesced call of two tensors."""
     return [half.reshape(-1) for half in x.tensor_split(2, dim=-1)]
 
 
@@ -169,4 +175,4 @@ FUNCTIONS: dict[str, Begin] = {
         functional.reduce_scatter_single_coalesced(halves(x), "sum", [0, 0], room.group)
     ),
 }
-"""How each function of the cases is called."""
+"""Name of a case's function -> the function that calls it."""

@@ -1,4 +1,4 @@
-"""Operands and cotangents of differentiable collectives: integers whose sums over all ranks are exact."""
+"""Draws operands and cotangents of differentiable collectives: integers whose sums over all ranks are exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 @draw.register
 def draw_differentiable(case: DifferentiableCase, index: int) -> dict[str, torch.Tensor]:
-    """Odd integers of random sign, up to 2**p / w for p significand bits, so that no sum over w ranks rounds."""
+    """Draws odd integers of random sign up to 2**p / w for p significand bits, so that no sum over w ranks rounds."""
     mode, seed = case.values[index]
     most = odd_floor(2 ** SIGNIFICAND_BITS[case.dtype] // case.world_size)
     return {

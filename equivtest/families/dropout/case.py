@@ -1,4 +1,4 @@
-"""One dropout of an activation that is divided among the ranks, or that every rank has whole."""
+"""Defines `DropoutCase`: one dropout of an activation that is sharded or replicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ CHANCE_BITS = 56  # claims about chance may fail once in 10**12 draws, over up t
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DropoutCase(ActivationCase):
-    """output = x / (1 - p) except for dropped elements, each with probability p; the gradient likewise.
+    """Fixes one dropout: output = x / (1 - p), except that each element is dropped with probability p.
+
+    The gradient is the cotangent, scaled and dropped likewise.
 
     Attributes:
         style: 'dtensor': nn.Dropout of a DTensor.  'sequence_parallel': under SequenceParallel.
@@ -75,12 +77,12 @@ class DropoutCase(ActivationCase):
 
     @property
     def placement(self) -> Replicate | Shard:
-        """The placement of x on the only mesh axis."""
+        """Returns the placement of x on the only mesh axis."""
         return parse_placement(self.layout)  # type: ignore[return-value]
 
     @property
     def is_sharded(self) -> bool:
-        """True if each rank has a part of x."""
+        """True if each rank has a shard of x."""
         return isinstance(self.placement, Shard)
 
     @property
@@ -95,29 +97,29 @@ class DropoutCase(ActivationCase):
 
     @property
     def draws_at_random(self) -> bool:
-        """True if chance decides, and two parts drop the same elements with a probability of at most 2**-56."""
+        """True if chance decides, and two shards drop the same elements with a probability of at most 2**-56."""
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if nothing is dropped: else kept elements are multiplied by 1 / (1 - p), and judged by value."""
+        """True if nothing is dropped. Otherwise kept elements are multiplied by 1 / (1 - p) and judged by value."""
         return self.is_identity
 
     @property
     def num_parts(self) -> int:
-        """Number of different parts of x on the ranks, without empty ones."""
+        """Returns the number of different shards of x that are not empty."""
         return len(self.parts)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Elements of each of them."""
+        """Returns the number of elements of each different shard of x that is not empty."""
         layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Each rank has one of `seeds`."""
+        """Describes the tensors by name; `seeds` has one element per rank."""
         layout = Layout((self.placement,)) if self.is_sharded else replicated()
         return {
             "x": self.given("x", self.shape, layout),

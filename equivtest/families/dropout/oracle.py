@@ -2,11 +2,11 @@
 
 Letters: p probability of being dropped, u_a and u_o unit roundoffs of accumulation and storage.
 
-The subject chooses which elements to drop.  The oracle reads them from the ranks' output, where x
-has no zeros; another claim judges whether they were chosen by chance.  Each kept element
-is x / (1 - p), and its gradient the cotangent / (1 - p), under the same mask.  If 1 - p is a
-power of two nothing rounds; else 1 - p in float64, its conversion, its reciprocal and the product
-each round once.  With p = 1 all is zero; with p = 0, and in eval mode, nothing is computed at all.
+The subject chooses which elements to drop. The oracle reads them from the ranks' output, where x has no zeros; another
+claim judges whether they were chosen by chance. Each kept element is x / (1 - p), and its gradient the cotangent / (1 -
+p), under the same mask. If 1 - p is a power of two nothing rounds. Otherwise 1 - p in float64, its conversion, its
+reciprocal and the product each round once. With p = 1 all is zero; with p = 0, and in eval mode, nothing is computed at
+all.
 
 Source: _dropout in ATen/native/Dropout.cpp, torch.nn.Dropout (2.13.0).
 """
@@ -32,13 +32,13 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 
 @expect.register
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
-    """Expects output and gradient if nothing is dropped, or if everything is with p = 1."""
+    """Returns output and gradient if nothing is dropped, or if p = 1 drops everything."""
     return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
 
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Expects the same, but drops the elements that are zero in the ranks' output."""
+    """Returns output and gradient in which the elements that are zero in the ranks' output are dropped."""
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
 
@@ -61,7 +61,7 @@ def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
 
 
 def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
-    """Scales x, or the cotangent, without the dropped elements; the shape of the case."""
+    """Returns x or the cotangent divided by 1 - p, with zeros for dropped elements."""
     if case.is_identity:
         return Found.copy_of(given.double())
     if not bool(kept.any()):
@@ -78,7 +78,7 @@ def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
 
 @expected_collectives.register
 def dropout_collectives(case: DropoutCase, rank: int) -> Collectives:
-    """Lists no collective: each rank drops its own elements.
+    """Returns no collectives: each rank drops its own elements.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py; the strategies of
     torch/distributed/tensor/_ops/_random_ops.py keep the operand's placements (2.13.0).

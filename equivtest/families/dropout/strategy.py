@@ -1,4 +1,4 @@
-"""Cases of one dropout."""
+"""Draws cases of one dropout."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ RANDOM_MODES = (("dense",), *[("dense", "real", "dense", "real")] * 9)
 IDENTITY_MODES = (("dense",), *[("dense", "special", "real", "special")] * 9)
 PROBABILITIES = (0.5, 0.5, 0.25, 0.75, 0.5, 0.1, 0.3, 0.9, 0.0, 1.0)
 FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
-"""Numbers of features, most so large that one row shows if masks are random: two masks of 56 agree once in 2**56."""
+"""Numbers of features, most so large that one row shows whether masks are random: two masks of 56 agree once in
+2**56."""
 
 
 def kind_of_probability(p: float) -> float:
-    """Returns 0 and 1 as they are, and 0.5 for all others: the label of probabilities."""
+    """Returns 0 and 1 as they are, and 0.5 for all others. `Draw.pick` takes it as the label of p."""
     return p if p in (0.0, 1.0) else 0.5
 
 
 @Cases
 def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
-    """Cases of one dropout.
+    """Draws cases of one dropout.
 
-    Shrinks to one draw of values, one element, whole on every rank, dropped with probability 1/2.
+    Shrinks to one draw of values, one replicated element, dropped with probability 1/2.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     leading = pick_shape(draw, "leading", world_size, NUM_SEQUENCE_DIMS)
@@ -65,5 +66,5 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
 
 
 def _with_features(leading: tuple[int, ...], features: int) -> tuple[int, ...]:
-    """A last dim of so many; none of one."""
+    """Appends a dim of this size; appends nothing for size 1."""
     return leading if features == 1 else (*leading, features)

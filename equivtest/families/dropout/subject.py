@@ -1,4 +1,4 @@
-"""nn.Dropout of a DTensor, and under torch's SequenceParallel.
+"""Subject that runs nn.Dropout on a DTensor, or under torch's SequenceParallel.
 
 Source: torch/distributed/tensor/parallel/style.py, class SequenceParallel, whose docstring names
 nn.Dropout; torch/distributed/tensor/_random.py: "Users must ensure [...] that the value passed in is
@@ -24,7 +24,7 @@ from equivtest.layout import Shard
 
 
 def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Dropout in the case's style and mode, forward and backward, this rank's generator seeded before."""
+    """Seeds this rank's generator, then runs nn.Dropout forward and backward in the case's style and mode."""
     layer: nn.Module = nn.Dropout(case.p).train(case.training)
     if case.style == "sequence_parallel":
         assert isinstance(case.placement, Shard)
@@ -38,16 +38,16 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
 
 
 def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """The output, and the gradient if the case asks for it."""
+    """Answers the output, and the gradient if the case requires it."""
     return under_contract(case, {"output": output, **{f"grad.{name}": x.grad for name in case.requires_grad}})
 
 
 @contextmanager
 def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
-    """Seeds torch's and DTensor's generators; hides the warning that the device has none.
+    """Seeds torch's and DTensor's generators; hides the warning that the device has no generator of DTensor's.
 
-    DTensor's own generator is made here if there is one: made by the first random operator, it would take
-    its state from rank 0 by a broadcast.
+    This also creates DTensor's own generator, if there is one. The first random operator would create it otherwise,
+    with rank 0's state, by a broadcast.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)", category=UserWarning)

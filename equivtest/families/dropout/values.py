@@ -1,4 +1,4 @@
-"""Values of a dropout."""
+"""Draws the values of a dropout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
 def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global x and cotangent, and the seed of each rank's generator, int64.
 
-    Modes, the first two without zeros, so that dropped elements show:
+    In the first two modes no value is zero, so that dropped elements show.
+
+    Modes:
         dense: Odd integers of random sign up to 63, divided by 4.
         real: Nearly normal numbers of several scales.
         special: One special value between -0.0 and odd integers; see `equivtest.cases.values.special`.

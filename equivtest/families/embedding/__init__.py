@@ -1,4 +1,4 @@
-"""Embeddings whose table is divided by ColwiseParallel or RowwiseParallel."""
+"""Family of cases that run nn.Embedding under ColwiseParallel or RowwiseParallel."""
 
 SUBJECTS = {
     "colwise_embedding": "equivtest.families.embedding.subject:colwise_embedding",

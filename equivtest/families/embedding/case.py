@@ -1,6 +1,6 @@
-"""One embedding under tensor parallelism.
+"""Defines `EmbeddingCase`: one embedding under tensor parallelism. Letters:
 
-Letters: T tokens (product of the dims of the ids), V num_embeddings, D embedding_dim.
+T tokens (product of the dims of the ids), V num_embeddings, D embedding_dim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from equivtest.layout import Layout, Replicate, Shard, parse_placement, shard_bo
 
 STYLES = ("colwise", "rowwise")
 EXACT_MODES = ("dense", "index", "special")
-"""Modes whose sums are exact."""
+"""Modes in which the sums of the gradient are exact."""
 
 REAL_MODE = "real"
 IDS_DTYPES = ("int64", "int32")
@@ -42,7 +42,7 @@ def _padding_ids(fields: Fields) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingCase(Case):
-    """output[t] = weight[ids[t]], forward and backward, the weight sharded on one axis.
+    """Fixes output[t] = weight[ids[t]], forward and backward, with the weight sharded on one of its dims.
 
     Attributes:
         style: 'colwise' shards the weight (V, D) on D; 'rowwise' on V.
@@ -109,12 +109,12 @@ class EmbeddingCase(Case):
 
     @property
     def num_dims(self) -> int:
-        """Dims of the output, the embedding dim included."""
+        """Returns the number of dims of the output, embedding dim included."""
         return len(self.leading) + 1
 
     @property
     def sharded_size(self) -> int:
-        """Size of the dim of the weight that the ranks share."""
+        """Returns the size of the weight's sharded dim."""
         return self.embedding_dim if self.style == "colwise" else self.num_embeddings
 
     @property
@@ -123,9 +123,10 @@ class EmbeddingCase(Case):
         return self.worst_shard_kind(("ids",)) != "even"
 
     def edge_ids(self) -> tuple[int, ...]:
-        """The first and last id of each rank's part of the vocabulary, ascending, and `padding_idx`.
+        """Returns the first and last id of each rank's shard of the vocabulary, and `padding_idx`, ascending.
 
-        Parts are those of a rowwise embedding; a colwise one, which does not divide the vocabulary, gets the same.
+        The shards are those of a rowwise embedding. A colwise embedding, which does not shard the vocabulary, gets the
+        same ids.
         """
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
         ids = {edge for start, stop in parts if start < stop for edge in (start, stop - 1)}
@@ -137,7 +138,7 @@ MISFITS = ("above", "below", "dtype", "max_norm")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedEmbeddingCase(Refused, EmbeddingCase):
-    """An embedding that every rank must refuse in the same way.
+    """Fixes an embedding that every rank must refuse with the same error.
 
     Attributes:
         misfit: 'above': one id is V; 'below': one id is -1; 'dtype': the ids are float32;

@@ -1,4 +1,4 @@
-"""The collectives of an embedding, derived from its layouts."""
+"""Derives the collectives of an embedding from its layouts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _IDS_BYTES = {"int64": 8, "int32": 4}
 
 @expected_collectives.register
 def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
-    """Lists collectives: weight distributed, ids gathered, output and its cotangent redistributed.
+    """Returns the collectives: distribution of the weight, gathered ids, and redistribution of output and cotangent.
 
-    A rowwise embedding makes a partial output: an all_reduce, or a reduce_scatter if the output
-    is sharded; backward its cotangent is replicated: an all_gather.  A colwise one makes an output
-    sharded on its last dim: an all_gather, or an all_to_all; backward the cotangent goes to that
-    dim, by an all_to_all or nothing.  Each rank then has the operands of its shard of the gradient.
+    A rowwise embedding makes a partial output: an all_reduce, or a reduce_scatter if the output is sharded; backward
+    its cotangent is replicated: an all_gather. A colwise embedding makes an output sharded on its last dim: an
+    all_gather, or an all_to_all; backward the cotangent goes to that dim, by an all_to_all or nothing. Each rank then
+    has the operands of its shard of the gradient.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py, for
     nn.Embedding (2.13.0); the backward by the chain rule.

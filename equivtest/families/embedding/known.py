@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of embeddings, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def has_empty_part(case: EmbeddingCase) -> bool:
-    """True if the last rank has no part of the sharded dim."""
+    """True if the last rank's shard of the weight is empty."""
     start, stop = shard_bounds(case.sharded_size, case.world_size, case.world_size - 1)
     return start == stop
 
 
 def output_is_uneven(case: EmbeddingCase) -> bool:
-    """True if ranks hold different numbers of output elements."""
+    """True if ranks have shards of the output of different sizes."""
     return case.worst_shard_kind(("output",)) != "even"

@@ -1,17 +1,15 @@
-"""One embedding, forward and backward: copied rows, and sums of rows of the cotangent.
+"""Computes one embedding, forward and backward: copied rows of the weight, and sums of rows of the cotangent.
 
-Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; for a cotangent
-G (T, D), row v of the gradient is the sum of G_t over the tokens t whose id is v, zero for
-`padding_idx`, and divided by n_v if it is scaled by frequency.
+Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; for a cotangent G (T, D), row v of the
+gradient is the sum of G_t over the tokens t whose id is v, zero for `padding_idx`, and divided by n_v if it is scaled
+by frequency.
 
-The forward computes nothing, so real values are equal too, to the last bit except for zeros
-that an all_reduce adds by rows, for which a backend may flush subnormals.  The gradient is
-derived here: n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way,
-since adding zeros rounds nothing (the cost of additions:
-`equivtest.oracle.rounding.after_additions`).  A sum may be kept in the storage dtype, so that each
-addition is rounded there, after one of the accumulator if that is wider.  A gradient scaled by
-1 / n_v rounds that factor and each product, and stores the first product before the additions;
-if n_v is a power of two none of these rounds.
+The forward computes nothing, so real values are equal too, to the last bit. The exception is a rowwise embedding, whose
+all_reduce adds zeros: a backend may flush subnormals then. The gradient is derived here: n_v numbers take n_v - 1
+additions, in any order and divided among ranks in any way, since adding zeros rounds nothing (the cost of additions:
+`equivtest.oracle.rounding.after_additions`). A sum may be kept in the storage dtype, so that each addition is rounded
+there, after one of the accumulator if that is wider. A gradient scaled by 1 / n_v rounds that factor and each product,
+and stores the first product before the additions; if n_v is a power of two none of these rounds.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
 which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
@@ -34,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
-    """Output, weight and gradient of the unsharded embedding; the gradient equal or within a bound.
+    """Returns output, weight and gradient of the unsharded embedding. The gradient is exact or has a bound.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -65,7 +63,7 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """The exact gradient (V, D), and the bits that its largest sum of magnitudes takes.
+    """Returns the exact gradient (V, D), and the number of bits that its largest sum of magnitudes takes.
 
     Args:
         ids: (T,), int64, global.
@@ -84,7 +82,7 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """Bounds the gradient (V, D); for the arguments see `sum_gradient`.
 
-    A row without tokens is zero and a row of a single token a copy: neither may have an error.
+    A row without tokens is zero and a row of a single token a copy: both must be exact.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -107,7 +105,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of a rounded 1 / n, a product with it and the storage of that product."""
+    """Returns the relative error of a rounded 1 / n, of a product with it and of storing that product."""
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -116,7 +114,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Applies `after_additions` with another number of additions for each element."""
+    """Applies `after_additions` with a separate number of additions for each element."""
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)
     for num in set(additions.flatten().tolist()):
@@ -125,12 +123,12 @@ def _after_each(
 
 
 def may_round(divisor: int) -> bool:
-    """True if 1 / divisor, and a product with it, may be no value of the dtype."""
+    """True if 1 / divisor, or a product with it, may round."""
     return divisor & (divisor - 1) != 0
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """Returns 1 if token t has id v, except for `padding_idx`: (V, T), float64."""
+    """Returns (V, T), float64: 1 at [v, t] if token t has id v and v is not `padding_idx`, else 0."""
     chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
     return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)
 

@@ -1,4 +1,4 @@
-"""Cases of one embedding, within the contract and outside it."""
+"""Draws cases of one embedding, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ embedding_cases = cases_of(EmbeddingCase, dangerous=("num_embeddings", "output_l
 refused_embedding_cases = cases_of(
     RefusedEmbeddingCase, only=("misfit", "leading", "num_embeddings", "embedding_dim", "output_layout")
 )
-"""Every rank has all ids, so no rank has to know their global shape."""
+"""Draws cases that every rank must refuse. Every rank has all ids, so none has to know their global shape."""

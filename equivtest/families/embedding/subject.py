@@ -1,4 +1,4 @@
-"""torch's RowwiseParallel and ColwiseParallel on nn.Embedding.
+"""Subjects that run nn.Embedding under torch's RowwiseParallel and ColwiseParallel.
 
 Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, and
 torch/distributed/tensor/_ops/_embedding_ops.py (2.13.0).  Both compute what the unsharded
@@ -24,12 +24,12 @@ from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, Refused
 
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Embedding, its weight (V, D) sharded on D: every rank looks up every id."""
+    """Runs nn.Embedding with its weight (V, D) sharded on D: every rank looks up every id."""
     return run_embedding(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Embedding, its weight (V, D) sharded on V: ids of other ranks are masked, outputs are added."""
+    """Runs nn.Embedding with its weight (V, D) sharded on V: ids of other ranks are masked, outputs are added."""
     return run_embedding(case, mesh, given, RowwiseParallel)
 
 
@@ -40,7 +40,7 @@ def run_embedding(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
-    """Forward and backward of one parallelized embedding, on this rank."""
+    """Runs forward and backward of one parallelized embedding on this rank."""
     plan = style(
         input_layouts=torch_placement(case, "ids"),
         output_layouts=torch_placement(case, "output"),
@@ -54,7 +54,7 @@ def run_embedding(
 
 
 def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]) -> nn.Embedding:
-    """The unsharded embedding, whole on every rank, as a user builds it before parallelizing."""
+    """Returns the unsharded embedding, replicated on every rank, as a user builds it before parallelizing it."""
     max_norm = 1.0 if isinstance(case, RefusedEmbeddingCase) and case.misfit == "max_norm" else None
     layer = module(
         case.num_embeddings,
@@ -69,7 +69,7 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 
 
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
-    """Answers output, weight and, if the case requests it, its gradient."""
+    """Answers output, weight and, if the case requires it, the weight's gradient."""
     weight = layer.get_parameter("weight")
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:

@@ -1,10 +1,10 @@
-"""Values of embeddings: ids on both sides of every shard boundary, and gradients whose sums are exact.
+"""Draws values of embeddings: ids on both sides of every shard boundary, and gradients whose sums are exact.
 
 Letters: T tokens, V num_embeddings, D embedding_dim, p significand bits; n_v how often id v occurs.
 
-The gradient of row v is the sum of n_v rows of the cotangent.  In exact modes each of these rows has odd integers up to
-2**p / n_v, so that every sum of any of them is an integer up to 2**p: a value of the dtype, in any order and on any
-number of ranks.  The oracle checks this of every draw.
+The gradient of row v is the sum of n_v rows of the cotangent. In exact modes each of these rows has odd integers up to
+2**p / n_v, so that every partial sum is an integer up to 2**p: a value of the dtype, in any order and on any number of
+ranks. The oracle checks this of every draw.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
 """
@@ -27,20 +27,20 @@ _SHARE_ADDED = 16
 
 @draw.register
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global ids (*leading), of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
+    """Draws global ids (*leading) of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
 
     Modes:
-        index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value
-                shows which row and column was looked up.
-        dense: It holds odd integers of random sign and up to p bits.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the
-            number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
-        real: Nearly normal numbers, those of the cotangent too; never zero.
+        index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value shows which row and
+            column was looked up.
+        dense: The weight holds odd integers of random sign and up to p bits.
+        special: The weight holds one of signed zeros, infinities, NaN, subnormals and extremes, the one with the number
+            `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
+        real: Weight and cotangent hold nearly normal numbers, never zero.
 
-    In the first three the cotangent holds odd integers whose sums are exact.  If its sums are
-    rounded (real numbers, or scaled by frequency) each of its columns lies on one side of zero, or
-    more often there, so that terms rather add up than cancel.  Of the tokens of one id only the
-    first 2**p / 16 then have a nonzero one, since each addition in storage rounds.
+    In the first three modes the cotangent holds odd integers whose sums are exact. If its sums are rounded (real
+    numbers, or scaled by frequency), most or all elements of each of its columns have one sign, so that terms mostly
+    add up. Of the tokens of one id only the first 2**p / 16 then have a nonzero cotangent, since each addition in
+    storage rounds.
     """
     mode, seed = case.values[index]
     ids = draw_ids(case, mode, seed)
@@ -65,9 +65,9 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws ids (T,), int64, at random places: all of `edge_ids`, or for fewer tokens neighbours among them.
+    """Draws ids (T,), int64, at random positions: all of `edge_ids`, or neighbours among them if T is smaller.
 
-    Of the other tokens, half repeat one edge and half hold any ids.
+    Of the other tokens, half repeat one edge id and half have any ids.
     """
     source = generator(mode, seed, "ids")
     num_tokens, edges = math.prod(case.leading), case.edge_ids()
@@ -81,7 +81,7 @@ def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """(V, D), of the case's dtype."""
+    """Draws the weight (V, D) in the case's dtype."""
     shape, source = case.shapes()["weight"], generator(mode, seed, "weight")
     largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
     if mode == "special":
@@ -95,10 +95,10 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
-    """Draws the cotangent (T, D), in the case's dtype.
+    """Draws the cotangent (T, D) in the case's dtype.
 
-    If an id occurs more than 2**p times, only the first 2**p have a nonzero cotangent; fewer if sums are rounded, see
-    `draw_embedding`.
+    If an id occurs more than 2**p times, only its first 2**p tokens have a nonzero cotangent; fewer if sums are
+    rounded, see `draw_embedding`.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
     rounds = mode == REAL_MODE or case.scale_grad_by_freq

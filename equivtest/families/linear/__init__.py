@@ -1,4 +1,4 @@
-"""nn.Linear under ColwiseParallel and RowwiseParallel."""
+"""Family of cases that run nn.Linear under ColwiseParallel or RowwiseParallel."""
 
 SUBJECTS = {
     "colwise_linear": "equivtest.families.linear.subject:colwise_linear",

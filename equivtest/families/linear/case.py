@@ -1,6 +1,6 @@
-"""One linear layer under tensor parallelism.
+"""Defines `LinearCase`: one linear layer under tensor parallelism. Letters:
 
-Letters: T tokens (product of the leading dims), K in_features, N out_features.
+T tokens (product of the leading dims), K in_features, N out_features.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from equivtest.layout import Layout, Replicate, Shard, parse_placement
 
 STYLES = ("colwise", "rowwise")
 LINEAR_MODES = ("dense", "wide-x", "wide-w", "wide-g")
-"""Modes of exact values: judged by equality."""
+"""Modes of exact values, which are judged by equality."""
 
 REAL_MODES = ("real", "real-cancelling")
-"""Modes of real values: judged by a derived bound."""
+"""Modes of real values, which are judged by a derived bound."""
 
 
 def _by_features(fields: Fields) -> tuple[str, ...]:
-    """Returns placements of the tensor that the style divides by features; most of them divide the features."""
+    """Returns placements for x (rowwise) or the output (colwise), most of them shards of the feature dim."""
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
 
@@ -53,7 +53,7 @@ def _x_is_dtensor(fields: Fields) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCase(ActivationCase):
-    """y = x W^T + b, forward and backward, its weight sharded on one axis.
+    """Fixes y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
 
     Attributes:
         style: 'colwise' shards weight (N, K) and bias (N,) on N; 'rowwise' shards the weight on
@@ -74,7 +74,7 @@ class LinearCase(ActivationCase):
         *((mode,) for mode in LINEAR_MODES + REAL_MODES),
         *[(*LINEAR_MODES, *REAL_MODES * 2)] * 40,
     )
-    """Half of the draws of a full case are real: over three in ten of a whole run, whose fetches have none."""
+    """Modes of the draws of one case; half of the draws of a full case are real."""
 
     style: Annotated[str, OneOf(STYLES)]
     leading: Annotated[Shape, Dims(0, limits.MAX_DIMS - 1), shapes((1, 0, 1, 1, 1, 2, 2, 3))] = (1,)
@@ -129,16 +129,16 @@ class LinearCase(ActivationCase):
 
     @property
     def num_dims(self) -> int:
-        """Dims of the activation, the feature dim included."""
+        """Returns the number of dims of an activation, feature dim included."""
         return len(self.leading) + 1
 
     @property
     def input_is_uneven(self) -> bool:
-        """True if ranks have different amounts of x."""
+        """True if ranks have shards of x of different sizes."""
         return self.worst_shard_kind(("x",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
-        """'weight' and, if the layer has one, 'bias'."""
+        """Returns 'weight' and, if the layer has one, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
 
 
@@ -147,7 +147,7 @@ REFUSALS = ("in_features", "dtype")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedLinearCase(Refused, LinearCase):
-    """A linear layer whose x does not fit its weight: every rank must refuse in the same way.
+    """Fixes a linear layer whose x does not fit its weight: every rank must refuse it with the same error.
 
     Attributes:
         misfit: 'in_features': x has one feature more than the weight; 'dtype': x is float64

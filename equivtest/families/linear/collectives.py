@@ -1,4 +1,4 @@
-"""The collectives of a linear layer."""
+"""Derives the collectives of a linear layer from its layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 
 @expected_collectives.register
 def linear_collectives(case: LinearCase, rank: int) -> Collectives:
-    """Lists collectives: parameters distributed, x and the output redistributed, and backward their gradients.
+    """Returns the collectives: distribution of the parameters, redistribution of x and the output, and their
+    backward.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py;
     distribute_tensor in torch/distributed/tensor/_api.py, `src_data_rank`: rank 0 scatters a

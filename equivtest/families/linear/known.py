@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on linear cases, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -18,47 +18,49 @@ def last_leading(case: LinearCase) -> int:
 
 
 def output_place(case: LinearCase) -> str:
-    """Which dim of the output is sharded: 'first', 'middle', 'last' (of one dim too) or 'none'."""
+    """Returns which dim of the output is sharded: 'first', 'middle', 'last' (also if it is the only one) or 'none'."""
     return _place(case.output_layout, case.num_dims)
 
 
 def has_strided_x(case: LinearCase) -> bool:
-    """True if torch sees x as not contiguous; a DTensor of one dim is always passed as contiguous."""
+    """True if torch sees x as not contiguous. A DTensor of one dim is always passed as contiguous."""
     if case.num_dims == 1:
         return not case.x_contiguous and not case.x_is_dtensor and case.in_features > 1
     return not case.x_contiguous and min(last_leading(case), case.in_features) > 1
 
 
 def has_strided_cotangent(case: LinearCase) -> bool:
-    """True if torch sees a cotangent of two dims or more, passed as a DTensor, as not contiguous."""
+    """True if torch sees the cotangent as not contiguous, for cotangents of two dims or more."""
     return not case.cotangent_contiguous and min(last_leading(case), case.out_features) > 1
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """True if F.linear makes x of one dim a matrix and squeezes the product: without a bias, or for a strided x."""
+    """True if F.linear turns an x of one dim into a matrix and squeezes the product: without a bias, or if x is
+    strided."""
     return case.num_dims == 1 and (not case.bias or has_strided_x(case))
 
 
 def merged_dims(case: LinearCase) -> Shape:
-    """Returns the leading dims that F.linear merges: all, or all but the last to keep a strided x."""
+    """Returns the leading dims that F.linear merges: all, or all except the last if that keeps a strided x."""
     keeps_last = has_strided_x(case) and "weight" not in case.requires_grad
     return case.leading[:-1] if keeps_last else case.leading
 
 
 def input_shard_is_merged(case: LinearCase) -> bool:
-    """True if a view merges x's sharded dim with dims before it; a strided x may need a copy instead."""
+    """True if F.linear views x with its sharded dim merged into the dims before it; a strided x may be copied
+    instead."""
     copies = has_strided_x(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.input_layout, merged_dims(case))
 
 
 def output_shard_is_merged(case: LinearCase) -> bool:
-    """True for the same of the cotangent, which the backward reshapes like x in the forward."""
+    """True if the backward views the cotangent with its sharded dim merged into the dims before it."""
     copies = has_strided_cotangent(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.output_layout, merged_dims(case))
 
 
 def output_is_uneven(case: LinearCase) -> bool:
-    """True if ranks hold different numbers of output elements."""
+    """True if ranks have shards of the output of different sizes."""
     return case.worst_shard_kind(("output",)) != "even"
 
 
@@ -70,6 +72,6 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if the sharded dim, or a later merged one, has several elements, and so do the dims before it."""
+    """True if the sharded dim, or a later merged dim, has several elements, and so have the dims before it."""
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

@@ -1,4 +1,4 @@
-"""Cases of one linear layer, within the contract and outside of it."""
+"""Draws cases of one linear layer, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ linear_cases = cases_of(LinearCase, dangerous=("in_features", "input_layout", "b
 
 @Cases
 def refused_linear_cases(draw: Draw, space: Space, *, style: str) -> RefusedLinearCase:
-    """Cases whose x does not fit the weight, which every rank can tell from what it holds."""
+    """Draws cases whose x does not fit the weight. Every rank can see that from its own tensors."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     misfit = pick(draw, "misfit", REFUSALS)

@@ -1,4 +1,4 @@
-"""torch's RowwiseParallel and ColwiseParallel on nn.Linear.
+"""Subjects that run nn.Linear under torch's RowwiseParallel and ColwiseParallel.
 
 Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel
 (2.13.0).  A correct style computes what the unsharded nn.Linear computes, forward and backward.
@@ -16,12 +16,12 @@ from equivtest.families.linear.case import LinearCase
 
 
 def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Linear, its weight (N, K) and bias sharded on N by ColwiseParallel."""
+    """Runs nn.Linear with its weight (N, K) and bias sharded on N by ColwiseParallel."""
     return run_linear(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Linear, its weight (N, K) sharded on K by RowwiseParallel, its bias replicated."""
+    """Runs nn.Linear with its weight (N, K) sharded on K by RowwiseParallel and its bias replicated."""
     return run_linear(case, mesh, given, RowwiseParallel)
 
 
@@ -32,7 +32,7 @@ def run_linear(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Linear] = nn.Linear,
 ) -> Answers:
-    """Forward and backward of one parallelized linear module, on this rank."""
+    """Runs forward and backward of one parallelized linear module on this rank."""
     plan = style(
         input_layouts=torch_placement(case, "x"),
         output_layouts=torch_placement(case, "output"),
@@ -46,7 +46,7 @@ def run_linear(
 
 
 def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.Linear:
-    """The unsharded layer, whole on every rank, as a user builds it before parallelizing."""
+    """Returns the unsharded layer, replicated on every rank, as a user builds it before parallelizing it."""
     layer = module(case.in_features, case.out_features, bias=case.bias, device="meta")
     for name in case.parameter_names():
         setattr(layer, name, nn.Parameter(given[name].detach(), requires_grad=name in case.requires_grad))
@@ -54,7 +54,7 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
 
 
 def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Output, parameters and the gradients that the case asks for."""
+    """Answers output, parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     for name in case.parameter_names():
         found[f"param.{name}"] = layer.get_parameter(name)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm under SequenceParallel."""
+"""Family of cases that run LayerNorm or RMSNorm under SequenceParallel."""
 
 SUBJECTS = {
     "sequence_layer_norm": "equivtest.families.norm.subject:sequence_layer_norm",

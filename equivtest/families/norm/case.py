@@ -1,6 +1,6 @@
-"""One layer_norm or rms_norm under sequence parallelism.
+"""Defines `NormCase`: one layer_norm or rms_norm under sequence parallelism. Letters:
 
-Letters: T tokens (product of the leading dims), D features.
+T tokens (product of the leading dims), D features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NormCase(ActivationCase):
-    """y = norm(x) weight + bias over the last dim, x and y sharded along the sequence, parameters replicated.
+    """Fixes y = norm(x) weight + bias over the last dim, with x and y sharded along the sequence and replicated
+    parameters.
 
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.
@@ -76,7 +77,7 @@ class NormCase(ActivationCase):
 
     @property
     def sequence_length(self) -> int:
-        """Size of the dim that the ranks share."""
+        """Returns the size of the sharded dim."""
         return self.leading[self.sequence_dim]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of norms, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def num_frozen(case: NormCase) -> int:
-    """Parameters that need no gradient."""
+    """Returns the number of parameters that need no gradient."""
     return sum(name not in case.requires_grad for name in case.parameters)
 
 
 def num_trained(case: NormCase) -> int:
-    """Parameters that need a gradient."""
+    """Returns the number of parameters that need a gradient."""
     return len(case.parameters) - num_frozen(case)

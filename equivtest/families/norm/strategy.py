@@ -1,4 +1,4 @@
-"""Cases of one norm under sequence parallelism."""
+"""Draws cases of one norm under sequence parallelism."""
 
 from __future__ import annotations
 
@@ -19,19 +19,29 @@ from equivtest.property import Space
 
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
 NORM_FEATURES = (*(*range(4, 10), 3, 12, *range(15, 18), *range(31, 34)) * 4, 2, 1)
-"""Seldom one or two: a norm then leaves little but signs.  Of one, layer_norm leaves nothing: it has two at least."""
+"""Numbers of features.
+
+One and two are rare, because a norm of them leaves little but signs. layer_norm has at least two, because it leaves
+nothing of one feature.
+"""
 MAX_TOKENS_IN_16_BITS = 7
-"""Gradients of a norm's parameters are sums over tokens kept in 16 bits: of more tokens bounds conclude nothing."""
+"""Largest number of tokens in 16 bits.
+
+Gradients of parameters are summed in 16 bits, and bounds of more tokens conclude nothing.
+"""
 EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
 EPSILONS_OF_FEW = (1.0, 0.5, 0.25)
-"""Drawn for up to three features: a small one would scale x by its own size alone, and its gradient would cancel."""
+"""Values of eps for up to three features.
+
+With a small eps, x would be scaled by its own size alone, and its gradient would cancel.
+"""
 
 
 @Cases
 def norm_cases(draw: Draw, space: Space, *, norm: str) -> NormCase:
-    """Cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
+    """Draws cases of one norm under sequence parallelism; `norm` is 'layer_norm' or 'rms_norm'.
 
-    Shrinks to one draw of values, one token, one feature, no parameters.
+    Shrinks to one draw of values, one token, few features, no parameters.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)

@@ -1,4 +1,4 @@
-"""Values of a norm."""
+"""Draws the values of a norm."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FEW_FEATURES = 3  # a norm of so few leaves little but signs, unless eps is as 
 def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global x and cotangent (*leading, D), weight and bias (D,) if the layer has them.
 
-    Nearly normal numbers, never zero, each tensor with its own scale; x may have a mean that
-    is not zero, and weights may lie around one.  Every feature of x and of the cotangent lies on one
-    side of that mean more often than on the other: the terms of a parameter's gradient, a sum over
-    tokens, rather add up than cancel.  About as many features lie on either side, and the sides of the
-    cotangent differ from those of x: multiples of ones and of x - mean would leave no gradient of x.
+    Values are nearly normal, never zero, and each tensor has its own scale; x may have a mean that is not zero, and
+    weights may lie around one. Most elements of each feature, in x and in the cotangent, lie on the same side of that
+    mean, so that the terms of a parameter's gradient, a sum over tokens, mostly add up. About as many features lie on
+    either side, and the sides of the cotangent differ from those of x, because multiples of ones and of x - mean would
+    leave no gradient of x.
     """
     mode, seed = case.values[index]
     order = permutation(case.features, generator(mode, seed, "order of sides"))

@@ -1,4 +1,4 @@
-"""DTensors that go from one layout to another."""
+"""Family of cases that redistribute one DTensor to another layout."""
 
 SUBJECTS = {
     "redistribute": "equivtest.families.redistribute.subject:redistribute",

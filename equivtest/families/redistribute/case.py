@@ -1,7 +1,7 @@
-"""One DTensor that is redistributed, forward and backward, on a mesh of one axis or two.
+"""Defines `RedistributeCase`: one DTensor that is redistributed, forward and backward, on a mesh of one or two axes.
 
-The value of a tensor that is partial on some axes is the stack of its operands: (P, *shape), one
-operand per place on those axes, different on each rank.
+A tensor that is partial on some axes is given as the stack of its terms: (P, *shape), with one term for each of the P
+ranks along these axes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivtest.layout import (
 )
 
 ROADS = ("dtensor", "local", "full_tensor", "distribute")
-"""Ways to make the tensor and to return it; see `RedistributeCase.road`."""
+"""Ways to make the DTensor and to return its result; see `RedistributeCase.road`."""
 
 REAL_MODE = "real"
 MAX_AXES = 2
@@ -34,7 +34,9 @@ MAX_AXES = 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RedistributeCase(ActivationCase):
-    """output = x under other placements; the gradient is the cotangent under x's placements.
+    """Fixes one redistribution: the output is x under other placements.
+
+    The gradient of x is the cotangent under x's placements.
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
@@ -131,24 +133,26 @@ class RedistributeCase(ActivationCase):
 
     @property
     def num_axes(self) -> int:
-        """Axes of the mesh."""
+        """Returns the number of mesh axes."""
         return len(self.mesh_shape)
 
     @property
     def leaves_as_plain_tensor(self) -> bool:
-        """True if a local tensor is answered instead of a DTensor."""
+        """True if the subject answers a local tensor instead of a DTensor."""
         return self.road in ("local", "full_tensor")
 
     @property
     def cotangent_layout(self) -> Layout:
-        """Layout of the cotangent that the harness passes."""
+        """Returns the layout of the cotangent that the harness passes."""
         if self.cotangent or not self.leaves_as_plain_tensor:
             return _layout(self.cotangent or self.target)
         return without_partial(_layout(self.target))
 
     @property
     def gradient_layout(self) -> Layout:
-        """Layout of the source, replicated on its partial axes, unless the cotangent of a DTensor is partial there too.
+        """Returns the layout that the gradient of x must have: the source's, with partial axes replicated.
+
+        If a DTensor's cotangent is partial on an axis where the source is partial, the gradient stays partial there.
 
         Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py
         for local leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which
@@ -163,11 +167,12 @@ class RedistributeCase(ActivationCase):
         return Layout(tuple(Replicate() if is_reduced else old for old, is_reduced in kept))
 
     def operand_layout(self, name: str) -> Layout:
-        """The placements, partial ones included, of 'x' or 'cotangent' as a DTensor."""
+        """Returns the layout of 'x' or 'cotangent' as a DTensor, partial placements included."""
         return _layout(self.source) if name == "x" else self.cotangent_layout
 
     def reduction(self, name: str) -> tuple[str, int]:
-        """(op, number of operands) that the value of 'x' or 'cotangent' is reduced from; ('', 1) if not partial."""
+        """Returns (op, number of terms) of the reduction that gives the value of 'x' or 'cotangent'; ('', 1) if it is
+        not partial."""
         axes = partial_axes(self.operand_layout(name))
         if not axes:
             return "", 1
@@ -176,7 +181,7 @@ class RedistributeCase(ActivationCase):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def fixes_bits(self, draw: int) -> bool:
-        """Real operands that are added up, or averaged, have none; all that is copied, and exact sums, have."""
+        """True unless all answers are sums or averages of real numbers, whose bits depend on the order."""
         mode, _ = self.values[draw]
         given = {"output": "x", "grad.x": "cotangent"}
         ops = {self.reduction(given[name])[0] for name in self.answer_names()}
@@ -193,12 +198,12 @@ class RedistributeCase(ActivationCase):
         return tensors | {f"grad.{name}": gradient for name in self.requires_grad}
 
     def _stack(self, name: str) -> Shape:
-        """Ranks along each axis on which 'x' or 'cotangent' is partial."""
+        """Returns the number of ranks along each axis on which 'x' or 'cotangent' is partial."""
         return tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
 
     @property
     def shard_kind(self) -> str:
-        """The worst of source, target and cotangent: 'even', 'uneven' or 'empty'."""
+        """Returns the worst kind of shards of source, target and cotangent: 'even', 'uneven' or 'empty'."""
         placed = (_layout(self.source), _layout(self.target), self.cotangent_layout)
         kinds = {shard_kind(self.shape, layout, self.mesh_shape) for layout in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)

@@ -1,4 +1,4 @@
-"""Redistributions to placements that the tensor or its mesh cannot have."""
+"""Defines redistributions to placements that the tensor or its mesh cannot have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISFITS = ("to_partial", "too_many", "too_few", "dim")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedRedistributeCase(Refused, RedistributeCase):
-    """A redistribution that every rank must refuse in the same way; the case's target is a valid one.
+    """Fixes a redistribution that every rank must refuse with the same error. The field `target` is valid.
 
     Attributes:
         misfit: The invalid request that replaces the target. 'to_partial': partial sums of a tensor that is not

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases of redistribution, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
-    """Among which the first placement divides the tensor."""
+    """Returns the number of ranks along the first mesh axis."""
     return case.mesh_shape[0]
 
 
 def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
-    """True if the tensor is a shard along each axis, which torch treats as partial sums from 2.14 on."""
+    """True if the tensor is sharded along each axis; torch treats it as partial sums from 2.14 on."""
     return all(text.startswith("shard") for text in case.source)
 
 
@@ -31,17 +31,20 @@ def mixes_reductions(case: RedistributeCase) -> bool:
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if x is gathered over both axes in one step although its shards differ from those of one axis."""
+    """True if x is gathered over both axes in one step although one axis of all ranks would shard it differently."""
     return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True for the same of the cotangent on its way to the gradient's layout."""
+    """True if the cotangent is gathered over both axes in one step although one axis would shard it differently."""
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if a dim is gathered over both axes, even if the second alone divides it again."""
+    """True if torch gathers a dim that both axes shard in one step, and one axis would shard it differently.
+
+    The second axis may shard the dim again afterwards.
+    """
     first, second = source.placements[0], source.placements[-1]
     if not case.flattened or not isinstance(first, Shard) or first != second:
         return False

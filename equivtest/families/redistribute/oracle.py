@@ -1,9 +1,7 @@
-"""One redistributed tensor: the same values under another layout, and reduced operands.
+"""Computes one redistributed tensor: the same values under another layout, and the reductions of partial tensors.
 
-Values without a reduction are copied: every bit is known.  Reductions: `equivtest.oracle.operands`.
-
-A gradient here belongs to the tensor, not to its operands: it is the unchanged cotangent, for any
-reduction.
+Values without a reduction are copied: every bit is known. Reductions: `equivtest.oracle.operands`. The gradient belongs
+to the tensor, not to its terms on the ranks: it is the unchanged cotangent, for any reduction.
 
 Source: DTensor.redistribute and DTensor.from_local in torch/distributed/tensor/_api.py,
 _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).
@@ -29,7 +27,7 @@ from equivtest.oracle.operands import Reduced, bound_reduction, reduce_exactly
 
 @expect.register
 def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
-    """x as the output and the cotangent as its gradient: equal, or within the bound of a reduction.
+    """Returns x as the output and the cotangent as its gradient, each exact or within the bound of a reduction.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -55,7 +53,7 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
 
 
 def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, index: int) -> Reduced:
-    """The tensor (*shape) whose operands (P, *shape) are `given`; `name` is 'x' or 'cotangent'.
+    """Reduces the terms `given` (P, *shape) of 'x' or 'cotangent' to the tensor (*shape).
 
     Raises:
         InexactData: operands of an exact draw add up to more than the dtype holds.
@@ -72,7 +70,8 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 @expected_collectives.register
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
-    """Lists collectives on a mesh of one axis: distribution, the way to the target, and the cotangent's way back.
+    """Returns the collectives on a mesh of one axis: distribution, the way to the target, and the cotangent's way
+    back.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).
@@ -90,7 +89,9 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 
 @expected_collectives.register
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
-    """Returns the steps of the tensor in the forward and of its cotangent in the backward, where no partial sum occurs.
+    """Returns the collectives of x on its way through the forward, and of its cotangent on its way back.
+
+    The cotangent is replicated where x is partial.
 
     Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

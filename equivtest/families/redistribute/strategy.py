@@ -1,4 +1,4 @@
-"""Cases of one redistributed tensor, within the contract and outside of it."""
+"""Draws cases of one redistribution, within the contract and outside of it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from equivtest.property import Space
 
 NUM_DIMS = (*(1,) * 6, *(2,) * 14, *(3,) * 6, 4, 4, 0)
 MAX_SIZES = {0: 1, 1: 33, 2: 17, 3: 9, 4: 5}
-"""Largest size of a dim by their number: every dim may be sharded, and all are near a multiple of the ranks."""
+"""Number of dims -> largest size of a dim. Every dim may be sharded, and all sizes are near a multiple of the ranks."""
 
 NO_ELEMENTS = (None,) * 20 + (0, 1)
-"""Indices of the dim of size 0, modulo their number."""
+"""Which dim gets size 0, modulo the number of dims; None: no dim."""
 
 OPS = ("sum",) * 4 + ("avg", "max", "min")
 ROADS_DRAWN = ("dtensor",) * 6 + ("local",) * 3 + ("distribute", "distribute", "full_tensor")
@@ -41,19 +41,22 @@ STAYS_PARTIAL = (False,) * 7 + (True,)
 REDISTRIBUTE_MODES = (
     ("dense",), ("index",), ("special",), ("real",), *[("special", "dense", "real", "index", "special")] * 16,
 )  # fmt: skip
-"""An odd number of draws: where draw 0 repeats, what alternates from call to call then shows."""
+"""Modes of the draws of one case.
+
+Most have an odd number, so that repeating draw 0 shows a defect in every other call.
+"""
 
 MEMBERS_OF_ONE_AXIS: tuple[int | None, ...] = (None,) * 15 + (0, 1, 2, 3, 4)
-"""Oftener than of other families: they go with one axis, which two in three cases have."""
+"""Which members to draw, more often than in other families, because only cases of one axis have members."""
 
 RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 
 
 @Cases
 def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
-    """Cases of one redistributed tensor, a third of them on meshes of two axes.
+    """Draws cases of one redistribution, a third of them on meshes of two axes. Only cases on one axis are recorded.
 
-    Recorded on one axis only.  Shrinks to one draw of dense values for one replicated element.
+    Shrinks to one draw of dense values for one replicated element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
@@ -91,7 +94,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
 
 @Cases
 def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeCase:
-    """Cases whose placements do not fit the tensor or the mesh, which every rank can tell."""
+    """Draws cases whose requested placements do not fit the tensor or the mesh, which every rank can see."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
@@ -111,7 +114,10 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """One axis, two in three times; of two axes, more often such with several ranks on both."""
+    """Returns the meshes to draw from: () for one axis, two in three times, else pairs of sizes.
+
+    Pairs with several ranks on both axes occur more often.
+    """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     wide = [pair for pair in pairs if 1 not in pair]
     two_axes = [*pairs, *wide * 4]
@@ -119,12 +125,11 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns which axes of a mesh have several ranks: the label of meshes."""
+    """Returns which axes of a mesh have several ranks. `Draw.pick` takes it as the label of a mesh."""
     return tuple(map(is_several, mesh))
 
 
 def is_given(number: int | None) -> bool:
-    """Returns True unless the number is None."""
     return number is not None
 
 
@@ -142,7 +147,7 @@ def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
 
 @cache
 def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
-    """Edge sizes up to `largest`, those that the ranks divide once each, others several times."""
+    """Returns the edge sizes up to `largest`. Those that the ranks divide evenly occur once, all others twice."""
     edges = [size for size in edge_sizes(world_size) if size <= largest]
     uneven = [size for size in edges if size % world_size]
     return tuple(sorted([*uneven, *uneven, *(set(edges) - set(uneven))]))
@@ -153,7 +158,7 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """The shard of the axis before, twice: dims that several axes divide are the hard ones."""
+    """Returns the previous axis' shard, twice, because dims that several axes shard fail most often."""
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
 
@@ -168,7 +173,7 @@ def _pick_source(draw: Draw, shape: Shape, num_axes: int, *, operands: bool) -> 
 
 
 def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
-    """A partial axis may stay as it is."""
+    """Draws a target placement for each axis. A partial axis may stay partial."""
     found: list[str] = []
     for axis, text in enumerate(source):
         target = pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
@@ -178,7 +183,10 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """One in three is placed otherwise than the output; that of a plain tensor has its local shape."""
+    """Draws the cotangent's placements, in one of three draws different from the output's.
+
+    The cotangent of a plain tensor must have the output's local shape.
+    """
     is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")
     found = []
@@ -190,7 +198,7 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
-    """True if all shards have equal size, which torch assumes without an explicit shape."""
+    """True if all shards have equal size, which torch assumes if it is not told the global shape."""
     placements = [parse_placement(text) for text in source]
     for dim, size in enumerate(shape):
         ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))

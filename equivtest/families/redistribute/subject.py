@@ -1,4 +1,4 @@
-"""torch's DTensor.redistribute, and the ways by which a tensor becomes a DTensor and a plain one again.
+"""Subject that calls DTensor.redistribute, and the calls that make DTensors from plain tensors and back.
 
 Source: DTensor.redistribute, from_local, to_local, full_tensor and distribute_tensor in
 torch/distributed/tensor/_api.py (2.13.0).
@@ -26,23 +26,23 @@ from equivtest.families.redistribute.case import RedistributeCase
 from equivtest.families.redistribute.case_refused import RefusedRedistributeCase
 
 Move = Callable[[RedistributeCase, DTensor], DTensor]
-"""Takes a DTensor from the case's source to its target."""
+"""Function (case, x) -> x redistributed from the case's source to its target."""
 
 
 def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """A DTensor taken to other placements, and the cotangent taken back."""
+    """Redistributes a DTensor forward, and its cotangent backward."""
     return run_redistribute(case, mesh, given, move_by_torch)
 
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
-    """DTensor.redistribute itself."""
+    """Calls DTensor.redistribute with the case's target and options."""
     return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes forward and backward on this rank, with the calls of torch that the case names.
+    """Redistributes forward, by `move`, and backward on this rank, with the calls of torch that `case.road` names.
 
-    `move` redistributes, except if the case names full_tensor, which redistributes without it.
+    Road 'full_tensor' redistributes by itself, without `move`.
     """
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
@@ -56,7 +56,10 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """Returns the leaf with the requested gradient, and its DTensor; for a DTensor's road they are the same."""
+    """Returns the leaf with the requested gradient, and its DTensor.
+
+    They are the same tensor unless the leaf is a local one.
+    """
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
         whole = given.detach().requires_grad_(needs_grad)
@@ -72,7 +75,10 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """Returns the output: a DTensor, or this rank's part of it, with its gradient's placements if torch needs them."""
+    """Returns the output: a DTensor, or this rank's local tensor.
+
+    Passes the gradient's placements to torch if the case has them.
+    """
     if not case.leaves_as_plain_tensor:
         return move(case, x)
     grad_placements = placements_of(case.cotangent_layout) if case.cotangent else None
@@ -82,13 +88,13 @@ def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
 
 
 def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
-    """The cotangent in the form of the output: a DTensor, or this rank's part of one."""
+    """Returns the cotangent in the form of the output: a DTensor, or this rank's local tensor."""
     local = own_operand(given, case.cotangent_layout)
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
-    """The DTensor of the contract's layout, made without a collective."""
+    """Returns 'x' or 'cotangent' as a DTensor in the layout of the contract, made without a collective."""
     placements = placements_of(case.operand_layout(name))
     if name == "x" and not case.states_shape:
         return DTensor.from_local(local, mesh, placements, run_check=False)
@@ -96,7 +102,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """Returns the target's placements, or the misfit of a case that must be refused."""
+    """Returns the placements to redistribute to: the target's, or invalid ones in a case that must be refused."""
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

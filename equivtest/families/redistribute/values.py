@@ -1,11 +1,10 @@
-"""Values to redistribute: values that a copy must preserve, and operands whose reduction is exact.
+"""Draws values to redistribute: values that a copy must preserve, and terms whose reduction is exact.
 
-Letters: k operands of one reduction, p significand bits of the dtype.
+Letters: k terms of one reduction, p significand bits of the dtype.
 
-Each summed or averaged operand holds integers up to 2**p / k, so that every sum of any
-of them is an integer up to 2**p: a value of the dtype, in any order and in steps over several axes.
-Averaged operands are multiples of k's odd part too, so that dividing rounds nothing,
-before or after the sum.  The oracle checks both for every draw.
+Each summed or averaged term holds integers up to 2**p / k, so that every partial sum is an integer up to 2**p: a value
+of the dtype, in any order and in steps over several axes. Averaged terms are multiples of k's odd part too, so that
+dividing rounds nothing, before or after the sum. The oracle checks both for every draw.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
 """
@@ -28,14 +27,14 @@ _SCALES = (1.0, 0.1, 3.0)
 
 @draw.register
 def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x and cotangent: (*shape), or (P, *shape) of stacked operands, each with its own values.
+    """Draws global x and cotangent: (*shape), or (P, *shape) if it is the stack of the terms of a partial tensor.
 
     Modes:
-        index: 1, 2, 3, ... through all elements and operands, again from 1 after the largest: a
-                    wrong value shows its origin; reduced operands have random signs.
+        index: 1, 2, 3, ... through all elements and terms, again from 1 after the largest: a wrong value shows its
+            origin; reduced terms have random signs.
         dense: Odd integers of random sign, as large as exact reductions allow.
-            special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the
-                number `seed`, between -0.0 and odd integers; reduced operands as in dense.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the number `seed`, between
+            -0.0 and odd integers; reduced terms as in dense.
         real: Nearly normal numbers, never zero.
     """
     mode, seed = case.values[index]

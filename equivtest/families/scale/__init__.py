@@ -1,4 +1,4 @@
-"""The product of a DTensor and a number: the smallest family, as an example to read and copy."""
+"""Family of cases that multiply a DTensor by a number: the smallest family, to be read and copied."""
 
 SUBJECTS = {
     "scale": "equivtest.families.scale.subject:scale",

@@ -1,4 +1,4 @@
-"""A tensor that is divided among the ranks, multiplied by a number."""
+"""Defines `ScaleCase`: a sharded tensor that is multiplied by a number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTORS = (2, -3, 5)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ScaleCase(ActivationCase):
-    """y = x factor, x and y divided on one dim.
+    """Fixes y = x * factor, with x and y sharded on one dim.
 
     Attributes:
         shape: Shape of x and of y.

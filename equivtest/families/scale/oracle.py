@@ -1,4 +1,4 @@
-"""The product of a number and the whole tensor: rounded once, so that there is one right value."""
+"""Computes the product of the whole tensor and a number. It is rounded once, so that there is one right value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_scale(case: ScaleCase, index: int) -> Expected:
-    """Expects y = x factor, and the cotangent times the factor as the gradient of x.
+    """Returns y = x * factor, and the cotangent times the factor as the gradient of x.
 
-    One product is rounded once, to nearest (IEEE 754-2019, 4.3.1): for float64 by the multiplication itself, for the
-    others from the product in float64, which is exact, since no other significand has more than half of float64's bits.
+    A product is rounded once, to nearest (IEEE 754-2019, 4.3.1). For float64 the multiplication itself rounds. For the
+    other dtypes the product in float64 is exact, because their significands have at most half of float64's bits, and
+    the cast rounds it.
     """
     given, dtype = draw(case, index), DTYPES[case.dtype]
     operands = {"output": given["x"], "grad.x": given["cotangent"]}

@@ -1,4 +1,4 @@
-"""Scaled tensors of one to four dims, divided on any of them."""
+"""Draws tensors of one to four dims, sharded on any dim, to be multiplied."""
 
 from __future__ import annotations
 

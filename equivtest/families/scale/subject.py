@@ -1,4 +1,4 @@
-"""A DTensor times a number.
+"""Subject that multiplies a DTensor by a number.
 
 Source: pointwise_strategy in torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0): a sharded operand is computed
 on its rank.
@@ -18,12 +18,12 @@ Multiply = Callable[[ScaleCase, torch.Tensor], torch.Tensor]
 
 
 def scale(case: ScaleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Torch's own product."""
+    """Multiplies by torch's own product of a DTensor and a number."""
     return run_scale(case, mesh, given, lambda case, x: x * case.factor)
 
 
 def run_scale(case: ScaleCase, mesh: DeviceMesh, given: Given, multiply: Multiply) -> Answers:
-    """Forward and backward on this rank."""
+    """Runs forward, by `multiply`, and backward on this rank."""
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     output = multiply(case, as_dtensor(x, case, "x", mesh))
     run_backward(output, case, mesh, given["cotangent"])

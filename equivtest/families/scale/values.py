@@ -1,4 +1,4 @@
-"""Values of a tensor that is scaled."""
+"""Draws the values of a tensor that is multiplied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.tensors import DTYPES
 
 @draw.register
 def draw_scale(case: ScaleCase, index: int) -> dict[str, torch.Tensor]:
-    """Global x and cotangent, of the case's shape.
+    """Draws global x and cotangent, of the case's shape.
 
     Modes:
         dense: Odd integers up to 31, whose multiples are exact in every dtype.

@@ -1,1 +1,1 @@
-"""Cross entropy of a DTensor without loss_parallel."""
+"""Cases of the cross entropy of DTensors without loss_parallel."""

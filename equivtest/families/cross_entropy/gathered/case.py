@@ -1,4 +1,5 @@
-"""A cross entropy without loss_parallel: the logits are divided among the ranks by class, and torch gathers them."""
+"""Defines `GatheredCrossEntropyCase`: a cross entropy of sharded logits without loss_parallel, so that torch gathers
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ SHARES = ("classes", "positions")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GatheredCrossEntropyCase(CrossEntropyCase):
-    """A CrossEntropyCase whose targets and weights are DTensors; smoothing moves a part of each target to all classes.
+    """Fixes a cross entropy of DTensors, with target and weight as DTensors.
+
+    It may have label smoothing, which moves a fraction of each target to all classes.
 
     Attributes:
         label_smoothing: s of (1 - s) times the loss plus s / C times the sum of all classes' losses, 0 to 1.
@@ -44,12 +47,12 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     @property
     def has_mean_of_uneven(self) -> bool:
-        """True for a mean over positions that are divided unequally among the ranks."""
+        """True for a mean over positions whose shards are uneven."""
         return self.shares == "positions" and self.reduction == "mean" and self.num_rows % self.world_size != 0
 
     @property
     def num_rows(self) -> int:
-        """Size of the dim of positions that may be divided among the ranks."""
+        """Returns the size of the first dim of positions, which may be sharded."""
         return self.positions[0] if self.positions else 1
 
     @property
@@ -63,7 +66,7 @@ GATHERED_MISFITS = ("above", "below", "plain_target", "plain_weight", "batch_mea
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
-    """A cross entropy of DTensors that every rank must refuse in the same way.
+    """Fixes a cross entropy of DTensors that every rank must refuse with the same error.
 
     Attributes:
         misfit: 'above', 'below': one target is C or -1; 'plain_target', 'plain_weight': these are no

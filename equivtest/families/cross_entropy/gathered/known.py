@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that known failures name in `where`."""
+"""Predicates on cases without loss_parallel, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def may_count_unequally(case: GatheredCrossEntropyCase) -> bool:
-    """True if the positions of one rank may weigh more in a mean than those of another rank."""
+    """True if the positions of one rank may weigh more in a mean than the positions of another rank."""
     return case.weighted or case.ignored != "none" or 0 <= case.ignore_index < case.num_classes

@@ -1,15 +1,15 @@
-"""One cross entropy of gathered logits: torch's own kernels on whole classes, with label smoothing.
+"""Computes one cross entropy of gathered logits as torch's kernels on whole rows do, with label smoothing. Letters:
 
-Letters: P positions, C classes, s the smoothing; y the logarithm of the softmax, t the target of a
-position, W a class's weight, N the divisor of a mean, g the cotangent; h the hard loss -W_t y_t.
+P positions, C classes, s the smoothing; y the logarithm of the softmax, t the target of a position, W a class's weight,
+N the divisor of a mean, g the cotangent; h the hard loss -W_t y_t.
 
-        loss    (1 - s) h + s / C sum over classes of -W y        for a mean, both over N
+    loss    (1 - s) h + s / C sum over classes of -W y        for a mean, both over N
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
 
-Derived here.  y is the one of `equivtest.oracle.softmaxes`, from kernels that see whole rows.  The sums
-of nll_loss are kept in the dtype of storage, so in 16 bits the bound is one of its roundings.
-The sum over classes is accumulated.  All other operations follow one another, each stored.  The error
-of dy goes through grad.x = dy - exp(y) sum dy, which is linear in it.
+Derived here. y comes from `equivtest.oracle.softmaxes`, for kernels that see whole rows. The sums of nll_loss are kept
+in the dtype of storage, so in 16 bits the bound is one of its roundings. The sum over classes is accumulated. All other
+operations follow one another, each stored. The error of dy goes through grad.x = dy - exp(y) sum dy, which is linear in
+dy.
 
 Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp
 (2.13.0); softmax_strategy and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py;
@@ -36,17 +36,17 @@ from equivtest.oracle.rounding import U_REFERENCE, Arithmetic, Bounded, growth
 from equivtest.oracle.softmaxes import log_softmax, log_softmax_grad
 
 Off = tuple[torch.Tensor, torch.Tensor]
-"""A value and its error."""
+"""(value, error), both tensors of one shape."""
 
 
 @expect.register
 def expect_gathered(case: GatheredCrossEntropyCase, index: int) -> Expected:
-    """The loss and the gradient of the logits of the unsharded loss, with what each may be off by."""
+    """Returns the unsharded loss and the gradient of its logits, each with its bound."""
     return expect_bounds(case, bound_gathered(case, index))
 
 
 def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Output and gradient by name, positions flattened: (P,) or 0-dim, and (P, C)."""
+    """Bounds output and gradient, by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].double().movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     loss = _Loss(case, targets_of(case, given["target"].reshape(-1), given.get("weight")), given.get("weight"))
@@ -61,7 +61,7 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes from y, and from the cotangent, operation by operation as torch does.
+    """Computes the loss and the gradient of y, operation by operation as torch does, with error bounds.
 
     Attributes:
         weights: (C,), float64; ones if the case has none.
@@ -83,7 +83,7 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """Adds the roundings of a mean of means: one division on each rank, one of their sum, for terms of one sign."""
+        """Adds the roundings of a mean of the ranks' means: a division on each rank and a division of their sum."""
         if self.case.shares == "classes" or self.case.reduction != "mean":
             return hard
         relative = growth((2, self.arithmetic.u_o))
@@ -91,7 +91,7 @@ class _Loss:
         return Bounded(hard.value, hard.allowed + more, f"{hard.derivation}, of means of the ranks")
 
     def _smooth(self, y: Bounded) -> Off:
-        """s / C times the sum over classes, reduced."""
+        """Returns the smoothed part of the loss: s / C times the sum over classes of -W y, reduced over positions."""
         terms, error = -y.value * self.weights, y.allowed * self.weights
         if self.targets.has_weight:
             error = rounded(terms, error, self.arithmetic)
@@ -104,7 +104,7 @@ class _Loss:
         return self._times((value, error), self.smoothing / self.case.num_classes)
 
     def backward(self, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """dy (P, C)."""
+        """Returns the gradient of y and its error, (P, C) each."""
         hits = torch.zeros(len(g), self.case.num_classes, dtype=torch.float64)
         hits = hits.scatter(1, self.targets.classes.unsqueeze(1), 1.0)
         value, error = self._backward_of(g, hits, 1 - self.smoothing)
@@ -115,7 +115,7 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """Computes -factor g W, over N for a mean, at the classes in the mask `where`."""
+        """Computes -factor g W at the classes in the mask `where`; a mean divides it by N."""
         value, error = self._times((g, torch.zeros_like(g)), factor)
         if self.case.reduction == "mean":
             value, error = self._over_total(value, error)
@@ -123,7 +123,8 @@ class _Loss:
         return value, rounded(value, error, self.arithmetic) if self.targets.has_weight else error
 
     def _times(self, off: Off, factor: float) -> Off:
-        """Times a number, which is itself rounded to the accumulator's dtype and was a quotient or difference."""
+        """Multiplies by a factor that has two roundings before: its computation, and its cast to the accumulator's
+        dtype."""
         value, error = off[0] * factor, off[1] * factor
         if factor != 1:
             error = error + growth((1, U_REFERENCE), (1, self.arithmetic.u_a)) * (value.abs() + error)
@@ -131,9 +132,10 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Sums over the last dim, accumulated, stored; if `divided`, each rank's sum is stored and then added.
+        """Sums over the last dim.
 
-        A mean takes two such sums over the ranks: this one once it is added to the hard loss, and the sum of both.
+        The sum is accumulated, then stored; if `divided`, each rank stores its sum and the sums are added. A mean adds
+        over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
@@ -148,7 +150,7 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Bounds grad.x if its operands are off by `e_g` (P, C)."""
+    """Bounds grad.x if the gradient of y has the error `e_g` (P, C)."""
     if x.shape[1] == 1:
         return right
     p = y.value.exp()
@@ -159,7 +161,7 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
 
 @expected_collectives.register
 def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
-    """Lists one all_gather of the logits, for the sum over classes; each rank keeps its part of their gradient.
+    """Returns one all_gather of the logits, for the sum over classes. In the backward each rank cuts out its shard.
 
     Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): the reduced dim is
     replicated; DTensor.from_local for the gradient.

@@ -1,7 +1,7 @@
-"""One linear layer, forward and backward, in integers.
+"""Computes one linear layer, forward and backward, in integers. Letters:
 
-Letters: T tokens, K in_features, N out_features.  y = x W^T + b with x (T, K), W (N, K), b (N,);
-for a cotangent G (T, N): grad.x = G W, grad.weight = G^T x, grad.bias = the sum of G over tokens.
+T tokens, K in_features, N out_features. y = x W^T + b with x (T, K), W (N, K), b (N,); for a cotangent G (T, N): grad.x
+= G W, grad.weight = G^T x, grad.bias = the sum of G over tokens.
 
 Source: torch.nn.Linear (2.13.0) for the formula; its gradients are derived here, by the chain
 rule.  Exactness: see `equivtest.oracle.exact`.
@@ -32,9 +32,9 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Returns the output, parameters and gradients of the unsharded layer.
+    """Returns the output, parameters and gradients of the unsharded layer. They are exact.
 
-    They are exact, except that if the draw's values are real, the output and gradients have bounds.
+    If the draw's values are real, the output and the gradients have bounds.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -62,7 +62,7 @@ def expect_linear(case: LinearCase, index: int) -> Expected:
 
 
 def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Sum]:
-    """Sums every answer of the layer, with flattened leading dims, by name.
+    """Returns the exact value of every answer of the layer by name, with flattened leading dims.
 
     Args:
         given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,

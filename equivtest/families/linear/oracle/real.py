@@ -1,12 +1,11 @@
-"""One linear layer on real values: the float64 reference, and its bounds.
+"""Computes one linear layer on real values in float64, and bounds its errors. Letters:
 
-Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,),
-cotangent G (T, N).
+T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,), cotangent G (T, N).
 
-One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's
-output (over K) and a colwise layer's grad.x (over N).  Each rank sums its own shard, so P, the sum
-of the magnitudes of the ranks' partial sums, is known; if a subject does not split the contraction, fewer numbers are
-rounded.  One rank computes all other sums.
+One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's output (over K) and a
+colwise layer's grad.x (over N). Each rank sums its own shard, so P, the sum of the magnitudes of the ranks' partial
+sums, is known; if a subject does not split the contraction, fewer numbers are rounded. One rank computes all other
+sums.
 
 Bounds: `equivtest.oracle.contractions`.
 """
@@ -28,7 +27,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
 def expect_real_linear(case: LinearCase, index: int) -> Expected:
-    """Expects output, parameters and gradients of the unsharded layer, each with its bound."""
+    """Returns the output, parameters and gradients of the unsharded layer. Computed answers have bounds."""
     given = draw(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     arithmetic = arithmetic_of(case.dtype)
@@ -56,7 +55,7 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
 
 
 def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: Arithmetic) -> dict[str, Bounded]:
-    """Bounds all computed results of the layer, and returns them by name.
+    """Returns the output and gradients of the layer by name, each with its bound.
 
     The leading dims of the output and of x's gradient are flattened.
 
@@ -86,7 +85,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 
 
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
-    """P of left (R, L) @ right (L, C), L sharded over the ranks as torch.chunk divides it: (R, C), float64."""
+    """Returns P for left (R, L) @ right (L, C), with L sharded over the ranks as by torch.chunk: (R, C), float64."""
     partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
     for rank in range(ranks):
         start, stop = shard_bounds(left.shape[1], ranks, rank)
@@ -95,12 +94,11 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 
 
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
-    """True if errors prefer no sign and share no rounding.
+    """True if the errors of an answer prefer no sign and share no rounding.
 
-    They share the rounding of bias / w, which every token of a rowwise output contains, unless w is a power
-    of two and bias is not so small that a subnormal number's last bit is lost.  They may prefer a sign
-    if a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value
-    more often than above.
+    Elements of a rowwise output share the rounding of bias / w, unless w is a power of two and bias is not so small
+    that a subnormal number's last bit is lost. Errors may prefer a sign if a sum has few terms: a single product with 1
+    + 2**-7 in bfloat16 falls below its rounded value more often than above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)
@@ -109,7 +107,7 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
 
 
 def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
-    """True if dividing by the ranks, or multiplying by a reciprocal, may round some element."""
+    """True if dividing the bias by the number of ranks, or multiplying by a reciprocal, may round some element."""
     if ranks & (ranks - 1):
         return True
     return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

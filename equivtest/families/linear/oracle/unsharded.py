@@ -1,4 +1,4 @@
-"""Computes the bits that torch's own unsharded linear layer returns: a world of one rank must return the same bits."""
+"""Computes the bits of torch's own unsharded linear layer, which a world of one rank must return."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch.nn import functional
 from equivtest.families.linear.case import LinearCase
 
 EXACT_MODES = ("dense", "wide-x", "wide-w", "wide-g")
-"""Modes in which nothing rounds, so that kernels may add in any order; only signs of zero are open."""
+"""Modes in which nothing rounds, so that kernels may add in any order and still agree, except for signs of zero."""
 
 
 def unsharded_bits(case: LinearCase, index: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns every answer of the unsharded layer by name, in the case's dtype; empty on more than one rank.
+    """Returns every answer of the unsharded layer by name, in the case's dtype.
+
+    Returns an empty dict on more than one rank, or if the draw's values are real.
 
     Args:
         given: x, weight, bias if any and cotangent, global, of the case's dtype.

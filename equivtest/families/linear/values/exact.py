@@ -36,7 +36,7 @@ _NAMES = ("x", "weight", "cotangent")
 
 @dataclass(frozen=True)
 class _Plan:
-    """Parameters of one draw.
+    """Sizes and limits for the values of one draw.
 
     Attributes:
         limit: 2**p: limit for the magnitudes of one sum.
@@ -53,7 +53,7 @@ class _Plan:
 
     @property
     def output_limit(self) -> int:
-        """Limit for the magnitudes of the products of one output."""
+        """Returns the limit for the magnitudes of the products behind one output element."""
         return self.limit - self.bias_limit
 
     def source(self, name: str) -> torch.Generator:
@@ -64,25 +64,23 @@ class _Plan:
 
 
 def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, and cotangent (*leading, N).
 
     Modes:
-        dense: Odd integers: no product is zero, so no dropped or doubled term is hidden.  One row
-            or column of each tensor is near its largest magnitude, so that a reduction in fewer
-            than p bits shows: the magnitudes behind some output reach 2**(p - 1) wherever T, K
-                    and N are at most 2**p / 4.  Beyond that they may not: 100 odd products in bfloat16
-                    add up to 100 or to 300, and 256 is the limit.  The magnitudes behind the gradients of x and
-                    weight reach it too in float32 and float64, mostly in float16 and bfloat16: three
-                    sums share three magnitudes.
-        wide-x: x takes the whole significand, each row of the weight selects one feature with
-            sign, each column of the cotangent one token.
-        wide-w: the weight takes the whole significand, each token of x selects one feature, each
-            row of the cotangent one output feature.
-        wide-g: each column of the cotangent takes the whole significand at one token, x is +-1,
-            each feature of the weight goes to one output feature.
+        dense: Odd integers: no product is zero, so that no dropped or doubled term is hidden. One row or column of each
+            tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: the magnitudes behind
+            some output reach 2**(p - 1) if T, K and N are at most 2**p / 4. Otherwise they may not: 100 odd products in
+            bfloat16 add up to 100 or to 300, and 256 is the limit. The magnitudes behind the gradients of x and weight
+            reach it too in float32 and float64, mostly in float16 and bfloat16: three sums share three magnitudes.
+        wide-x: x takes the whole significand, each row of the weight selects one feature with sign, each column of the
+            cotangent one token.
+        wide-w: The weight takes the whole significand, each token of x selects one feature, each row of the cotangent
+            one output feature.
+        wide-g: Each column of the cotangent takes the whole significand at one token, x is +-1, each feature of the
+            weight goes to one output feature.
 
-    If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros take the place
-    of as many terms as necessary, at places drawn anew for every seed.
+    If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros replace as many terms as necessary, at
+    places drawn anew for every seed.
     """
     mode, seed = case.values[index]
     limit = 2 ** SIGNIFICAND_BITS[case.dtype]
@@ -113,7 +111,7 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x (T, K), weight (N, K), cotangent (T, N), int64."""
+    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode dense, int64."""
     tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
     size = choose_magnitudes(
         min(tokens, plan.limit),
@@ -146,21 +144,22 @@ def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
-    """Odd integers within an eighth of `magnitude`, which is odd: (length,), int64."""
+    """Draws odd integers within an eighth of `magnitude`, which is odd: (length,), int64."""
     return odd_integers((length,), lowest(magnitude), magnitude, source)
 
 
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, K) with `output_limit` features per token; the next token has the next ones in turn."""
+    """Returns a mask (T, K) that keeps `output_limit` features per token; each token keeps the features after the last
+    one's."""
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)
     return (starts[:, None] + places) % plan.in_features < plan.output_limit
 
 
 def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, N) with at most `limit` places in each row and in each column.
+    """Returns a mask (T, N) that keeps at most `limit` elements in each row and in each column.
 
-    The places of a row, and those of a column, are distinct modulo the longer side.
+    The kept elements of a row, and those of a column, are distinct modulo the longer side.
     """
     longer = max(plan.num_tokens, plan.out_features)
     rows = permutation(plan.num_tokens, source) * (longer // plan.num_tokens)
@@ -173,7 +172,7 @@ def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x (T, K), weight (N, K), cotangent (T, N), int64.
+    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-x, int64.
 
     Sums: output |x| + |b|; grad.x at most min(N, 2**p); grad.weight |x|; grad.bias 1.
     """
@@ -184,7 +183,7 @@ def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x (T, K), weight (N, K), cotangent (T, N), int64.
+    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-w, int64.
 
     Sums: output |W| + |b|; grad.x |W|; grad.weight and grad.bias at most min(T, 2**p).
     """
@@ -195,7 +194,7 @@ def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x (T, K), weight (N, K), cotangent (T, N), int64.
+    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-g, int64.
 
     Sums: output at most min(K, 2**p - |b|) + |b|; grad.x, grad.weight and grad.bias |G|.
     """
@@ -208,15 +207,15 @@ def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
-    """Odd integers of p bits, so that no shorter significand holds them; int64."""
+    """Draws odd integers of p bits, so that no shorter significand holds them; int64."""
     return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """+1 or -1 at one column of each row, (num_rows, num_columns), int64.
+    """Returns +1 or -1 at one column of each row, zeros elsewhere: (num_rows, num_columns), int64.
 
-    The columns are a random permutation, repeated: none is taken twice before all are.  At most
-    `num_selecting` rows, at random, select one.
+    The columns are a random permutation, repeated, so that none is taken twice before all are. Only `num_selecting`
+    random rows select a column.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

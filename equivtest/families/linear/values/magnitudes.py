@@ -1,7 +1,7 @@
-"""Chooses odd integers of a linear layer so large that its sums use all bits, and no more.
+"""Chooses the largest odd integers of a linear layer whose sums are still exact. Letters:
 
-Letters: T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum;
-x (T, K), W (N, K), G (T, N) as in `equivtest.families.linear.values.exact`.
+T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum; x (T, K), W (N, K), G (T, N) as in
+`equivtest.families.linear.values.exact`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ _SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # trie
 
 
 def lowest(magnitude: int) -> int:
-    """The smallest odd integer within an eighth of `magnitude`, which is odd."""
+    """Returns the smallest odd integer within an eighth of `magnitude`, which is odd."""
     return magnitude - magnitude // 8 // 2 * 2
 
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Largest magnitudes, all odd: usual ones, and peaks of one column of x, row of W, row of G."""
+    """Largest magnitudes of x, weight and cotangent, all odd: usual ones, and peaks of one column of x, row of W, row
+    of G."""
 
     x: int
     weight: int
@@ -33,7 +34,7 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """Returns the smallest sums of magnitudes behind output, grad.x and grad.weight, at their largest element."""
+        """Returns the smallest sums of magnitudes behind the largest element of output, grad.x and grad.weight."""
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
             ((features - 1) * x + x_peak) * weight_peak,
@@ -44,12 +45,12 @@ class Magnitudes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
-    """Chooses magnitudes with which the sums take as many bits as odd integers allow.
+    """Chooses magnitudes with which the sums take as many bits as odd integers allow. Derived here.
 
-    Derived here.  With one magnitude per tensor the products of the output add up to K x W, of
-    grad.x to N G W, of grad.weight to T G x; all three equal B at x = sqrt(B N / (K T)) and so on
-    round.  If few bits make the floors coarse, neighbours of these are tried too.  The choice
-    prefers sums that reach limit / 2: the output's first, then as many others as possible.
+    With one magnitude per tensor the products of the output add up to K x W, of grad.x to N G W, of grad.weight to T G
+    x; all three equal B at x = sqrt(B N / (K T)) and so on round. If few bits make the floors coarse, neighbours of
+    these are tried too. The choice prefers sums that reach limit / 2: the output's first, then as many others as
+    possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.
@@ -79,10 +80,8 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Magnitudes of x and W at a multiple of the balanced ones, and the largest that this leaves for the others.
-
-    With `peak_first` the weight's peak is chosen before the cotangent and leaves it less.
-    """
+    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest ones that this leaves for the
+    others. With `peak_first` the weight's peak is chosen before the cotangent and leaves it less."""
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))
     weight = min(math.isqrt(limit * tokens // (features * outputs)), output_limit // (features * x), limit // outputs)

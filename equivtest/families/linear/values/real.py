@@ -1,7 +1,6 @@
-"""Values of a linear layer that use their whole significand and make every sum round.
+"""Draws values of a linear layer that use their whole significand, so that every sum rounds. Letters:
 
-Letters: T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,),
-cotangent G (T, N).
+T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from equivtest.tensors import DTYPES
 _SCALES = (1.0, 0.07, 3.0)  # of x, weight and cotangent: far from overflow and from subnormals in float16
 _BIAS_SCALES = (1.0, 0.2, 0.6)  # relative to the sum to which it is added
 _CANCELLED_BITS = {"float64": 20, "float32": 10, "float16": 6, "bfloat16": 4}
-"""Bits by which a sum lies below its terms: pairs of terms must still differ in the dtype."""
+"""Number of bits by which a sum is smaller than its terms. Pairs of terms must still differ in the dtype."""
 
 
 def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N).
+    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, and cotangent (*leading, N).
 
     Modes:
-            real: Nearly normal numbers, each tensor with its own scale; the weight's is divided
-                by sqrt(K), as layers are initialised.
-            real-cancelling: Features come in pairs whose products nearly cancel in every output, so
-                that an error of a term is far larger relative to the output than to the term.
-                With float64 and float32 a pair lies half the features apart, so that whole ranks
-                cancel each other.  With 16 bits its features are neighbours on one rank of a rowwise
-                layer, since partial sums stored in 16 bits must not exceed the output by much, or
-                nothing could be concluded.  A feature without a partner is made as small as the sum.
+        real: Nearly normal numbers, each tensor with its own scale; the weight's is divided by sqrt(K), as layers are
+            initialised.
+        real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
+            is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
+            half the features apart, so that whole ranks cancel each other. In 16 bits they are neighbours on one rank
+            of a rowwise layer, since partial sums stored in 16 bits must not exceed the output by much, or nothing
+            could be concluded. A feature without a partner is made as small as the sum.
     """
     mode, seed = case.values[index]
     scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}
@@ -49,7 +47,7 @@ def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
-    """The pairs of features that cancel, and the features without a partner."""
+    """Returns the pairs of features that cancel, and the features without a partner."""
     num, half = case.in_features, case.in_features // 2
     if case.dtype in ("float64", "float32"):
         return [(feature, half + feature) for feature in range(half)], list(range(2 * half, num))
@@ -63,7 +61,7 @@ def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def _cancel(values: dict[str, torch.Tensor], case: LinearCase, seed: int) -> None:
-    """Makes the second feature of each pair nearly the first, with the sign of its weight turned."""
+    """Makes the second feature of each pair nearly equal to the first in x, and nearly its negative in the weight."""
     smaller = 2.0 ** -_CANCELLED_BITS[case.dtype]
     pairs, alone = pairs_of(case)
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -79,5 +77,5 @@ def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:
-    """A number that float16 would flush to zero becomes the smallest normal one there."""
+    """Replaces numbers that float16 would flush to zero by its smallest normal number."""
     return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

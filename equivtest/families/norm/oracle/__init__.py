@@ -1,4 +1,4 @@
-"""One layer_norm or rms_norm on real values: the float64 reference and how far a correct subject may be off.
+"""Computes one layer_norm or rms_norm on real values in float64, and bounds the errors of a correct subject.
 
 Ranks exchange only the gradients of weight and bias, which are summed over all tokens.
 
@@ -22,7 +22,7 @@ from equivtest.oracle.rounding import Bounded
 
 @expect.register
 def expect_norm(case: NormCase, index: int) -> Expected:
-    """Expects output, parameters and gradients of the unsharded layer, each with its bound."""
+    """Returns output, parameters and gradients of the unsharded layer. Computed answers have bounds."""
     given, found = draw(case, index), bound_norm(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     tensors = {}
@@ -41,7 +41,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
-    """Bounds all results of the layer, with flattened leading dims, by name."""
+    """Bounds all computed results of the layer, by name, with flattened leading dims."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))
@@ -59,7 +59,7 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
 
 
 def _rank_of_tokens(case: NormCase) -> torch.Tensor:
-    """Which rank has each token: (T,), int64."""
+    """Returns the rank that has each token: (T,), int64."""
     along = torch.empty(case.sequence_length, dtype=torch.int64)
     for rank in range(case.world_size):
         start, stop = shard_bounds(case.sequence_length, case.world_size, rank)
@@ -70,7 +70,7 @@ def _rank_of_tokens(case: NormCase) -> torch.Tensor:
 
 @expected_collectives.register
 def norm_collectives(case: NormCase, rank: int) -> Collectives:
-    """Lists no collective: parameters are assumed equal on all ranks, tokens are normalized on their rank.
+    """Returns no collectives: parameters are assumed equal on all ranks, and each rank normalizes its own tokens.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py (2.13.0): parameters are
     wrapped by DTensor.from_local.

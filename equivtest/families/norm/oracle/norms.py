@@ -40,7 +40,7 @@ class _Moments:
     e_rstd: torch.Tensor
 
     def saved(self, arithmetic: Arithmetic) -> _Moments:
-        """Returns the moments as stored in the tensors' dtype between forward and backward."""
+        """Returns the moments with the errors of storing them in the tensors' dtype between forward and backward."""
         if arithmetic.dtype == arithmetic.accumulate:
             return self
         e_mean = store(self.mean, self.e_mean, arithmetic)
@@ -56,7 +56,7 @@ def norm(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """y, (T, D).
+    """Returns y (T, D) with its bound.
 
     Args:
         x: (T, D), global.
@@ -84,7 +84,7 @@ def norm_grad_x(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """grad.x, (T, D); arguments as of `norm`, cotangent (T, D)."""
+    """Returns grad.x (T, D) with its bound; arguments as of `norm`, cotangent (T, D)."""
     x, u, num = x.double(), arithmetic.u_a, x.shape[1]
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     given = cotangent.double() * weight.double()  # g'
@@ -116,7 +116,10 @@ def norm_grad_weight(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """grad.weight, (D,): a sum over tokens; `rank_of` (T,) has the rank of each; for the others see `norm_grad_x`."""
+    """Returns grad.weight (D,), a sum over tokens, with its bound.
+
+    `rank_of` (T,) has the rank of each token; for the other arguments see `norm_grad_x`.
+    """
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     normed, e_normed = _normalized(x, moments, arithmetic)
@@ -131,7 +134,10 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """grad.bias, (D,): the sum of the cotangent (T, D) over tokens; `rank_of` (T,) has the rank of each."""
+    """Returns grad.bias (D,), the sum of the cotangent (T, D) over tokens, with its bound.
+
+    `rank_of` (T,) has the rank of each token.
+    """
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
     error = _over_tokens(given, magnitude, torch.zeros_like(value), rank_of, arithmetic)
@@ -153,14 +159,15 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (x - mu) r and its error, (T, D)."""
+    """Returns (x - mu) r and its error, (T, D) each."""
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """Returns the growth of the reference's own roundings if the mean is far larger than the deviation, (T, 1)."""
+    """Returns the factor by which the float64 reference's own roundings grow if the mean is far larger than the
+    deviation, (T, 1)."""
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 
@@ -185,7 +192,7 @@ def _over_tokens(
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:
-    """Returns the error of one rounding to 16 bits; 0 if the storage dtype is the accumulator's."""
+    """Returns the relative error of one storage in 16 bits; 0 if the storage dtype is the accumulator's."""
     return 0.0 if arithmetic.dtype == arithmetic.accumulate else arithmetic.u_o
 
 

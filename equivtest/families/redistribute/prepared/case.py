@@ -1,4 +1,4 @@
-"""One tensor through a module whose inputs, outputs or both are prepared: redistributed to other placements."""
+"""Defines `PreparedCase`: one tensor through a module whose input, output or both torch redistributes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STYLES = ("input", "output", "input_output")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PreparedCase(RedistributeCase):
-    """output = x, through a module that returns its input.
+    """Fixes one call of a module that returns its input, so that output = x.
 
-    The mesh has one axis.  x is a DTensor or a plain tensor; the target is never partial.
+    The mesh has one axis. x is a DTensor or a plain tensor; the target is never partial.
 
     Attributes:
         style: The prepared tensors: 'input', 'output' or 'input_output'.
@@ -64,13 +64,13 @@ class PreparedCase(RedistributeCase):
         )
 
     def is_even(self, text: str) -> bool:
-        """True if this placement gives every rank the global size divided by the number of ranks."""
+        """True if this placement gives every rank a shard of equal size."""
         placement = parse_placement(text)
         return not isinstance(placement, Shard) or self.shape[placement.dim] % self.world_size == 0
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The placements that the tensor takes in turn."""
+        """Returns the placements that the tensor has one after the other."""
         return (*self.source, *((self.middle,) if self.style == "input_output" else ()), *self.target)
 
     @property
@@ -79,5 +79,5 @@ class PreparedCase(RedistributeCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """Layout of the source; replicated if that is partial."""
+        """Returns the layout of the source, or replicated if the source is partial."""
         return without_partial(self.operand_layout("x"))

@@ -1,4 +1,4 @@
-"""Cases of one module whose inputs or outputs are prepared."""
+"""Draws cases of one module whose input, output or both are redistributed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_SIZES = {1: 33, 2: 17, 3: 9}
 
 @Cases
 def prepared_cases(draw: Draw, space: Space) -> PreparedCase:
-    """Cases of one tensor through a prepared module.
+    """Draws cases of one tensor through a prepared module.
 
-    Shrinks to one dense element that every rank has and that stays so.
+    Shrinks to one dense element that is replicated and stays replicated.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     num_dims = pick(draw, "dims", NUM_DIMS)

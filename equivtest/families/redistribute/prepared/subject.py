@@ -1,4 +1,4 @@
-"""torch's PrepareModuleInput, PrepareModuleOutput and PrepareModuleInputOutput around a module that returns its input.
+"""Subject that runs nn.Identity under PrepareModuleInput, PrepareModuleOutput or PrepareModuleInputOutput.
 
 Source: torch/distributed/tensor/parallel/style.py (2.13.0).  Each wraps a plain tensor as a DTensor
 under the first layout, redistributes it to the desired one, and passes it on, as a plain tensor if requested.
@@ -24,12 +24,12 @@ from equivtest.layout import parse_placement
 
 
 def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """nn.Identity with its input, its output or both prepared, forward and backward."""
+    """Runs nn.Identity with its input, its output or both prepared, forward and backward."""
     return run_prepared(case, mesh, given, plan_of(case))
 
 
 def plan_of(case: PreparedCase) -> ParallelStyle:
-    """Returns the style of the case, with x passed by position or by name."""
+    """Returns the case's parallel style, with x passed by position or by name."""
     first, *middle, last = (placement_of(parse_placement(step)) for step in case.steps)
     if case.style == "output":
         return PrepareModuleOutput(
@@ -53,7 +53,7 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
 
 
 def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:
-    """There and back on this rank."""
+    """Runs forward and backward of the prepared module on this rank."""
     x = own_operand(given["x"], case.operand_layout("x"))
     if case.x_is_dtensor:
         x = as_dtensor(case, mesh, x, "x")
