@@ -1,4 +1,4 @@
-"""Outputs of a module, by name: a tensor, or nested tuples, mappings and dataclasses of tensors."""
+"""Names the outputs of a module, which is a tensor, or nested tuples, mappings and dataclasses of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ OUTPUT = "output"
 def named_outputs(
     given: object, chosen: Sequence[str], who: str, *, takes_numbers: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Returns the tensors in a module's output: 'output', or 'output.' and the path to each; None is left out.
+    """Returns name -> tensor in a module's output: 'output' for one tensor, else 'output.' and the path to each.
+
+    None is left out.
 
     Args:
         chosen: Paths of the outputs that are judged, or of their containers; empty for all.
@@ -58,7 +60,7 @@ def _way_out(missing: str, names: Sequence[str]) -> str:
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """Yields the leaves; a mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping."""
+    """Yields (name, leaf); a mapping that is also a dataclass, such as transformers' ModelOutput, is a mapping here."""
     if given is None:
         return
     if isinstance(given, Mapping):

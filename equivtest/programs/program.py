@@ -57,7 +57,7 @@ def program(
         build: Function without arguments, or a class, that makes the unsharded module.  All parameters that
             require a gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is
             judged on integers, for equality in every dtype.  Any other is judged on real numbers, within the bound
-            of the whole module in float64 and float32 if it is narrow enough, else within the bound of each submodule.
+            of the whole module if that is narrow enough in float64 or float32, else within a bound of each submodule.
         parallelize: Function (module, mesh) -> module, which every rank calls.
         inputs: For a module of one floating-point x, its shapes, the simplest first.  For any other, inputs by name,
             made by `real`, `ids`, `mask`, `targets` and `positions`; a shape has numbers and names of sizes.  If
@@ -65,14 +65,14 @@ def program(
             other inputs whole.
         sizes: Values of each named size, the simplest first; without them a batch has 1 to 7 rows, any other size is 2,
             3 or 5.
-        positional: Names of the inputs that are passed by place, in order; all others are passed by name.
+        positional: Names of the inputs that are passed by position, in order; all others are passed by name.
         batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
             each rank has different rows, and gradients are averaged over the ranks; 'sum of parts': they are added up.
             'parts of the whole', with a step: each rank has different rows, and the gradients, the numbers that the
-            step reports and the updates equal the unsharded module's on the whole batch.
-            None: 'mean of parts', or with a step 'parts of the whole', if `parallelize` applies
-            DistributedDataParallel, fully_shard or the like, else 'whole'.  The ranks find out once; if one raises,
-            hangs or dies then, the property ends as misuse.
+            step reports and the updates equal the unsharded module's on the whole batch.  None: 'mean of parts', or
+            with a step 'parts of the whole', if `parallelize` applies DistributedDataParallel, fully_shard or the like,
+            else 'whole'.  The ranks find out once, before any case; if a rank raises, hangs or dies then, the property
+            raises Misuse.
         options: Values of keyword arguments of `build` and `parallelize`, the simplest first, such as
             {'bias': (True, False)}: plain JSON values.  Each value is drawn, failures shrink to the first,
             and the case prints the arguments, so that it can be run again.

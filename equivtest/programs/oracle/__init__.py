@@ -1,4 +1,4 @@
-"""Computes the right answers of a module: the unsharded one, on integers that nothing rounds or on real numbers."""
+"""Computes a program's right answers from its unsharded module, on integers that nothing rounds or on real numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
-    """Returns the boundaries of one process that runs the unsharded module."""
+    """Runs the unsharded module in this process; its boundaries stand in for the ranks'."""
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
     )
@@ -84,7 +84,7 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 
 
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
-    """Returns every answer, and the right value of each boundary that the ranks recorded, unless the case is a step."""
+    """Returns every answer and, unless the case is a step, the right value of each boundary that the ranks recorded."""
 
     if case.training.step:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
@@ -97,7 +97,7 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Returns every answer of a case that is judged by parts."""
+    """Returns every answer of a case that is judged by parts; `found` has the results of its `runs`."""
     inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, inputs, found, {})
     answers = {
@@ -150,7 +150,7 @@ def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
 def _within_bounds(
     case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
 ) -> tuple[dict[str, Found], list[Forced]]:
-    """Returns the module's results on real numbers, with how far a correct parallel module may be off.
+    """Returns the module's results on real numbers with their bounds, and the run of each part of the batch.
 
     If `held` has the ranks' values for each part of the batch, each part of the module is judged from those values.
 
@@ -169,10 +169,10 @@ def _within_bounds(
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
-    """Sets a scale for gradients that are zero up to rounding: a small share of the other gradients.
+    """Sets a scale for gradients that are zero up to rounding: a small fraction of the size of all gradients.
 
     A softmax does not change if a constant is added to all its terms, such as a bias of the keys.  The gradient of such
-    a parameter is zero in exact arithmetic.  If it stays within its bound, nothing was added to it.
+    a parameter is zero in exact arithmetic.  If the ranks' gradient is within its bound, nothing was added to it.
     """
     gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
     if not gradients:

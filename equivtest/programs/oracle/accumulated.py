@@ -21,7 +21,7 @@ from equivtest.programs.oracle.within import ran_within_bounds, within_bounds
 
 
 class MicroBatch(NamedTuple):
-    """One forward and backward.
+    """One forward and backward of a captured run, with the tensors that the ranks recorded.
 
     Attributes:
         given: Whole inputs, parameters and cotangents, by name.
@@ -36,7 +36,7 @@ class MicroBatch(NamedTuple):
 
 
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
-    """Returns every answer of the micro-batches, by the names of `CapturedCase.further`.
+    """Returns every answer of all micro-batches, named as `at_micro_batch` names them.
 
     Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
     """

@@ -56,7 +56,7 @@ def prove_exact(case: ModuleCase) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _prove_exact(case: ModuleCase) -> int:
-    """Proves that every variant of ids, masks and similar inputs is exact."""
+    """Proves exactness for each variant of ids, masks and similar inputs; returns the most bits that a sum takes."""
     whole_numbers = [name for name, kind in case.kinds().items() if kind != REAL]
     variants = range(VARIANTS if whole_numbers else 1)
     return max(_bits_of(case, variant, whole_numbers) for variant in variants)

@@ -1,4 +1,4 @@
-"""Constant factors in a backward: a program may scale its loss, and divide its gradients later.
+"""Accepts constant factors in a backward, because a program may scale its loss and divide its gradients later.
 
 The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks.  The oracle accepts a factor only
 if the program shows that it has taken the factor out again.  It computes everything twice: once from the ranks' values
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
 
 GRADIENT = "grad."
 LARGEST_DENOMINATOR = 64
-"""Denominator of a simple factor: covers numbers of ranks, micro-batches and rows, times any power of two."""
+"""Largest denominator of a simple factor; covers numbers of ranks, micro-batches and rows, times a power of two."""
 
 SCALED = 4
-"""Roundings of a share that a step scales before it is added up.
+"""Number of roundings of a share of a gradient, if a step scales the share before the ranks' shares are added.
 
 Derived here.  In a mean over n terms, a rank with m terms may divide its sum by n, or by m and multiply by m / n, or
 multiply by ranks / n if ranks are averaged later: a quotient that is rounded once, and three products at most.
 """
 
 NEAR = 16
-"""Roundings by which a ratio of norms may be off: it decides which factor is tried first, never which is accepted."""
+"""Roundings by which a ratio of norms may be off; decides which factor is tried first, never which is accepted."""
 
 Ran = tuple[Expected, Sequence["Forced"]]
-"""The answers of the reference, and its runs."""
+"""(right answers, run of the unsharded module on each part of the batch)."""
 
 HeldOf = Callable[[str, tuple[int, ...]], torch.Tensor | None]
 """(name of an answer, its global shape) -> the ranks' values, assembled; None if some are missing."""
 
 
 class Rounded(NamedTuple):
-    """Extra error if a program rounds as it scales.
+    """Extra errors of values that a program scales by a factor.
 
     Attributes:
-        error: How much further each value may be off if a product rounds.
-        lost: How far any product may be off if it underflows, by a power of two too.
-        share: One rounding, as a share of the value.
+        error: Extra error of each value if its product with the factor is rounded.
+        lost: Largest error of a product that underflows, even if the factor is a power of two.
+        share: Relative error of one rounding.
     """
 
     error: torch.Tensor
@@ -63,7 +63,7 @@ class Rounded(NamedTuple):
 
 
 class Multiple(NamedTuple):
-    """A multiple of the right values, which the ranks have.
+    """Values of the ranks that are a constant factor times the right values.
 
     Attributes:
         right: The right values times the factor.
@@ -78,13 +78,13 @@ class Multiple(NamedTuple):
 def multiple_of(
     held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: Rounded, known: Sequence[float] = ()
 ) -> Multiple | None:
-    """Returns the multiple of the right values that the ranks have; None if no factor fits.
+    """Finds a factor for which the ranks' values are a multiple of the right values; None if no factor fits.
 
-    A factor from nearer the loss is tried first.  It is the only one tried if the bound is too wide to find one.
+    Factors of boundaries nearer to the loss are tried first, and alone if the bound is too wide to estimate another.
 
     Args:
-        rounded: How much further the values may be off if a program rounds as it scales them.
-        known: Factors at the boundaries before.
+        rounded: Extra errors of the values if a program scales them.
+        known: Factors of boundaries nearer to the loss, in the order in which to try them.
     """
     factors = [*known]
     if not says_nothing(right.value, right.allowed, share=limits.STILL_SHOWS):
@@ -116,7 +116,7 @@ def is_exact(factor: float) -> bool:
 
 
 def rounds_factors(runs: Sequence[Forced]) -> bool:
-    """True if a program rounds as it takes factors out."""
+    """True if a factor of these runs is no power of two, so that a program rounds when it takes the factor out."""
     return not all(is_exact(factor) for run in runs for factor in run.factors.values())
 
 
@@ -127,7 +127,7 @@ def divided(whole: Whole, factor: float) -> Whole:
 
 
 def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
-    """Returns the answers of the reference; without the factors in the backward if the program takes them out again.
+    """Returns the right answers; if the program takes the factors of its backward out again, without these factors.
 
     Args:
         ran: (True if factors are divided out) -> answers and runs.

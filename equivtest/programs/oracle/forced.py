@@ -1,4 +1,4 @@
-"""Runs the unsharded module again, and replaces the results of each part by the ranks' values.
+"""Runs the unsharded module again, and replaces the result of each part, a submodule, by the ranks' value.
 
 Worst-case bounds grow from layer to layer.  Here they do not: the bound of a part starts from the ranks' values at its
 beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is and
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Forced(Boundaries):
-    """Continues each part of a module from the ranks' values, and judges them.
+    """Judges the ranks' value at each boundary of a module's parts, and continues the run from that value.
 
     Attributes:
         found: Right value of each boundary that the ranks recorded, by its answer's name, in the order of the run.
@@ -100,7 +100,7 @@ class Forced(Boundaries):
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the ranks' part returned a separate tensor here."""
+        """True if the ranks recorded a tensor under this name, so that their part returned a separate one."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
@@ -192,9 +192,9 @@ def _is_near(whole: Whole, right: Bounded) -> bool:
 
 
 def _certainty(layout: Layout) -> tuple[int, int]:
-    """Ranks a layout by how specific it is.
+    """Returns a sort key that is larger for a more specific layout.
 
-    Zeros agree with several layouts, and are then taken for replicas; the parts with other values decide.
+    Zeros agree with several layouts, and then count as replicas; parts of the batch with other values decide.
     """
     kinds = [type(placement) for placement in layout.placements]
     return kinds.count(Partial), kinds.count(Shard)

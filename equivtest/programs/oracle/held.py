@@ -40,7 +40,7 @@ SMALLEST_ROW = 8  # elements that a row must have to be matched: shorter rows ma
 
 
 class Whole(NamedTuple):
-    """One tensor, assembled from the ranks.
+    """A global tensor that was assembled from the ranks' tensors.
 
     Attributes:
         value: In the ranks' dtype; float64 if it is the sum of operands.
@@ -104,7 +104,7 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
-    """Takes the part of a rank out of the dim that stacks all parts of a batch."""
+    """Removes the first dim of a rank's answer, along which the global tensor stacks the parts of the batch."""
     return None if placed is None else replace(placed, local=placed.local[0])
 
 
@@ -185,7 +185,7 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 def is_agreed(whole: Whole, right: Bounded) -> bool:
     """True if the value of every rank, each replica included, is within its bound.
 
-    If one rank has the whole tensor and the others have zeros, they are operands of a sum.
+    A tensor that one rank has as a whole, while all others have zeros, agrees as a sum, not as replicas.
     """
     error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
     return bool(((error <= right.allowed) | right.allowed.isinf()).all())

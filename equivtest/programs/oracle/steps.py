@@ -35,7 +35,7 @@ Tensors = Mapping[str, torch.Tensor]
 Once = Callable[[ModuleCase, int, Tensors, "Held | None"], Expected]
 
 NORMED = 4
-"""Roundings of the norm of a gradient: a root and then a power; relative to the sum, the same for a sum of norms.
+"""Further roundings of a total norm that is computed from the gradients' norms, each by a root and then a power.
 
 Source: torch.nn.utils.get_total_norm (2.13.0), the norm of the gradients' norms.
 """
@@ -74,7 +74,7 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
 
 
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
-    """Widens the error by `num` more roundings of each share; called outside of the mode."""
+    """Widens a tensor's error by `num` more roundings of each rank's share; call it outside of the mode `counted`."""
     if not isinstance(tensor, Ranged):
         return tensor
     parts = Parts.of(tensor)
@@ -82,7 +82,7 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
-    """Widens the error of a gradient if a program takes the factors of these runs out; called outside of the mode.
+    """Widens a gradient's error if a program takes the factors of `runs` out; call it outside of the mode `counted`.
 
     Scaling by a power of two is exact unless a value underflows.  A factor below 1 is taken out by a division, which
     enlarges the error of such values.
@@ -97,7 +97,7 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
 
 
 def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """Widens the error of a gradient by the sum over `num` micro-batches, in any order; called outside of the mode."""
+    """Widens a gradient's error by the roundings of its sum over `num` micro-batches; call it outside of `counted`."""
     if not isinstance(tensor, Ranged) or num == 1:
         return tensor
     parts = Parts.of(tensor)
@@ -159,7 +159,7 @@ def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Optimizer:
-    """The unsharded optimizer, run with its own code for single tensors, which counts each operation's roundings."""
+    """Runs the optimizer's own code for single tensors on unsharded ones, and counts each operation's roundings."""
 
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
@@ -219,7 +219,7 @@ def follow(
 def left_of(
     counted: RunningError, parameter: torch.Tensor, gradient: torch.Tensor, before: ExpectedTensor
 ) -> ExpectedTensor:
-    """Returns the right value of a parameter after an update; `before` is its value before."""
+    """Returns the right value of a parameter after an update; `before` describes the parameter before it."""
     right = within(counted, parameter, before)
     change = right.value - before.value
     if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):

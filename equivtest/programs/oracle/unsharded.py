@@ -17,7 +17,7 @@ Answers = dict[str, torch.Tensor]
 
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
-    """Splits the inputs: a copy of all, or for a divided batch each rank's inputs."""
+    """Returns the inputs of each part of a divided batch; of a whole batch, one copy of all inputs."""
     if not case.is_divided:
         return [{name: tensor.clone() for name, tensor in given.items()}]
     layouts = case.layouts()
@@ -28,9 +28,9 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
-    """Returns results with the rows of the batch, joined along the rows; and parameters' gradients, stacked.
+    """Runs a module on each part of a batch; returns (results, joined by rows) and (parameters' gradients, stacked).
 
-    If a gradient reaches only some parts, it is zero in the others.
+    If a gradient comes only from some parts, it is zero for the others.
     """
     answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
     likes = {name: tensor for answer in answers for name, tensor in answer.items()}
@@ -58,12 +58,12 @@ def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def sum_of(stack: torch.Tensor) -> torch.Tensor:
-    """Sums over dim 0; a single term is not added to anything."""
+    """Sums over dim 0; returns a single term without an addition."""
     return stack.sum(0) if len(stack) > 1 else stack[0]
 
 
 def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
-    """Returns the parts' sum or mean, added up in any order, divided before or after."""
+    """Returns the sum over dim 0, the parts of the batch, or their mean if the case averages gradients."""
     return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
 
 

@@ -26,7 +26,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Held(NamedTuple):
-    """One parameter of the ranks, assembled.
+    """One parameter before an update, assembled from the ranks.
 
     Attributes:
         gradient: None if there was none.
@@ -44,7 +44,7 @@ def expect_update(
     groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     held: Mapping[str, Held],
 ) -> dict[str, tuple[ExpectedTensor, dict[str, ExpectedTensor]]]:
-    """Returns the right value of each parameter after the update, and of its state, by name.
+    """Returns parameter -> (its right value after the update, the optimizer's right state for it, by key).
 
     Args:
         optimizer: Name of the class in torch.optim, one of FOLLOWED.
