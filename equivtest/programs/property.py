@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from equivtest.ranks.reply import Reply
 
 CLAIMS = (*(claim for claim in DEFAULT_CLAIMS if claim is not keeps_layout_of_parameter), repeats_itself)
-"""The claims about a module; none about the layout of its parameters, which it chooses."""
+"""The default claims about a module, without the layout of its parameters, which the module may choose."""
 
 CONTRACT_OF = "equivtest.programs.run.module:contract_of"
 
 HOW_ROWS = (
     "To state how ranks share the batch, use module_property(..., batch='whole'), 'mean of parts' or 'sum of parts'"
 )
-"""Way out if the ranks do not show whether a module reduces gradients."""
+"""Advice for the message if the ranks do not show whether a module reduces gradients."""
 
 MOST_VARIANTS = 64
 """Largest number of combinations of options: the unsharded module runs for each before anything is drawn."""
@@ -57,7 +57,7 @@ class Variant(NamedTuple):
     """The program under one combination of its options.
 
     Attributes:
-        options: (name, code of the value) of each.
+        options: (name, value as code) of each option.
         batch: None if the ranks decide it later, see `_resolve`.
     """
 
@@ -67,7 +67,7 @@ class Variant(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """Returns the batch; WHOLE if it is unknown."""
+        """The batch; WHOLE while the ranks have not decided it."""
         return self.batch or WHOLE
 
 
@@ -118,7 +118,7 @@ def make_property(
 
 
 def _common_fields(training: Training, world: World, judge: Judge) -> Fields:
-    """Returns the fields of the groups that all cases share."""
+    """Returns the fields of the three groups that all cases share."""
     of_training, of_world, of_judge = flat(training), flat(world), flat(judge)
     if of_training["steps"] is None:
         of_training["steps"] = 2 if training.optimizer else 1
@@ -208,7 +208,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
 
 
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
-    """Returns the property; with divided batches if the module that `parallelize` makes reduces gradients."""
+    """Asks the ranks if the parallel module reduces gradients; if so, returns the property with divided batches."""
     asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
     return replace(
         prop,
@@ -230,10 +230,12 @@ def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: 
 
 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
-    """Makes cases in the dtypes that the unsharded module takes; of steps in REAL_DTYPES if it takes none of these.
+    """Makes a case in each dtype of `dtypes` that the unsharded module takes.
+
+    If there is none, a case with an optimizer or a step is made in one of REAL_DTYPES.
 
     Raises:
-        Misuse: The module takes none of them.
+        Misuse: The module takes none of these dtypes.
     """
     made: list[ModuleCase] = []
     mistakes: list[Misuse] = []
@@ -250,19 +252,19 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
-"""The ranks' answers, by the case that they ran."""
+"""(case, backend) -> batch that the ranks decided with this case."""
 
 
 def forget_batches() -> None:
-    """Forgets the ranks' answers."""
+    """Forgets the batches that ranks decided, so that the next property asks them again."""
     _batches.clear()
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
-    """Returns the ranks' answer about the batch, from the first case in whose dtype they can compute.
+    """Returns the batch that the ranks decide with the first case whose dtype they can compute in.
 
-    'whole' if in every dtype the backend refuses a call of `parallelize`, or `parallelize` declines: it will in each
-    case.
+    It is 'whole' if in every dtype the backend refuses a call of `parallelize`, or `parallelize` declines, because
+    every case will then end so.
 
     Raises:
         Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
@@ -296,7 +298,7 @@ def _place_in(detail: str) -> list[str]:
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """Returns why the ranks did not answer, the remedy, and the rank's traceback, stacks or output."""
+    """Makes the message for ranks that did not answer: why, the remedy, and the rank's traceback, stacks or output."""
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     lines = _place_in(cause.detail) if cause.outcome == "raised" else cause.detail.strip().splitlines()
@@ -348,16 +350,16 @@ def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
 
 
 def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
-    """Returns the dtypes in which no variant is judged, with the reason."""
+    """Returns dtype -> reason, for each dtype in which no variant can be judged."""
     first, *others = (_left_out_of(each, space) for each in variants)
     return {dtype: why for dtype, why in first.items() if all(dtype in left_out for left_out in others)}
 
 
 def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
-    """Returns the dtypes in which no case of the variant can be judged, with the reason.
+    """Returns dtype -> reason, for each dtype in which no case of the variant can be judged.
 
-    The module does not run in the dtype, or it has neither exact sums nor narrow bounds there.  None if no dtype is
-    left.
+    The module does not run in the dtype, or has neither exact sums nor narrow bounds there.  Empty if no dtype can be
+    judged at all.
     """
     search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)

@@ -47,10 +47,10 @@ class Program(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Facts of one tensor.
+    """Shape, dtype and requires_grad of one tensor.
 
     Attributes:
-        dtype: Its name; '' for the dtype of the case.
+        dtype: Name of the dtype; '' for the dtype of the case.
     """
 
     shape: Shape
@@ -60,13 +60,13 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a module's parameters, buffers and outputs, by name.
+    """Name -> `Fact` of each parameter, buffer and output of a module.
 
     Attributes:
         parameters: Floating-point parameters; integer parameters keep the values from the builder.
         buffers: Buffers that the forward changes.
-        loss: The output from which backward starts, with 1; '' if it starts from each output that has a gradient, with
-            its cotangent.
+        loss: The output from which backward starts, with the gradient 1; '' if it starts from each output that has a
+            gradient, with the output's cotangent.
     """
 
     outputs: Mapping[str, Fact]
@@ -83,7 +83,7 @@ class Facts:
 
 @functools.lru_cache(maxsize=256)
 def facts_of(program: Program) -> Facts:
-    """Returns the facts of an unsharded module.
+    """Runs an unsharded module, and returns its outputs, parameters and buffers, with their shapes and dtypes.
 
     Raises:
         Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.
@@ -102,7 +102,7 @@ def facts_of(program: Program) -> Facts:
 
 
 def refusal_in(program: Program, dtype: str) -> str:
-    """Returns why the unsharded module does not run in that dtype; '' if it does."""
+    """Returns the reason why the unsharded module does not run in a dtype; '' if it runs."""
     try:
         facts_of(program._replace(dtype=dtype))
     except Misuse as error:
@@ -147,7 +147,7 @@ def _run(program: Program, seed: int) -> Facts:
 
 
 def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
-    """Makes arbitrary values of the inputs' kinds."""
+    """Makes random inputs of the program's kinds and shapes."""
     made = {}
     for name, kind, shape in program.inputs:
         if kind == REAL:
@@ -212,7 +212,7 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
 
 
 def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
-    """Calls the module on the inputs: `positional` by place, the others by name."""
+    """Calls the module on the inputs: passes `positional` by position, all others by name."""
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
     return given

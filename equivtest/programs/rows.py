@@ -11,15 +11,15 @@ from equivtest.errors import Misuse
 from equivtest.programs.reference import Program, facts_of
 
 NUM_COMPARED = 2
-"""Number of other batches that decide: one of fewer rows and one of more, if the module takes them."""
+"""Number of other batches that the module is tried on: one with fewer rows and one with more, if it takes them."""
 
 Sized = tuple[int, Program]
-"""A number of rows, and the module on a batch with this number."""
+"""(number of rows, the program on a batch with this number of rows)."""
 
 
 @functools.lru_cache(maxsize=256)
 def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
-    """Returns for each output if its first dim is the batch's, from its shapes on batches of other sizes.
+    """Returns output -> True if its first dim is the batch; decides by its shapes on batches of other sizes.
 
     Args:
         others: Batches to compare with, the first ones that the module takes.
@@ -51,7 +51,7 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
 
 
 def other_sizes(num_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
-    """Returns numbers of rows to compare with, a rank's number first."""
+    """Returns the numbers of rows of other batches to compare with, first the number of the rank with the fewest."""
     sizes = (min(rows), num_rows + 1, 2 * num_rows, num_rows - 1, 1)
     return tuple(size for size in dict.fromkeys(sizes) if size not in (0, num_rows))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equivtest.programs.case import ModuleCase
 
 STATES = ("own rows", "whole batch")
-"""The contracts of `ModuleCase.state`."""
+"""Values of `Judge.state`: buffers after a forward depend on a rank's own rows, or on the whole batch."""
 
 OWN_ROWS, WHOLE_BATCH = STATES
 
@@ -32,11 +32,11 @@ NUM_SEEDS = 2
 
 
 def require_state(case: ModuleCase) -> None:
-    """Raises Misuse unless the contract of the state goes with the case, which must name one if the two differ.
+    """Checks that the contract of the buffers fits the case, and that the case names one if the two contracts differ.
 
     Raises:
         Misuse: The contract does not fit the module's inputs and outputs.
-        PropertyMisuse: No contract is named, and the two differ.
+        PropertyMisuse: The case names no contract, and the two contracts differ.
     """
     if case.training.step:
         require(
@@ -90,7 +90,7 @@ def unnamed(what: str) -> str:
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
     """Names the buffers whose values after the first or the last rows differ from their values after the whole batch.
 
-    Buffers of OWN_NORMS are left out.  None differ if the module does not take that few rows.
+    Buffers of OWN_NORMS are left out.  Empty if the module does not take so few rows.
     """
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []

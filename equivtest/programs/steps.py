@@ -1,4 +1,4 @@
-"""Steps of training: names of what each step leaves, and the optimizer that a case names."""
+"""Names the tensors that a step of training leaves, and calls the function that makes a case's optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TOTAL_NORM = "output.total_norm"
 
 
 def base_of(name: str) -> str:
-    """Returns the name in step 1: 'ids' for 'step2.ids'."""
+    """Removes the step from a name: 'step2.ids' -> 'ids'."""
     return re.sub(r"^step\d+\.", "", name)
 
 
 def updated(step: int, parameter: str) -> str:
-    """Names a parameter after a step's update."""
+    """Names a parameter after the update of a step: (2, 'weight') -> 'step2.param.weight'."""
     return f"step{step}.param.{parameter}"
 
 

@@ -16,10 +16,10 @@ from equivtest.property import Space
 MODULE_MODES = {mode: tuple((mode,) * num for num in (1, 2, 3)) for mode in ModuleCase.VALUE_MODES}
 
 Candidates = Mapping[int, Mapping[Shape, Mapping[str, Sequence[Candidate]]]]
-"""World size -> mesh -> dtype -> candidates, the simplest first; no mesh and no dtype without any."""
+"""World size -> mesh -> dtype -> candidates, the simplest first; without meshes and dtypes that have none."""
 
 Options = tuple[tuple[str, str], ...]
-"""(name, code of the value) of each option of a program."""
+"""(name, value as code) of each option of a program."""
 
 
 @st.composite
@@ -51,10 +51,10 @@ def module_cases(
 
 @st.composite
 def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Draws cases of a program under each of its options; failures shrink to the first value of each.
+    """Draws cases of a program under each combination of its options; failures shrink to the first value of each option.
 
     Args:
-        variants: The options' names and values -> the cases; all have the same names.
+        variants: Options -> strategy of the cases under them; all have the same names of options.
     """
     remaining = list(variants)
     for place, (name, _) in enumerate(remaining[0]):

@@ -20,7 +20,7 @@ VARIANTS = 3
 
 @draw.register
 def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the inputs, the parameters and the cotangents in the draw's mode.
+    """Draws the inputs, parameters and cotangents of a case, in the mode and with the seed of `case.values[index]`.
 
     Modes:
         dense: Odd integers of random sign, up to `largest`; +1 or -1 for the cotangent.
@@ -63,7 +63,7 @@ def _draw_real(shape: Shape, source: torch.Generator, *, is_parameter: bool) -> 
 
 
 def bounds_of(case: ModuleCase, name: str) -> tuple[int, int]:
-    """Returns the largest integer of a given tensor, and the factor of all its integers."""
+    """Returns the largest integer drawn for a tensor, and the factor by which all its integers are multiplied."""
     is_cotangent = name.partition(".")[0] == "cotangent" and name not in case.parameter_names()
     divisible = is_cotangent or (len(case.shapes()[name]) == 1 and name in case.parameter_names())
     return 1 if is_cotangent else case.arguments.largest, case.world_size if divisible else 1

@@ -15,13 +15,13 @@ from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]
 Excuse = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(actual, expected) -> mask of elements whose other bits are right too; all of one shape."""
+"""Function (actual, expected) -> mask of the elements that are right although their bits differ."""
 
 
 def bits_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape, excuse: Excuse
 ) -> Mismatch | None:
-    """Returns the first element whose bits are wrong and not excused, or None; ignores padding.
+    """Returns the first element with wrong bits that `excuse` does not excuse, or None; ignores padding.
 
     Leaves out tensors with another shape or dtype, or under a partial layout: other claims judge them.
     """
@@ -45,7 +45,7 @@ def bits_mismatch(
 
 
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Returns the first rank whose second answer is missing or has another layout, shape or dtype."""
+    """Returns the first rank whose answer in a second run is missing or has another layout, shape or dtype; or None."""
     for rank, once in first.items():
         twice = again.get(rank)
         if twice is None:

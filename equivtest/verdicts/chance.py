@@ -45,7 +45,7 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns the limits of `count` in a draw with so many counts."""
+        """Returns (low, high): outside of these limits, chance explains `count` no longer, in a draw of `num_counts` counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
@@ -88,7 +88,7 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
 
 
 def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
-    """Counts kept elements of all ranks and of each rank, and equal ones of each pair, up to the shorter one."""
+    """Counts the kept elements of each rank and of all ranks, and the elements on which each pair of ranks agrees."""
     for rank, part in kept.items():
         yield Count(rank, "elements of the rank are left", part.numel(), int(part.sum()), q)
     if len(kept) > 1:

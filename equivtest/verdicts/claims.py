@@ -157,4 +157,4 @@ CLAIMS = {
         uses_only_documented_memory, refuses,
     )
 }  # fmt: skip
-"""Every claim by name."""
+"""Name -> claim, for every claim."""

@@ -55,7 +55,7 @@ def compare(
 def _judge_groups(
     claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]
 ) -> Judgement | None:
-    """Judges a claim on every mesh of the case: returns the first that fails, else the first that is open, else all."""
+    """Judges a claim on each group of ranks; returns the first failure, else the first open judgement, else success."""
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
@@ -71,7 +71,7 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """Judges a run without answers, or with answers instead of a refusal; returns the judgement and its detail."""
+    """Judges a run that gave no answers, or a case that must be refused; returns (judgement, detail), else None."""
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")
@@ -115,7 +115,7 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
 
 
 def _without_repetition(cause: Reply) -> str:
-    """Returns the detail; of a traceback only the frames, since the line above has the error."""
+    """Returns the detail of a reply; of a traceback only the frames, since the line above shows the error."""
     lines = cause.detail.rstrip().splitlines()
     if cause.outcome == "raised" and lines and lines[0] == TRACEBACK and lines[-1].endswith(_first_line(cause)):
         lines = lines[1:-1]

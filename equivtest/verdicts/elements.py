@@ -118,7 +118,7 @@ def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
 
 
 def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:
-    """Explains how to mend a tensor that should have another local shape under the layout that the rank reports."""
+    """Explains how to mend a tensor with a wrong local shape or dtype; '' if that is unknown."""
     local = tuple(placed.local.shape)
     dim = divided_dim(shape, local, mesh_shape, rank) if shape == tuple(expected.value.shape) else None
     if dim is not None:
@@ -189,7 +189,7 @@ def judge_values(
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns (actual, expected, allowed), 1-D, for each rank that has wrong elements: only these elements."""
+    """Returns the wrong elements of each rank that has some: (actual, expected, allowed), 1-D."""
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 

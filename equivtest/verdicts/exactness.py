@@ -23,9 +23,9 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 
 def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
-    """Returns None if no tensor has bits to compare.
+    """Compares each tensor bit by bit with the oracle's bits; returns None if the oracle has bits of no tensor.
 
-    A rank's own part of a flat partition took part in no sum, so it has no excuse.
+    Nothing excuses a tensor under a `Flat` layout, because its elements took part in no sum.
     """
     wrong, agreeing = [], []
     for name, tensor in expected.tensors.items():

@@ -60,7 +60,7 @@ def check(
 
     Args:
         subject: Registered name, or 'package.module:function'.
-        claims: Judged in this order; by default those of `default_claims`.
+        claims: Claims, judged in this order; None: `default_claims`.
         limit_s: Seconds that the visit may take.
 
     Returns:

@@ -59,7 +59,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lean:
-    """A sum of errors; `ratio` is (|sum| - its skew) / root of the sum of squares."""
+    """A weighted sum of errors; `ratio` is (|sum| - LEAN_SKEW sum |error|) / root of the sum of squares."""
 
     ratio: float
     what: str
@@ -71,7 +71,7 @@ class Lean:
 def judge_lean(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> Mismatch | None:
-    """Returns the sum that leans most, if it exceeds limits.LEAN.
+    """Returns a mismatch for the sum of errors that leans most to one side, if its ratio is at least limits.LEAN.
 
     Shapes and dtypes must be right already.
     """
@@ -131,7 +131,7 @@ def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, w
 
 
 def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
-    """Yields for each weight the row of errors (dim 1) whose sum leans most."""
+    """Yields, for each of the three weights, the row of errors whose weighted sum leans most to one side."""
     errors, right, allowed = rows
     if not errors.numel():
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 Elements = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""(actual, expected, allowed) at the wrong elements of one rank after the other, 1-D float64."""
+"""(actual, expected, allowed) of the wrong elements, one entry for each rank that has some; 1-D, float64."""
 
 
 def pattern_of(wrong: Elements) -> str:

@@ -15,7 +15,7 @@ from equivtest.programs.case import ModuleCase, cotangent_of
 
 
 def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch.Tensor], given: Given) -> None:
-    """Runs backward from the loss with 1, or from every output that has a gradient, with its cotangent.
+    """Runs backward from the loss with the gradient 1, or from all outputs with a gradient, with their cotangents.
 
     Raises:
         Misuse: an output is a DTensor that no rank has whole, or a DTensor of a divided batch.
@@ -54,7 +54,7 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
 def _require_shape(
     case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """Raises the error of a wrong program: it is not Misuse, so that the harness searches for the smallest case."""
+    """Raises ValueError for a wrong shape; it is no Misuse, so that the harness searches for the smallest case."""
     if shape == right:
         return
     rank = 0

@@ -26,9 +26,9 @@ class CapturedForwards(Capture):
         self._hooks.append(module.register_forward_pre_hook(self._begin))
 
     def named(self) -> dict[str, Any]:
-        """Returns the rows of all forwards, joined along the rows, by the names of answers.
+        """Returns answer -> tensor that joins the rows of all forwards.
 
-        Returns nothing if the module ran another number of times, and leaves out tensors without rows.
+        Empty if the module ran another number of times; tensors without rows are left out.
         """
         if len(self._forwards) != self._num_forwards:
             return {}

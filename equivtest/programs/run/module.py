@@ -1,4 +1,4 @@
-"""A user's module, parallelized, in one forward and backward."""
+"""Runs a user's parallel module on a rank, in one forward and backward or in steps of training."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _run_once(
     given: Given,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
-    """Runs one forward and backward, or one step of the case's own."""
+    """Runs one forward and backward, or the user's step function once, and returns this rank's answers."""
     capture = _capture_of(case, parallel) if case.judge.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
@@ -133,7 +133,7 @@ def _run_once(
 
 
 def _on_mesh(case: ModuleCase, found: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    """Replaces a whole DTensor on only some axes of the mesh by this rank's local tensor."""
+    """Replaces each replicated DTensor that lies on only some axes of the mesh by this rank's local tensor."""
     return {
         name: tensor.to_local()
         if isinstance(tensor, DTensor)
@@ -164,7 +164,7 @@ def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
-    """Returns the outputs of the parallel module by name, which must be the outputs of the unsharded one.
+    """Returns name -> output of the parallel module; the names must be the same as for the unsharded module.
 
     Raises:
         Misuse: the outputs differ in name or kind.

@@ -1,7 +1,7 @@
 """Finds a rank's part of each parameter of the unsharded module, and of its gradient: by name, or by element.
 
 A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  For
-all others `tracing`, beside this module, reads the elements off, or a function of the user's returns them.
+all other tensors, `tracing`, beside this module, finds the elements, or a function of the user returns them.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Parallelize = Callable[[Mapping[str, torch.Tensor]], nn.Module]
 """(whole parameters by name) -> the parallel module."""
 
 _read: dict[tuple[object, ...], Places] = {}
-"""Places that were read off on this rank, by everything that they depend on."""
+"""(build, parallelize, dtype, mesh) -> places that `places_in` found on this rank."""
 
 
 def places_in(
     case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter], make: Parallelize
 ) -> Places | None:
-    """Returns this rank's places of parameters that no DTensor places; None if all are whole, in their place.
+    """Finds the elements that this rank has of each parameter; None if each one is whole or a DTensor of the mesh.
 
     The decision depends only on how the module is made, never on values, so all ranks decide alike.  They must, because
-    reading places off calls `parallelize`, which may communicate.
+    finding the elements calls `parallelize`, which may communicate.
 
     Args:
         handed: The parameters of the module that was parallelized.
 
     Raises:
-        Misuse: the places cannot be read off.
+        Misuse: the elements cannot be found.
     """
     if case.judge.placed or _is_by_name(case, mesh, parallel, handed):
         return None
@@ -63,7 +63,7 @@ def places_in(
 
 
 def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter]) -> bool:
-    """True if every parameter has its name, and is a DTensor of the mesh or the whole original parameter.
+    """True if every parameter keeps its name, and is a DTensor on the mesh or the whole original parameter.
 
     FullyShardedDataParallel keeps the parameters and makes them views of other storage.
     """
@@ -81,10 +81,10 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
 
 
 def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
-    """True if the tensor is a DTensor on the mesh and a parameter of the unsharded module, and its placements tell all.
+    """True if a parameter of the unsharded module is a DTensor on the mesh, whose placements show this rank's part.
 
-    A strided shard on a mesh of one axis comes from a merged projection, with each part divided separately: it is read
-    off.
+    A strided shard on a mesh of one axis comes from a merged projection, with each part divided separately; `tracing`
+    finds its elements.
     """
     fact = case.facts.parameters.get(name)
     return (
@@ -101,7 +101,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Part(NamedTuple):
-    """Some elements of a parameter, 1-D or in the shape of the tensor that contains them, and of its gradient."""
+    """Some elements of a parameter and of its gradient, 1-D or in the shape of the tensor that contains them.
+
+    Attributes:
+        indices: Index of each element in the flattened whole parameter.
+    """
 
     value: torch.Tensor
     gradient: torch.Tensor | None
@@ -112,7 +116,7 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
     """Returns this rank's part of every parameter and its gradient.
 
     Raises:
-        Misuse: a tensor differs from what was read off, or a gradient has another shape than its parameter.
+        Misuse: a tensor has another shape than when it was made, or a gradient has another shape than its parameter.
     """
     tensors = dict(parallel.named_parameters())
     named = by_own_name(parallel, tensors.items())
@@ -177,10 +181,10 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -> Part:
-    """Returns the elements at a place after the run.
+    """Returns the elements of a parameter in one tensor of the parallel module, after the run.
 
     Raises:
-        Misuse: the tensor there is no longer the one that was read off.
+        Misuse: the tensor is gone, or has another shape than when it was made.
     """
     holder = tensors.get(place.holder)
     shape = None if holder is None else tuple(_local(holder).shape)
@@ -193,7 +197,7 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
-    """Selects the elements of a tensor that have an index; in the tensor's shape if all have one."""
+    """Selects the elements of a tensor that have an index; keeps the tensor's shape if all elements have one."""
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(
@@ -215,7 +219,7 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """Returns the parts that the user's function reports; None if it reports none for that parameter.
+    """Returns the parts of a parameter that the user's `placed` function reports; None if it reports None.
 
     Raises:
         Misuse: the report is not a tensor with the places of its elements.

@@ -27,16 +27,17 @@ from equivtest.programs.names import own_names
 from equivtest.programs.outputs import named_outputs
 
 Keep = Callable[[str, torch.Tensor], None]
-"""(name of an answer, tensor) -> None."""
+"""Function that records a tensor under the name of an answer."""
 
 
 class PartsMet(Boundaries):
-    """Passes the outputs of parts with these names, and their gradients, to `keep`.
+    """Passes the inputs, outputs and gradients of parts whose names match `patterns` to `keep`.
 
     A tensor that several parts give or take has the name of the first of them, chosen or not, so that a choice of parts
     changes no name.
 
     Args:
+        patterns: Patterns (`fnmatch`) of names of submodules.
         whole: Knows which forward runs, and the inputs of the whole module, which are not recorded as inputs of a part.
     """
 
@@ -97,12 +98,12 @@ class WholeMet:
 
     Attributes:
         num_calls: Number of calls of the module, without the recomputations of checkpointing.
-        inputs: Names of the inputs of each call, in order, and of the inputs passed by place.
+        inputs: For each call, the names of the inputs in order, and of the inputs passed by position.
 
     Args:
-        name_inputs: (args, kwargs) -> the inputs by name, and the names of inputs passed by place.
+        name_inputs: (args, kwargs) -> the inputs by name, and the names of inputs passed by position.
         outputs: Same as in `ModuleCase`.
-        look_again: (name of an answer, the tensor that was passed) -> None, when the forward has ended.
+        look_again: Receives each input again, as (name of an answer, tensor), when the forward has ended.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class WholeMet:
         return reference is not None and reference() is tensor
 
     def at(self, name: str) -> str:
-        """Adds the number of the current call to the name."""
+        """Adds the number of the current call to a name: see `at_micro_batch`."""
         return at_micro_batch(self.num_calls, name)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -185,7 +186,7 @@ class _Same(torch.autograd.Function):
 
 
 def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
-    """Replaces some tensors within tuples, mappings and dataclasses."""
+    """Replaces tensors in nested tuples, mappings and dataclasses; `aliases` has the new tensor by the old one's id."""
     if isinstance(given, torch.Tensor):
         return aliases.get(id(given), given)
     if dataclasses.is_dataclass(given) and not isinstance(given, type) and not isinstance(given, Mapping):
@@ -195,7 +196,7 @@ def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns the module within wrappers; the module itself if it has none."""
+    """Returns the innermost module within wrappers, or the module itself if it has no wrapper."""
     own_name = own_names(module)
     found: nn.Module = [part for name, part in module.named_modules() if own_name(name) == ""][-1]
     return found
@@ -204,7 +205,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def named_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-    """Names the inputs of a call by the parameters of the module's forward, and lists the inputs passed by place.
+    """Names the inputs of a call by the parameters of the module's forward, and lists the inputs passed by position.
 
     None and default values are left out.
 

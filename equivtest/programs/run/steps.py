@@ -26,11 +26,11 @@ Held = Callable[[], Answers]
 
 
 def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, held: Held) -> Answers:
-    """Runs every step of a case.
+    """Runs every step of a case on this rank, and returns the rank's answers.
 
     Args:
-        once: One forward and backward, or one step of the case's own, on the inputs of a step.
-        held: Returns this rank's parameters and gradients now.
+        once: Runs one forward and backward, or the user's step function, on the inputs of one step.
+        held: Returns the parameters and gradients that this rank has at the time of the call.
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
     before = _parameters(case, held())
@@ -69,14 +69,14 @@ def own_step(
     inputs: Inputs,
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
-    """Runs the case's step; returns its report."""
+    """Calls the user's step function with this rank's micro-batches; returns its report."""
     function = cast("Callable[..., object]", load_named(case.training.step, "step"))
     require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
 
 
 def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Cuts the inputs of a rank along their rows, as evenly as possible; inputs without rows are whole in each part.
+    """Cuts a rank's inputs along their rows, as evenly as possible; each micro-batch has inputs without rows whole.
 
     Every rank has the same number of micro-batches, with at least one row in each.  Otherwise a program that reduces
     gradients in every backward would hang.
@@ -93,7 +93,7 @@ def num_micro_batches(case: ModuleCase) -> int:
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
-    """Clips all gradients; returns their norm.
+    """Clips all gradients by `clip_grad_norm_`; returns their norm before clipping.
 
     Raises:
         Misuse: a rank has a part of a parameter as a plain tensor, and would clip by the norm of that part alone; or

@@ -23,21 +23,21 @@ from equivtest.errors import Misuse
 from equivtest.programs.reference import seeded
 
 ALPHABET = 255
-"""Whole numbers up to 256 are exact in bfloat16, which has the fewest bits: IEEE 754-2019 table 3.5 with 8 of them."""
+"""Number of different numbers in a word; up to 256 they are exact in bfloat16: IEEE 754-2019 table 3.5 with 8 bits."""
 
 SPARSENESS = 64
-"""Number of possible words for each word that is used, at least."""
+"""Least number of possible words for each word that is used."""
 
 NONE = -1
-"""Stands for an element of a tensor that belongs to no parameter."""
+"""Index of an element that belongs to no parameter of the unsharded module."""
 
 
 class Place(NamedTuple):
     """The elements of one parameter in one tensor of the parallel module.
 
     Attributes:
-        holder: Name of the tensor there.
-        indices: For each of its local elements the place in the flattened parameter, NONE if it has none.
+        holder: Name of the tensor in the parallel module.
+        indices: For each local element of the tensor its index in the flattened parameter, or NONE.
     """
 
     holder: str
@@ -52,7 +52,7 @@ Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Returns the places of these parameters' elements on this rank.
+    """Finds the tensors of this rank that contain elements of each parameter, and which elements these are.
 
     Raises:
         Misuse: the module computes from the parameters, or differs from run to run.
@@ -86,10 +86,10 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 
 
 def code_words(num: int) -> torch.Tensor:
-    """Returns the words of so many elements: (runs, num), float64, a run's numbers all positive or all negative.
+    """Returns a different word for each of `num` elements: (runs, num), float64, with one sign in each run.
 
-    They are spread evenly over all possible words: element i has number i * step modulo their number.  The step is near
-    the golden ratio of their number, and shares no factor with it.
+    The words are spread evenly over all possible words: element i has number i * step modulo their number.  The step is
+    near the golden ratio of their number, and shares no factor with it.
     """
     num_runs = 2
     while ALPHABET**num_runs < SPARSENESS * num:
@@ -136,4 +136,4 @@ WAY_OUT = (
     "say what each rank holds: module_property(..., placed='package.module:function'), of a function "
     "(parallel module, name of a parameter) -> (tensor, indices)"
 )
-"""The way out if elements cannot be read off."""
+"""Advice for the message if the elements of a parameter cannot be found."""
