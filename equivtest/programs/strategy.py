@@ -51,7 +51,7 @@ def module_cases(
 
 @st.composite
 def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Draws cases of a program under each combination of its options; failures shrink to the first value of each option.
+    """Draws cases of a program under each combination of its options; failures shrink to the first combination.
 
     Args:
         variants: Options -> strategy of the cases under them; all have the same names of options.

@@ -45,7 +45,7 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high): outside of these limits, chance explains `count` no longer, in a draw of `num_counts` counts."""
+        """Returns (low, high), between which `count` lies by chance, in a draw with `num_counts` counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
