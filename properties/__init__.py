@@ -1,1 +1,1 @@
-"""The conformance suite: claims about subjects, checked over cases."""
+"""Conformance suite: claims about subjects, judged over many cases."""

@@ -1,4 +1,4 @@
-"""Options of the conformance suite: they exist wherever these properties are run."""
+"""Makes the options of the conformance suite available to every pytest run of these properties."""
 
 from equivtest.options import pytest_addoption
 

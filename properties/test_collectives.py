@@ -1,6 +1,6 @@
 """Claims about torch.distributed's collectives, one call at a time.
 
-A failure here is the backend's: everything else that runs on it is built from these calls.
+A failure here is a defect of the backend. Everything else that runs on the backend is built from these calls.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ LARGE = 2**17 + 1
 LARGEST_BYTES = 2**22
 MANY_RANKS = 8
 MOVES_LITTLE = (*(name for name in CALLS if name.endswith(("object", "object_list"))), "barrier", "monitored_barrier")
-"""Collectives of Python's objects, and of no elements."""
+"""Collectives of Python objects, and collectives without elements."""
 FIRST_OF_EACH = tuple({call.function: name for name, call in reversed(CALLS.items())}.values())[::-1]
-"""One collective of each function: what takes long with each reduction, too."""
+"""One collective of each function, for cases that take too long with every reduction."""
 
 
 def on_all_ranks() -> tuple[CollectivesCase, ...]:
-    """Every collective and reduction in every dtype on every number of ranks, small and medium sizes in turn."""
+    """Returns every collective and reduction in every dtype on every number of ranks, with small and medium sizes in
+    turn."""
     places = [(ranks, number, calls) for ranks in (1, 2, 3, 4) for number in range(len(DTYPES)) for calls in BUNDLES]
     return tuple(
         CollectivesCase(
@@ -50,13 +51,14 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
 
 
 def sizes_of(ranks: int, number: int) -> tuple[int, ...]:
-    """One of each row in turn; of every other row if there are so many ranks that a call takes milliseconds."""
+    """Returns one size of each row of SIZES; from three ranks on, where a call takes milliseconds, of every other
+    row."""
     rows = SIZES if ranks < 3 else SIZES[(ranks + number) % 2 :: 2]
     return tuple(row[(ranks + number) % len(row)] for row in rows)
 
 
 def of_large_sizes() -> tuple[CollectivesCase, ...]:
-    """Every collective on one large size, each dtype in turn; on two ranks, as drawing it takes long."""
+    """Returns every collective on one large size, each dtype in turn; on two ranks only, because drawing takes long."""
     return tuple(
         CollectivesCase(
             world_size=2,
@@ -70,7 +72,10 @@ def of_large_sizes() -> tuple[CollectivesCase, ...]:
 
 
 def of_largest_sizes() -> tuple[CollectivesCase, ...]:
-    """Every function of tensors on 4 MiB and one element, in one dtype: sums of float64 have the fewest terms."""
+    """Returns every function of tensors on 4 MiB and one element.
+
+    Reductions are in float64, which has the fewest elements in 4 MiB.
+    """
     return tuple(
         CollectivesCase(
             world_size=2,
@@ -86,13 +91,13 @@ def of_largest_sizes() -> tuple[CollectivesCase, ...]:
 
 
 def in_a_row() -> tuple[CollectivesCase, ...]:
-    """Thousands, one after the other and all in flight at once."""
+    """Returns cases of 2,000 calls of one collective: one after the other, and all in flight at once."""
     gathers = CollectivesCase(world_size=2, collectives=names_of("all_gather_into_tensor"), numels=(3,), times=2000)
     return gathers, replace(gathers, waits="together")
 
 
 def strided() -> tuple[CollectivesCase, ...]:
-    """Calls every function on every second or third element of memory, each dtype in turn."""
+    """Returns every function on every second or third element of memory, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=2, dtype=DTYPES[index % len(DTYPES)], collectives=(name,), numels=(3, 8), stride=2 + index % 2
@@ -102,7 +107,7 @@ def strided() -> tuple[CollectivesCase, ...]:
 
 
 def not_row_major() -> tuple[CollectivesCase, ...]:
-    """Every collective on transposed elements and on elements with the channels last, each dtype in turn."""
+    """Returns every collective on transposed elements and on elements with the channels last, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=2 + index % 2,
@@ -117,7 +122,8 @@ def not_row_major() -> tuple[CollectivesCase, ...]:
 
 
 def in_memory_of_before() -> tuple[CollectivesCase, ...]:
-    """Every collective twice on the same memory, kept or freed and allocated again, each dtype in turn."""
+    """Returns every collective called twice on the same memory, kept or freed and allocated again, each dtype in
+    turn."""
     return tuple(
         CollectivesCase(
             world_size=2 + (index + number) % 2,
@@ -133,7 +139,7 @@ def in_memory_of_before() -> tuple[CollectivesCase, ...]:
 
 
 def on_many_ranks() -> tuple[CollectivesCase, ...]:
-    """Every collective on more ranks than the profiles have, each dtype in turn."""
+    """Returns every collective on more ranks than the profiles have, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=MANY_RANKS,

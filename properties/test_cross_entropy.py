@@ -1,7 +1,7 @@
-"""Claims about cross entropies of logits that are divided by class: torch's loss_parallel, and without it.
+"""Claims about cross entropies of logits that are sharded by class, with torch's loss_parallel and without it.
 
-A failure here means that a model is trained on another loss: look first at the rows of logits whose
-maximum, or target, lies on another rank, then at ignored positions.
+A failure here means that a model is trained on another loss. Look first at the rows of logits whose maximum, or target,
+is on another rank, then at ignored positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Claims about data parallelism of a perceptron: DDP, FSDP2, a small ZeRO-3 of our own, and meshes of two axes.
+"""Claims about data parallelism of a perceptron: DDP, FSDP2, the project's own ZeRO-3, and meshes of two axes.
 
-A failure here means that a model trained on several ranks is another model than one trained on
-the whole batch: look first at the earliest step, and there at the gradients.
+A failure here means that training on several ranks gives another model than training on the whole batch. Look first at
+the earliest step, and there at the gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias"
 
 
 def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParallelCase:
-    """Three ranks share 10, 5, 10 and 2 elements of the parameters; gradients come from two micro-batches."""
+    """Returns a case in which three ranks shard 10, 5, 10 and 2 elements of the parameters, with two micro-batches."""
     return DataParallelCase(
         world_size=3, style=style, leading=(2,), in_features=2, hidden_features=5, out_features=2, biases=BOTH,
         requires_grad=ALL, micro_batches=2, optimizer="adamw", steps=3, weight_decay=0.25, fetch=fetch,
@@ -37,7 +37,10 @@ def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParalle
 
 
 def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
-    """In every dtype, parameters that four ranks share evenly and unevenly: few drawn cases are even."""
+    """Returns cases in every dtype with parameters that four ranks shard evenly and unevenly.
+
+    Drawn cases are seldom even.
+    """
     return tuple(
         DataParallelCase(
             world_size=4, dtype=dtype, style=style, fetch=fetch, leading=(2,),
@@ -50,7 +53,8 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
 
 
 def by_columns() -> tuple[DataParallelCase, ...]:
-    """Three ranks hold 2 of 6 and 1 of 3 columns each, and of biases of 3 and 2 elements 1 at most."""
+    """Returns cases in which three ranks have 2 of 6 and 1 of 3 columns each, and at most 1 element of biases of 3 and
+    2."""
     return tuple(
         DataParallelCase(
             world_size=3, dtype=dtype, style="fsdp2", by_columns=WEIGHTS, leading=(2,), in_features=6,
@@ -62,7 +66,7 @@ def by_columns() -> tuple[DataParallelCase, ...]:
 
 
 def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
-    """Two by two ranks in every dtype: 5 and 8 hidden features over the second axis, then the first."""
+    """Returns cases on two by two ranks in every dtype, with 5 and 8 hidden features."""
     return tuple(
         TwoAxisCase(
             world_size=4, mesh=(2, 2), dtype=dtype, style=style, leading=(2, 3), in_features=3,
@@ -75,7 +79,7 @@ def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
 
 
 def five_rows(style: str) -> TwoAxisCase:
-    """Recorded: five rows of parameters over two ranks of each row of the mesh are 3 and 2, padded."""
+    """Returns a recorded case in which two ranks of each mesh row shard five rows of parameters as 3 and 2, padded."""
     return TwoAxisCase(
         world_size=4, mesh=(2, 2), style=style, leading=(2,), micro_batches=2, in_features=3, hidden_features=5,
         out_features=4, biases=BOTH, use_local_output=style == "hsdp", requires_grad=ALL, records=True,
@@ -83,7 +87,7 @@ def five_rows(style: str) -> TwoAxisCase:
 
 
 def mixed(param_dtype: str, reduce_dtype: str) -> MixedCase:
-    """Three ranks; the gradients of two micro-batches each come to more than bfloat16 holds."""
+    """Returns a case on three ranks in which the gradients of each micro-batch need more bits than bfloat16 has."""
     return MixedCase(
         world_size=3, param_dtype=param_dtype, reduce_dtype=reduce_dtype, output_dtype="float32", leading=(2,),
         in_features=2, hidden_features=5, out_features=2, biases=BOTH, requires_grad=ALL, micro_batches=2,

@@ -1,7 +1,7 @@
-"""Claims about the real DeepSpeed: it partitions and fetches the unsharded parameters.
+"""Claims about DeepSpeed itself: the parameters that it partitions and fetches are the unsharded ones.
 
-A failure here means that a model computes with other parameters than it was given.  The installed release
-is judged, whichever it is; there are no pinned examples, so the strategy must find the failures.
+A failure here means that a model computes with other parameters than it was given. The installed release is judged.
+There are no pinned examples, so that the strategy must find the failures.
 """
 
 from __future__ import annotations

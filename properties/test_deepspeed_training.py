@@ -1,6 +1,6 @@
-"""Claims about the real DeepSpeed: its engines train the same model as one process.
+"""Claims about DeepSpeed itself: its engines train the same model as one process.
 
-The installed release is judged, whichever it is.
+The installed release is judged.
 """
 
 from __future__ import annotations

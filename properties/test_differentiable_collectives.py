@@ -1,7 +1,4 @@
-"""Claims about torch's collectives that have a backward, each called alone.
-
-A failure here means that a gradient through a collective is wrong.
-"""
+"""Claims about torch's collectives that have a backward, each called alone."""
 
 from __future__ import annotations
 
@@ -20,13 +17,14 @@ NUMELS = (3, 2, 1, 0)
 
 
 def names_on(ranks: int, *, is_world: bool) -> tuple[str, ...]:
-    """All collectives that torch gets right in such a group."""
+    """Returns all collectives that torch gets right in such a group."""
     names = (*EVERYWHERE, *OF_WORLD) if is_world else (*EVERYWHERE,)
     return tuple(name for name in names if ranks != 3 or not name.endswith("_avg"))
 
 
 def in_the_world() -> tuple[DifferentiableCase, ...]:
-    """Every collective on every number of ranks with every root, in each dtype and size of part in turn."""
+    """Returns every collective on every number of ranks with every root, with each dtype and number of elements in
+    turn."""
     return tuple(
         DifferentiableCase(
             world_size=ranks,
@@ -41,7 +39,7 @@ def in_the_world() -> tuple[DifferentiableCase, ...]:
 
 
 def in_groups() -> tuple[DifferentiableCase, ...]:
-    """The same in groups whose ranks have other numbers in the world."""
+    """Returns cases like `in_the_world` in groups whose ranks have other numbers in the world."""
     return tuple(
         DifferentiableCase(
             world_size=len(members),

@@ -1,7 +1,7 @@
-"""Claims about dropout of divided and of replicated activations.
+"""Claims about dropout of sharded and of replicated activations.
 
-A failure here means that a model is regularized otherwise in parallel: look first at how the ranks'
-generators are seeded, then at the mask that the backward takes.
+A failure here means that a parallel model is regularized in another way. Look first at how the ranks' generators are
+seeded, then at the mask that the backward takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equivtest.verdicts.judging import DEFAULT_CLAIMS
 
 
 def on_all_ranks() -> tuple[DropoutCase, ...]:
-    """Sequences that the ranks share evenly, unevenly, and so that some go without, in every dtype."""
+    """Returns cases in every dtype whose sequences are sharded evenly, unevenly, and with an empty shard."""
     return tuple(
         DropoutCase(
             world_size=world_size, dtype=dtype, style="sequence_parallel", shape=(length, 64), layout="shard(0)",

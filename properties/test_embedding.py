@@ -1,7 +1,7 @@
 """Claims about torch's tensor-parallel styles on nn.Embedding.
 
-A failure here means that a parallelized embedding looks up other rows, or learns other ones: look
-first at the mask of a rowwise embedding, then at the tensors that the style redistributes.
+A failure here means that a parallelized embedding looks up, or trains, other rows. Look first at the mask of a rowwise
+embedding, then at the tensors that the style redistributes.
 """
 
 from __future__ import annotations

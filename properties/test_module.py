@@ -1,7 +1,7 @@
-"""Claims about your own module, shown on a gated block and on one of attention; copy this and name yours.
+"""Claims about a user's own module, shown on examples; copy this file and name your module.
 
-A failure here means that the parallelized module computes another function than the unsharded one: look
-first at tensors that every rank adds, before or after the sum over the ranks.
+A failure here means that the parallelized module computes another function than the unsharded one. Look first at
+tensors that every rank adds, before or after the sum over the ranks.
 """
 
 from __future__ import annotations

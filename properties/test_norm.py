@@ -1,7 +1,7 @@
 """Claims about torch's sequence-parallel style on nn.LayerNorm and nn.RMSNorm.
 
-A failure here means that norms of a divided sequence are other norms: look first at the gradients
-of the parameters, which are sums over all ranks' tokens.
+A failure here means that a sharded sequence is normalized in another way. Look first at the gradients of the
+parameters, which are sums over all ranks' tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 
 
 def on_all_ranks(norm: str, parameters: tuple[str, ...]) -> tuple[NormCase, ...]:
-    """Sequences that the ranks share evenly, unevenly, and so that some go without, in every dtype."""
+    """Returns cases in every dtype whose sequences are sharded evenly, unevenly, and with an empty shard."""
     return tuple(
         NormCase(
             world_size=world_size, dtype=dtype, norm=norm, leading=(1, length), sequence_dim=1, features=16,

@@ -1,8 +1,8 @@
 """Claims about torch's operators on DTensors, several calls one after the other in one process.
 
-A failure here that no single call shows means that state outlives a call: look first at state kept from the same
-operator with other arguments or on another shape, then at views that are written through, then at tensors that leave
-DTensors and come back.
+A failure here that no single call shows means that state outlives a call. Look first at state that is kept from the
+same operator with other arguments or on another shape, then at writes through views, then at `to_local` and
+`from_local`.
 """
 
 from __future__ import annotations

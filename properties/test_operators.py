@@ -1,7 +1,7 @@
 """Claims about torch's operators on DTensors, one call at a time.
 
-A failure here means that an operator of DTensors differs from the operator of whole tensors: look first at what it
-does with a partial operand, then at a dim that is divided, then at the gradient's placement.
+A failure here means that an operator of DTensors differs from the operator of whole tensors. Look first at what it does
+with a partial operand, then at a sharded dim, then at the gradient's placement.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Claims about the styles that prepare a module's inputs and outputs.
+"""Claims about PrepareModuleInput and PrepareModuleOutput, which redistribute a module's inputs and outputs.
 
-A failure here means that a module gets, or returns, another tensor: look first at uneven
-shards, whose global size a plain tensor does not show.
+A failure here means that a module gets, or returns, another tensor. Look first at uneven shards, because a plain tensor
+does not show their global size.
 """
 
 from __future__ import annotations

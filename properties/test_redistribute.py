@@ -1,7 +1,7 @@
 """Claims about DTensor.redistribute, on meshes of one axis and of two.
 
-A failure here means that a tensor has other values under other placements: look first at padding
-that was not removed, then at the order of shards and of mesh axes, then at reductions.
+A failure here means that a tensor has other values under other placements. Look first at padding that was not removed,
+then at the order of shards and of mesh axes, then at reductions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ ALL_MODES = (("dense", 0), ("index", 1), ("special", 2), ("real", 3))
 
 
 def on_all_ranks() -> tuple[RedistributeCase, ...]:
-    """Every kind of move, between shards that are even, uneven and empty on the last rank, in every dtype."""
+    """Returns cases in every dtype of every kind of move, with shards that are even, uneven, and empty on the last
+    rank."""
     moves = (
         ("shard(0)", "replicate"), ("shard(0)", "shard(1)"), ("partial(sum)", "shard(0)"),
         ("partial(avg)", "replicate"), ("partial(max)", "shard(1)"), ("replicate", "shard(0)"),
@@ -42,9 +43,10 @@ def on_all_ranks() -> tuple[RedistributeCase, ...]:
 
 
 def of_many_elements() -> tuple[RedistributeCase, ...]:
-    """Sums of real operands by all_reduce and reduce_scatter, enough of them to reveal errors that always go one way.
+    """Returns sums of real numbers by all_reduce and reduce_scatter, long enough to show errors that prefer one
+    sign.
 
-    Not in float64, where the reference has the same errors.
+    There is none in float64, where the reference has the same errors.
     """
     return tuple(
         RedistributeCase(

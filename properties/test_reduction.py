@@ -1,7 +1,7 @@
 """Claims about reductions and softmaxes of DTensors.
 
-A failure here means that a sum, mean, largest element, norm or softmax depends on where elements
-live: look first at shards of unequal size, then at how a partial result is interpreted.
+A failure here means that a sum, mean, largest element, norm or softmax depends on where elements live. Look first at
+shards of unequal size, then at how a partial result is interpreted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from equivtest.verdicts.claims import (
 
 
 def seven_rows(operator: str, **fields: Any) -> OperatorCase:
-    """Three ranks have 3, 3 and 1 rows: the mean of their means is not the mean of seven."""
+    """Returns a case in which three ranks have 3, 3 and 1 rows: the mean of their means is not the mean of seven
+    rows."""
     arguments = (("dim", 0 if "softmax" in operator else (0,)),)
     return OperatorCase(
         world_size=3, operator=operator, operands=((7, 4),), arguments=arguments, placements=(("shard(0)",),), **fields

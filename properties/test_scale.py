@@ -1,6 +1,6 @@
-"""The claim of the smallest family, which CONTRIBUTING walks through.
+"""Claims about the smallest family, which CONTRIBUTING.md walks through.
 
-A failure here means that torch multiplies a divided tensor by another number than a whole one.
+A failure here means that torch multiplies a sharded tensor and a whole tensor by different numbers.
 """
 
 from __future__ import annotations

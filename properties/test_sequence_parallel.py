@@ -1,7 +1,7 @@
 """Claims about sequence parallelism of a perceptron: one forward and backward, and training.
 
-A failure here means that a model trained in parallel differs from the unsharded model: look first at the
-tensors captured from the layers, which show the wrong collective or layer.
+A failure here means that a model trained in parallel differs from the unsharded model. Look first at the tensors
+captured from the layers, which show the wrong collective or layer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ UNEVEN_BY_DEFAULT = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_fe
 
 
 def on_four_ranks(**fields: Any) -> tuple[MlpCase, ...]:
-    """In every dtype, sizes that four ranks share evenly and unevenly: few drawn cases are even."""
+    """Returns cases in every dtype with sizes that four ranks shard evenly and unevenly.
+
+    Drawn cases are seldom even.
+    """
     return tuple(
         MlpCase(
             world_size=4, dtype=dtype, leading=(size,), in_features=4, hidden_features=size, out_features=4,

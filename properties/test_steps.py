@@ -1,7 +1,7 @@
 """Claims about steps of training: the norm of all gradients, and a scaled loss.
 
-A failure here means that a step updates by other gradients than the unsharded module's: look first at which
-tensors are summed over which group, and how often.
+A failure here means that a step updates by other gradients than the unsharded module's. Look first at which tensors are
+summed over which group, and how often.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MIXTURE = f"{EXAMPLES}mixture:"
 
 
 FULL = (1, 2, 3, 4)
-"""Numbers of ranks: with a size of 7, each rank has elements."""
+"""Numbers of ranks on which each rank has elements of a dim of size 7."""
 
 
 def clipped(
     build: str, parallelize: str, step: str, norm_type: float, *, world_sizes: tuple[int, ...] = ()
 ) -> Property:
-    """Steps on meshes of two axes, each with another way to ask torch for the norm."""
+    """Returns a property of steps on meshes of two axes; `step` says how torch is asked for the norm."""
     return module_property(
         f"{MIXTURE}{build}",
         f"{EXAMPLES}mixture_plan:{parallelize}",

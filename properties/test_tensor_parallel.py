@@ -1,7 +1,7 @@
 """Claims about torch's tensor-parallel styles on nn.Linear.
 
-A failure here means that a parallelized layer no longer computes the same as the layer: look
-first at the style's input and output preparation, then at DTensor's sharding propagation.
+A failure here means that a parallelized layer no longer computes the same as the layer. Look first at the style's input
+and output preparation, then at DTensor's sharding propagation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equivtest.verdicts.judging import DEFAULT_CLAIMS
 COLWISE = "torch/distributed/tensor/parallel/style.py, class ColwiseParallel (2.13.0)"
 ROWWISE = "torch/distributed/tensor/parallel/style.py, class RowwiseParallel (2.13.0)"
 MANY_ELEMENTS = tuple((world_size, dtype) for world_size in (2, 3, 4) for dtype in ("bfloat16", "float16"))
-"""Sizes of a layer large enough to reveal errors of an all_reduce that always go one way."""
+"""(world size, dtype) of cases with enough elements to show errors of an all_reduce that prefer one sign."""
 
 CLAIMS = (*DEFAULT_CLAIMS, is_the_identity_for_one_rank, repeats_itself, uses_only_collectives)
 

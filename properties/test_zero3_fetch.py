@@ -1,7 +1,7 @@
 """Claims about ZeRO-3's two fetches: both make the same parameters whole.
 
-A failure here means that a model computes with other parameters than it was given: look first
-at the strides of parameters whose numel the world size does not divide.
+A failure here means that a model computes with other parameters than it was given. Look first at the strides of
+parameters whose number of elements is no multiple of the world size.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EXAMPLES = (
 
 
 def recorded(cases: Iterable[FetchCase], collective: str) -> tuple[FetchCase, ...]:
-    """The cases with their collectives recorded, so that the claim on them is judged however few cases a run has."""
+    """Returns the cases with recorded collectives, so that even a run of few cases judges the claim on collectives."""
     return tuple(replace(case, collective=collective, records=True) for case in cases)
 
 

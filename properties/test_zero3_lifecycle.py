@@ -1,7 +1,7 @@
-"""Claims about the life of parameters under our own ZeRO-3: any sequence of operations, judged after each.
+"""Claims about parameters under the project's own ZeRO-3: any sequence of operations, judged after each operation.
 
-A failure here means that a parameter had another value, another status or other memory than a model
-without partitions: the first operation after which something differs is the one to look at.
+A failure here means that a parameter had another value, another status or other memory than a parameter without
+partitions. Look first at the first operation after which something differs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ EXAMPLES = (
 
 
 def looked_at(cases: Iterable[LifecycleCase], collective: str) -> tuple[LifecycleCase, ...]:
-    """The cases with collectives recorded and memory measured, so that both are judged however few cases a run has."""
+    """Returns the cases with recorded collectives and measured memory, so that even a run of few cases judges both."""
     return tuple(replace(case, collective=collective, records=True, measures=True) for case in cases)
 
 

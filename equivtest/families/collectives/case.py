@@ -41,11 +41,12 @@ BITWISE = ("band", "bor", "bxor")
 """Reductions that take the operands as integers with the same bits."""
 
 RESULTS = ("reduced", "parts", "gathered", "exchanged", "uneven")
-"""Kinds of results. 'reduced': (n,), equal on every rank.
+"""Kinds of results.
 
-'parts': the reduction of all w * n elements, scattered, (n,) on each rank. 'gathered': (w, n), one row from each rank
-or from each root, equal on every rank. 'exchanged': (w, n), the elements for this rank from each rank or from each
-root. 'uneven': like 'exchanged', but with `split` elements per rank, followed by zeros up to w * n.
+'reduced': (n,), equal on every rank. 'parts': the reduction of all w * n elements, scattered, (n,) on each rank.
+'gathered': (w, n), one row from each rank or from each root, equal on every rank. 'exchanged': (w, n), the elements for
+this rank from each rank or from each root. 'uneven': like 'exchanged', but with `split` elements per rank, followed by
+zeros up to w * n.
 """
 
 

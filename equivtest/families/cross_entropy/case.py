@@ -1,6 +1,6 @@
-"""Defines `CrossEntropyCase`: one cross entropy of logits whose classes are sharded. Letters:
+"""Defines `CrossEntropyCase`: one cross entropy of logits whose classes are sharded.
 
-P positions (product of the dims of the target), C classes.
+Letters: P positions (product of the dims of the target), C classes.
 """
 
 from __future__ import annotations

@@ -72,8 +72,11 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws classes (P,), int64, at random positions: all of `edge_classes`, or neighbours among them if P is smaller.
-    Then sets ignore_index at the positions that the case ignores."""
+    """Draws classes (P,), int64, at random positions: all of `edge_classes`, or neighbours among them if P is
+    smaller.
+
+    Then sets ignore_index at the positions that the case ignores.
+    """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
     target = torch.randint(0, case.num_classes, (num,), generator=source, device="cpu")
@@ -114,8 +117,10 @@ def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Draws x (P, C) and the cotangent: each row has a peak of -1 to 1 units, and all other classes lie 1 to 3 units
-    below it. The first counted position has its peak beside its target, because a gradient of only zeros would conclude
-    little."""
+    below it.
+
+    The first counted position has its peak beside its target, because a gradient of only zeros would conclude little.
+    """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")
     units = -torch.randint(1, 4, (num, case.num_classes), generator=source, device="cpu")

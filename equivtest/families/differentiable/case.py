@@ -1,6 +1,6 @@
-"""Defines `DifferentiableCase`: calls of collectives that have a backward. Letters: w ranks, n elements.
+"""Defines `DifferentiableCase`: calls of collectives that have a backward.
 
-Each rank has w tensors of n elements, its parts.
+Letters: w ranks, n elements. Each rank has w tensors of n elements, its parts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Defines `EmbeddingCase`: one embedding under tensor parallelism. Letters:
+"""Defines `EmbeddingCase`: one embedding under tensor parallelism.
 
-T tokens (product of the dims of the ids), V num_embeddings, D embedding_dim.
+Letters: T tokens (product of the dims of the ids), V num_embeddings, D embedding_dim.
 """
 
 from __future__ import annotations

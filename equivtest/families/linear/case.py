@@ -1,6 +1,6 @@
-"""Defines `LinearCase`: one linear layer under tensor parallelism. Letters:
+"""Defines `LinearCase`: one linear layer under tensor parallelism.
 
-T tokens (product of the leading dims), K in_features, N out_features.
+Letters: T tokens (product of the leading dims), K in_features, N out_features.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Defines `NormCase`: one layer_norm or rms_norm under sequence parallelism. Letters:
+"""Defines `NormCase`: one layer_norm or rms_norm under sequence parallelism.
 
-T tokens (product of the leading dims), D features.
+Letters: T tokens (product of the leading dims), D features.
 """
 
 from __future__ import annotations

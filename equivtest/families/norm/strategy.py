@@ -19,10 +19,9 @@ from equivtest.property import Space
 
 NORM_MODES = (("real",), *[("real", "real", "real")] * 9)
 NORM_FEATURES = (*(*range(4, 10), 3, 12, *range(15, 18), *range(31, 34)) * 4, 2, 1)
-"""Numbers of features.
+"""Numbers of features. One and two are rare, because a norm of them leaves little but signs.
 
-One and two are rare, because a norm of them leaves little but signs. layer_norm has at least two, because it leaves
-nothing of one feature.
+layer_norm has at least two, because it leaves nothing of one feature.
 """
 MAX_TOKENS_IN_16_BITS = 7
 """Largest number of tokens in 16 bits.

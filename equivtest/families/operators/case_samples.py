@@ -1,4 +1,5 @@
-"""Reads the operators and forms of torch's own list, which `python -m studies.operator_forms` wrote into `forms.jsonl`.
+"""Reads the operators and forms of torch's own list, which `python -m studies.operator_forms` wrote into
+`forms.jsonl`.
 
 The text of a form is the argument list of a call: in "x0, 2, dim=x1" the names x0 and x1 stand for operands, everything
 else is a literal.

@@ -25,8 +25,8 @@ from equivtest.property import Space
 T = TypeVar("T")
 NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
 PICKS = tuple(range(60))
-"""Indices that are taken modulo the length of a table, so that shrinking works if that length depends on other draws.
-"""
+"""Indices that are taken modulo the length of a table, so that shrinking works if that length depends on other
+draws."""
 
 DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
 REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))

@@ -54,9 +54,9 @@ RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 
 @Cases
 def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
-    """Draws cases of one redistribution, a third of them on meshes of two axes. Only cases on one axis are recorded.
+    """Draws cases of one redistribution, a third of them on meshes of two axes.
 
-    Shrinks to one draw of dense values for one replicated element.
+    Only cases on one axis are recorded. Shrinks to one draw of dense values for one replicated element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
@@ -130,6 +130,7 @@ def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
 
 
 def is_given(number: int | None) -> bool:
+    """DEL"""
     return number is not None
 
 

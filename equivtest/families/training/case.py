@@ -36,14 +36,16 @@ Every other answer of that step has the role state.
 class PerceptronCase(TrainingCase):
     """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    Subclasses say which rank holds which shard. Each step k has its own x and its own cotangent. Names of step 1 are
-    plain (`output`, `grad.in_proj.weight`), names of later steps begin with their step (`step2.output`).
-    `param.in_proj.weight` is the parameter before training, `step1.param.in_proj.weight` the parameter after the first
-    update; `step1.momentum.`, `step1.exp_avg.` and `step1.exp_avg_sq.` begin the names of the optimizer's state after
-    it. `step1.total_norm` is the norm of all gradients before that update, 0-dim, and `step1.clipped.in_proj.weight` a
-    gradient after clipping. `capture.in_proj.output` is an input or output of a layer, `grad.in_proj.output` its
-    gradient. If the weight is tied, `param.out_proj.weight` is the same parameter read from out_proj, and `storages`
-    the number of storages that hold it on a rank after training, 0-dim; it must be one.
+    Subclasses say which rank holds which shard.
+
+    Each step k has its own x and its own cotangent. Names of step 1 are plain (`output`, `grad.in_proj.weight`), names
+    of later steps begin with their step (`step2.output`). `param.in_proj.weight` is the parameter before training,
+    `step1.param.in_proj.weight` the parameter after the first update; `step1.momentum.`, `step1.exp_avg.` and
+    `step1.exp_avg_sq.` begin the names of the optimizer's state after it. `step1.total_norm` is the norm of all
+    gradients before that update, 0-dim, and `step1.clipped.in_proj.weight` a gradient after clipping.
+    `capture.in_proj.output` is an input or output of a layer, `grad.in_proj.output` its gradient. If the weight is
+    tied, `param.out_proj.weight` is the same parameter read from out_proj, and `storages` the number of storages that
+    hold it on a rank after training, 0-dim; it must be one.
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
@@ -267,10 +269,10 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
 def base_of(name: str) -> str:
-    """Returns the tensor's name without step and prefix:
+    """Returns the tensor's name without step and prefix: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for
+    'step2.x'.
 
-    'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for 'step2.x'. Gradients and captures of activations keep
-    their prefix: 'grad.x', 'capture.in_proj.output'.
+    Gradients and captures of activations keep their prefix: 'grad.x', 'capture.in_proj.output'.
     """
     parts = name.split(".")
     if parts[0].startswith("step"):

@@ -1,7 +1,7 @@
-"""Computes one cross entropy of gathered logits as torch's kernels on whole rows do, with label smoothing. Letters:
+"""Computes one cross entropy of gathered logits as torch's kernels on whole rows do, with label smoothing.
 
-P positions, C classes, s the smoothing; y the logarithm of the softmax, t the target of a position, W a class's weight,
-N the divisor of a mean, g the cotangent; h the hard loss -W_t y_t.
+Letters: P positions, C classes, s the smoothing; y the logarithm of the softmax, t the target of a position, W a
+class's weight, N the divisor of a mean, g the cotangent; h the hard loss -W_t y_t.
 
     loss    (1 - s) h + s / C sum over classes of -W y        for a mean, both over N
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
@@ -134,8 +134,9 @@ class _Loss:
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
         """Sums over the last dim.
 
-        The sum is accumulated, then stored; if `divided`, each rank stores its sum and the sums are added. A mean adds
-        over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
+        The sum is accumulated, then stored; if `divided`, each rank stores its sum and the sums are added.
+
+        A mean adds over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)

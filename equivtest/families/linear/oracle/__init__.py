@@ -1,7 +1,7 @@
-"""Computes one linear layer, forward and backward, in integers. Letters:
+"""Computes one linear layer, forward and backward, in integers.
 
-T tokens, K in_features, N out_features. y = x W^T + b with x (T, K), W (N, K), b (N,); for a cotangent G (T, N): grad.x
-= G W, grad.weight = G^T x, grad.bias = the sum of G over tokens.
+Letters: T tokens, K in_features, N out_features. y = x W^T + b with x (T, K), W (N, K), b (N,); for a cotangent G (T,
+N): grad.x = G W, grad.weight = G^T x, grad.bias = the sum of G over tokens.
 
 Source: torch.nn.Linear (2.13.0) for the formula; its gradients are derived here, by the chain
 rule.  Exactness: see `equivtest.oracle.exact`.
@@ -32,9 +32,9 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_linear(case: LinearCase, index: int) -> Expected:
-    """Returns the output, parameters and gradients of the unsharded layer. They are exact.
+    """Returns the output, parameters and gradients of the unsharded layer.
 
-    If the draw's values are real, the output and the gradients have bounds.
+    They are exact. If the draw's values are real, the output and the gradients have bounds.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.

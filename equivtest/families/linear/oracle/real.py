@@ -1,6 +1,7 @@
-"""Computes one linear layer on real values in float64, and bounds its errors. Letters:
+"""Computes one linear layer on real values in float64, and bounds its errors.
 
-T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,), cotangent G (T, N).
+Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,), cotangent G (T,
+N).
 
 One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's output (over K) and a
 colwise layer's grad.x (over N). Each rank sums its own shard, so P, the sum of the magnitudes of the ranks' partial

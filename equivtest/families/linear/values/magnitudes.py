@@ -1,7 +1,7 @@
-"""Chooses the largest odd integers of a linear layer whose sums are still exact. Letters:
+"""Chooses the largest odd integers of a linear layer whose sums are still exact.
 
-T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum; x (T, K), W (N, K), G (T, N) as in
-`equivtest.families.linear.values.exact`.
+Letters: T tokens, K in_features, N out_features, B the limit for the magnitudes of one sum; x (T, K), W (N, K), G (T,
+N) as in `equivtest.families.linear.values.exact`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Magnitudes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
-    """Chooses magnitudes with which the sums take as many bits as odd integers allow. Derived here.
+    """Chooses magnitudes with which the sums take as many bits as odd integers allow.
 
-    With one magnitude per tensor the products of the output add up to K x W, of grad.x to N G W, of grad.weight to T G
-    x; all three equal B at x = sqrt(B N / (K T)) and so on round. If few bits make the floors coarse, neighbours of
-    these are tried too. The choice prefers sums that reach limit / 2: the output's first, then as many others as
-    possible.
+    Derived here. With one magnitude per tensor the products of the output add up to K x W, of grad.x to N G W, of
+    grad.weight to T G x; all three equal B at x = sqrt(B N / (K T)) and so on round. If few bits make the floors
+    coarse, neighbours of these are tried too. The choice prefers sums that reach limit / 2: the output's first, then as
+    many others as possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.
@@ -81,7 +81,10 @@ def _fill(
     peak_first: bool,
 ) -> Magnitudes:
     """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest ones that this leaves for the
-    others. With `peak_first` the weight's peak is chosen before the cotangent and leaves it less."""
+    others.
+
+    With `peak_first` the weight's peak is chosen before the cotangent and leaves it less.
+    """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))
     weight = min(math.isqrt(limit * tokens // (features * outputs)), output_limit // (features * x), limit // outputs)

@@ -1,6 +1,6 @@
-"""Draws values of a linear layer that use their whole significand, so that every sum rounds. Letters:
+"""Draws values of a linear layer that use their whole significand, so that every sum rounds.
 
-T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
+Letters: T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
 """
 
 from __future__ import annotations

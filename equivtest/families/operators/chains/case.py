@@ -27,10 +27,11 @@ Special = Callable[[Step, torch.Tensor], torch.Tensor]
 REDISTRIBUTE, THROUGH_LOCAL, WRITE = "redistribute", "to_local and back", "write through a view"
 LOCAL_MAP, MODULE = "local_map", "distribute_module"
 SPECIALS = (REDISTRIBUTE, THROUGH_LOCAL, WRITE, LOCAL_MAP, MODULE)
-"""Steps that are no operators. REDISTRIBUTE changes placements, THROUGH_LOCAL calls `to_local` and `from_local`.
+"""Steps that are no operators.
 
-WRITE multiplies a view of a copy in place; the view is one row, or the copy with two dims swapped. LOCAL_MAP multiplies
-each local tensor by a function, MODULE by a module.
+REDISTRIBUTE changes placements, THROUGH_LOCAL calls `to_local` and `from_local`. WRITE multiplies a view of a copy in
+place; the view is one row, or the copy with two dims swapped. LOCAL_MAP multiplies each local tensor by a function,
+MODULE by a module.
 """
 
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"

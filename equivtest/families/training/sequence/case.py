@@ -1,6 +1,6 @@
-"""Defines `MlpCase`: a perceptron of two linear layers under sequence parallelism, and its training. Letters:
+"""Defines `MlpCase`: a perceptron of two linear layers under sequence parallelism, and its training.
 
-T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
+Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worse kind of the sequence's shards and the hidden features' shards:
-
-        'even', 'uneven' or 'empty'.
-        """
+        """Returns the worse kind of the sequence's shards and the hidden features' shards: 'even', 'uneven' or
+        'empty'."""
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

@@ -10,7 +10,9 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 
 @expected_collectives.register
 def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank: distribution of the parameters, then two forward and two backward per step.
+    """Returns the collectives of one rank: distribution of the parameters, then two forward and two backward per
+    step.
+
     Forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is reduced and scattered
     along it. Backward, the cotangent is gathered, since a partial sum's gradient is replicated, and the gradient of x,
     a partial sum, is reduced and scattered. No other tensor, and no update, takes a collective.

@@ -146,8 +146,11 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 
 
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
-    """Changes the signs of most hidden features, in place, so that one token, another for each feature, activates them.
-    With random signs a case of one token and one hidden feature would be zero half of the time."""
+    """Changes the signs of most hidden features, in place, so that one token, another for each feature, activates
+    them.
+
+    With random signs a case of one token and one hidden feature would be zero half of the time.
+    """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
     weight = integers["in_proj.weight"]

@@ -82,10 +82,12 @@ def choose_plan(
     averaged: int = 1,
     tied: bool = False,
 ) -> Plan:
-    """Chooses how large and how dense the tensors of one draw are. dense: as many nonzero elements as fit with
-    magnitudes of 1, then magnitudes as large as fit; `small` leaves them at 1. wide-*: one nonzero element per line,
-    one tensor as large as fits. W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if
-    there is a bias. The gradient of a tied weight is a sum over both layers."""
+    """Chooses how large and how dense the tensors of one draw are.
+
+    dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit; `small` leaves them at
+    1. wide-*: one nonzero element per line, one tensor as large as fits. W2 and G are multiplied by hidden features of
+    up to 1 + b1, and so take one bit less if there is a bias. The gradient of a tied weight is a sum over both layers.
+    """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
     plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
     if mode != "dense":

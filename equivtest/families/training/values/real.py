@@ -1,6 +1,6 @@
-"""Draws values of a perceptron that use their whole significand, so that every sum rounds. Letters:
+"""Draws values of a perceptron that use their whole significand, so that every sum rounds.
 
-K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`. How numbers are made:
+Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`. How numbers are made:
 `equivtest.families.linear.values.real`.
 
 A gradient of a parameter is a sum over tokens. If its terms lie around zero, the sum may be far smaller than the terms.
