@@ -231,6 +231,7 @@ def check(
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
 
+    A case that fails on another backend runs once more on gloo and the CPU; a line says if it fails alike there.
     Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
     made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
@@ -242,6 +243,8 @@ def check(
     from equivtest.pytest_plugin.suite import claims_of
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.hosts.run_hub import pool_on_hosts
+    from equivtest.ranks.pool import Pool
+    from equivtest.search.differential import set_torchs_apart
     from equivtest.verdicts.judging import judge, require_conclusion
     from equivtest.verdicts.message import on_factors, write_message
 
@@ -258,6 +261,11 @@ def check(
         failed = [next(each for each in verdicts if each.failed and each.claim == claim) for claim in claimed]
         for verdict in failed:
             typer.echo(write_message(with_fault(verdict, pool, claims)))
+    if failed and not chosen.is_gloo_on_cpu:
+        with Pool() as gloo:
+            for verdict in set_torchs_apart(failed, claims, gloo):
+                if verdict.known:
+                    typer.echo(f"{subject}: {verdict.claim} {verdict.known}: the backend is not to blame")
     if not failed and any(verdict.kind == "inconclusive" for verdict in verdicts) and (why := reason_in(parsed)):
         typer.echo(f"{subject}: inconclusive: {why}")
     require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))

@@ -101,8 +101,8 @@ class Settings:
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True for gloo on the CPU, the reference on which failing cases of any other backend run again."""
-        return (self.backend, self.device) == ("gloo", "cpu")
+        """Same as of the run's backend."""
+        return self.make_backend().is_gloo_on_cpu
 
     def expects(self, known: KnownFailure) -> bool:
         """True if a known failure must still fail in this run; shipped ones must only on gloo and the CPU."""

@@ -41,6 +41,11 @@ class Backend:
         if self.start == "auto" and self.device != "cpu":
             object.__setattr__(self, "start", "spawn")
 
+    @property
+    def is_gloo_on_cpu(self) -> bool:
+        """True for gloo on the CPU, the reference on which failing cases of any other backend run again."""
+        return (self.name, self.device) == ("gloo", "cpu")
+
     def validate(self) -> None:
         """Checks in this process that torch knows the backend and has the device.
 

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from equivtest.errors import BrokenSetup, Misuse
-from equivtest.property import Property
 from equivtest.ranks.pool import Pool
 from equivtest.report.handover import TORCHS
+from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import Mismatch, Verdict
 
 
-def set_torchs_apart(verdicts: Sequence[Verdict], prop: Property, gloo: Pool) -> list[Verdict]:
+def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool) -> list[Verdict]:
     """Returns the verdicts on one case; a failure becomes known if the case fails alike on gloo and the CPU."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
         return list(verdicts)
     names = {verdict.claim for verdict in failed}
-    claims = [claim for claim in prop.claims if claim.name in names]
+    again = [claim for claim in claims if claim.name in names]
     try:
-        found = judge(prop.subject, failed[0].case, gloo, claims, limit_s=prop.limit_s)
+        found = judge(failed[0].subject, failed[0].case, gloo, again, limit_s=failed[0].limit_s)
     except (Misuse, BrokenSetup):  # the subject cannot run there
         return list(verdicts)
     return [

@@ -272,7 +272,7 @@ class Searching:
         """
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
-            verdicts = set_torchs_apart(verdicts, self.prop, self.gloo())
+            verdicts = set_torchs_apart(verdicts, self.prop.claims, self.gloo())
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:

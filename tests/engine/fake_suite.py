@@ -66,6 +66,7 @@ class Backend:
     imports: tuple = ()
     start: str = "auto"
     arithmetic: str = ""
+    is_gloo_on_cpu = True
 
     def validate(self):
         if self.name != "gloo":

@@ -16,13 +16,17 @@ import equivtest.verdicts.claims  # noqa: F401
 from equivtest import cli
 from equivtest.cases.case import to_data
 from equivtest.families.linear.case import LinearCase
+from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.programs.case import ModuleCase
 from equivtest.pytest_plugin import suite
 from equivtest.verdicts.verdict import Judgement, Verdict
+from tests.commands import Command
 from tests.engine.fake_suite import log_of, make_suite
+from tests.programs.planted import FAULT
 from tests.replies import LINEAR
 
 ROWWISE = LinearCase(world_size=1, style="rowwise", in_features=4, out_features=3)
+PADDING = "tests.defects.zero3_fetch.partitions:overlapping_padding"
 Streams = pytest.CaptureFixture[str]
 
 
@@ -310,6 +314,28 @@ def test_check_prints_claims_that_hold_fail_or_are_open(
     assert cli.check("mine", repr(LINEAR)) == code
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("mine", "Value", "Replica"))]
     assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("subject", "fault", "line"),
+    [
+        (PADDING, "", "equals_unsharded fails on gloo and the CPU too (value): the backend is not to blame"),
+        ("zero3_fetch_all_gather", "swapped_gather", ""),
+    ],
+)
+def test_check_on_another_backend_says_if_gloo_fails_alike(
+    subject: str, fault: str, line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULT, fault)
+    case = FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, False), collective="all_gather")
+    backend = ["--backend=planted", "--import=tests.programs.planted", "--like=zero3_fetch_all_gather"]
+
+    ended = command(tmp_path, "check", subject, repr(case), *backend)
+
+    assert ended.code == 1 and "ValueMismatch" in ended.stdout
+    told = [each for each in ended.stdout.splitlines() if "gloo and the CPU" in each]
+    assert told[:1] == [f"{subject}: {line}"] * bool(line)
 
 
 def environment(path: str) -> dict[str, str]:
