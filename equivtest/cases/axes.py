@@ -1,4 +1,4 @@
-"""Axes: what each field of a case is drawn from, declared beside the field.
+"""Axes: the values that a field of a case is drawn from, declared beside the field.
 
 `num_embeddings: Annotated[int, Within(1, 64), SIZES]` draws sizes at the edges of a division, and
 `style: Annotated[str, OneOf(STYLES)]` one of the styles.  A bool, and a field with `OneOf`, need no axis: their table
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]
-"""The fields that were drawn before, by name."""
+"""Name -> value of each field that was drawn before."""
 
 Label = Callable[[Any], Hashable]
-"""Gives the class of an entry of a table: a covering array covers classes, not entries."""
+"""Function from an entry of a table to the entry's class; a covering array covers classes, not entries."""
 
 
 def itself(entry: T) -> T:
-    """Returns the entry: each is alone in its class."""
+    """Returns the entry; as a label it puts each entry into a separate class."""
     return entry
 
 
 def free(entry: object) -> None:
-    """Returns None: entries such as seeds do not differ in what a case covers."""
+    """Returns None; as a label it puts all entries, such as seeds, into one class."""
 
 
 def is_several(number: int) -> bool:
@@ -51,30 +51,30 @@ class Draw(Protocol):
         """Returns an entry of `table`, which begins with the simplest.
 
         Args:
-            name: Of the axis; another one at every call for the same case.
-            label: Gives the class of an entry, such as the residue of a size.
+            name: Name of the axis, a different one in each call for the same case.
+            label: Function from an entry to its class, such as the residue of a size.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Gives a field its values.
+    """The values that a field is drawn from.
 
     Attributes:
-        pick: Draws the field of a name beside those drawn before.
+        pick: Function (draw, name of the field, fields drawn before) -> value of the field.
     """
 
     pick: Callable[[Draw, str, Fields], Any]
 
 
 def table(*entries: Any, label: Label = itself) -> Axis:
-    """Returns the axis of these entries; one that is listed twice is drawn twice as often."""
+    """Returns the axis of these entries; an entry that is listed twice is drawn twice as often."""
     return Axis(lambda draw, name, fields: draw.pick(name, entries, label))
 
 
 def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) -> Axis:
-    """Returns the axis whose entries depend on the fields drawn before."""
+    """Returns an axis whose entries `entries` computes from the fields drawn before."""
     return Axis(lambda draw, name, fields: draw.pick(name, tuple(entries(fields)), label))
 
 
@@ -87,7 +87,7 @@ LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number
 
 @cache
 def edge_sizes(world_size: int) -> tuple[int, ...]:
-    """Returns sizes of a dim, ascending, those that do not divide by the world size more often."""
+    """Returns sizes near multiples of the world size, ascending; uneven sizes occur more often."""
     w = world_size
     near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
     edges = {size for size in near if 1 <= size <= max(MAX_EDGE, w + 1)}
@@ -99,7 +99,7 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 
 @cache
 def residues(world_size: int) -> Label:
-    """Returns the label of sizes of a dim by how they divide among so many ranks."""
+    """Returns a label that classes sizes of a dim by how `world_size` ranks divide them."""
 
     def residue(size: int) -> str:
         if size % world_size == 0:
@@ -113,12 +113,12 @@ def residues(world_size: int) -> Label:
 
 @cache
 def modulo(num: int) -> Label:
-    """Returns the label of numbers that count modulo `num`."""
+    """Returns a label that classes numbers by their remainder modulo `num`."""
     return lambda number: number % num
 
 
 def pick_size(draw: Draw, name: str, fields: Fields) -> int:
-    """Returns the size of a dim at an edge of its division."""
+    """Draws the size of a dim from `edge_sizes`."""
     world_size = fields["world_size"]
     return draw.pick(name, edge_sizes(world_size), residues(world_size))
 
@@ -129,10 +129,11 @@ SIZES = Axis(pick_size)
 def pick_shape(
     draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...], *, covers: bool = True
 ) -> Shape:
-    """Returns a shape with an edge size in one dim, any one, beside small ones.
+    """Draws a shape: one dim, any of them, has a size from `edge_sizes`; all others are small.
 
     Args:
-        covers: False if its dims and sizes do not count in a covering array.
+        num_dims_table: Numbers of dims to draw from.
+        covers: False if the dims and sizes do not count in a covering array.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -148,12 +149,12 @@ def pick_shape(
 
 
 def shapes(num_dims_table: tuple[int, ...]) -> Axis:
-    """Returns the axis of shapes with so many dims, one of them of an edge size."""
+    """Returns the axis of shapes whose number of dims is drawn from `num_dims_table`: see `pick_shape`."""
     return Axis(lambda draw, name, fields: pick_shape(draw, name, fields["world_size"], num_dims_table))
 
 
 def shards(num_dims: int) -> tuple[str, ...]:
-    """Returns the placement that shards each dim."""
+    """Lists one placement per dim, which shards that dim: 2 -> ('shard(0)', 'shard(1)')."""
     return tuple(f"shard({dim})" for dim in range(num_dims))
 
 
@@ -163,23 +164,24 @@ def is_even(shape: Shape, layout: str, world_size: int) -> bool:
 
 
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
-    """Returns both entries, or True twice if torch could not tell the global shape from a plain tensor.
+    """Returns the entries for `x_is_dtensor`: (False, True) if x is even, else (True, True).
 
-    Twice, so that there is a choice in either case: shrinking drops a choice only together with those behind it.
+    From a plain uneven shard torch could not tell the global shape.  The second table has two entries as well, because
+    shrinking drops a choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
 
 
 @cache
 def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Returns all names five times, then every other subset once, the empty one last."""
+    """Lists subsets of names: all names five times, then every other subset once, the empty subset last."""
     others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
     return (names,) * 5 + tuple(others)
 
 
 @cache
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
-    """Returns the label of subsets of `names`, which begin with the input."""
+    """Returns a label that classes subsets of `names`, the first of which is the input: all, none, no input, ..."""
 
     def kind(subset: tuple[str, ...]) -> str:
         if subset in ((), names):
@@ -190,7 +192,7 @@ def kinds_of_gradients(names: tuple[str, ...]) -> Label:
 
 
 def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
-    """Returns the axis of the tensors that need a gradient: all names mostly, else any of them."""
+    """Returns the axis of the tensors that need a gradient: mostly all names, else any subset."""
 
     def pick(draw: Draw, name: str, fields: Fields) -> Any:
         return draw.pick(name, subsets(names(fields)), kinds_of_gradients(names(fields)))
@@ -202,7 +204,7 @@ SEEDS = tuple(range(64))
 
 
 def pick_values(draw: Draw, modes_table: tuple[tuple[str, ...], ...], name: str = "") -> tuple[tuple[str, int], ...]:
-    """Returns (mode, seed) of each draw of values."""
+    """Draws the field `values` of a case: (mode, seed) of one or more draws."""
     modes = draw.pick(f"{name}modes", modes_table, free)
     seeds = [draw.pick(f"{name}seed {index}", SEEDS, free) for index in range(len(modes_table[-1]))]
     return tuple(zip(modes, seeds, strict=False))
@@ -214,13 +216,13 @@ MEMBERS: dict[int, tuple[tuple[int, ...], ...]] = {
     3: ((2, 0, 1), (3, 1, 0), (1, 2, 3)),
     4: ((3, 2, 1, 0), (1, 0, 3, 2)),
 }
-"""Meshes within a world of at most four processes by world size; not all ascend, some leave processes out."""
+"""World size -> meshes within a world of at most four processes; some do not ascend, some leave processes out."""
 MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
-"""Indices of members, modulo their number, or the whole world: one table for all world sizes shrinks well."""
+"""Indices into MEMBERS[world_size], modulo its length; None: the whole world.  One table for all sizes shrinks well."""
 
 
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
-    """Returns the whole world, or one time in six a mesh within a larger one or in another order.
+    """Draws () for the whole world, or one time in six a mesh in a larger world or in another order.
 
     Args:
         drawn: Which of MEMBERS, modulo their number, or None for the whole world.
@@ -246,13 +248,13 @@ POISON_TABLE = ("large", "large", "large", "nan", "nan", "none")
 REPEATS = (False, False, False, True)
 RECORDS = (False,) * 7 + (True,)
 RUN = ("values", "poison", "repeats", "records", "members")
-"""Fields of every case beside its mathematics; they are drawn last."""
+"""Fields that every case has besides its mathematics; they are drawn last."""
 
 
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Draws the fields of these names in the order of the class, but RUN last; `fixed` are not drawn."""
+    """Draws the named fields of a case class in the order of the class, RUN last, except the fields in `fixed`."""
     drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
     for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable
         if name in fixed:
@@ -264,7 +266,7 @@ def draw_fields(
 
 @cache
 def axes_of(case_type: Any) -> dict[str, Axis]:
-    """Returns the axis of each field that has one, in the order in which they are drawn."""
+    """Returns field -> axis, for the fields that have one, in the order in which they are drawn."""
     hints: dict[str, tuple[Any, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():

@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case:
-    """One layout, with one or more draws of values for it.
+    """One example as plain data: the layout of its tensors, and one or more draws of values for them.
 
     A subclass describes the tensors (`describe_tensors`).  Names are fixed: the harness
     provides `x`, `weight`, `cotangent`, and a subject answers `output`, `grad.x`,
@@ -114,17 +114,17 @@ class Case:
 
     @classmethod
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
-        """Returns the modes of the draws of one case: one of them alone, or mostly all."""
+        """Lists the modes that the draws of one case may have: one mode alone, or mostly all of them."""
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields fit together; each is valid alone."""
+        """Raises Misuse unless the fields fit together; each field alone was checked before."""
 
     def check_layouts(self) -> None:
-        """Raises Misuse unless the case is right in what only its tensors show, which all can be laid out."""
+        """Raises Misuse unless the tensors fit together; each tensor's layout was checked before."""
 
     def __repr__(self) -> str:
-        """Code that makes the case again; fields at their default are left out.
+        """Returns code that makes the case again; fields at their default are left out.
 
         Subclasses pass repr=False to `dataclass` to keep it.
         """
@@ -161,7 +161,7 @@ class Case:
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if a run with these dtypes has the case."""
+        """True if the case needs only these dtypes, so that a run with them may have it."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -187,7 +187,7 @@ class Case:
         return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
 
     def on_raise(self) -> list[str]:
-        """Returns lines on what to do if the subject raises on every rank."""
+        """Returns lines of advice for the message if the subject raises on every rank."""
         return []
 
     def name_rank(self, process: int) -> str:
@@ -209,11 +209,11 @@ class Case:
         return self.describe_tensors()
 
     def shapes(self) -> dict[str, Shape]:
-        """Global shape of every tensor that the harness gives or a subject answers."""
+        """Returns name -> global shape of every tensor that the harness passes or a subject answers."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def layouts(self) -> dict[str, Layout]:
-        """Contract layout of every one of them."""
+        """Returns name -> layout, in the contract, of every tensor that the harness passes or a subject answers."""
         return {name: tensor.layout for name, tensor in self.tensors.items()}
 
     def given_names(self) -> tuple[str, ...]:
@@ -221,25 +221,25 @@ class Case:
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
-        """Names of the tensors that the subject must answer, no more and no fewer."""
+        """Returns the names of the tensors that the subject must answer, no more and no fewer."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
 
     def given_flags(self) -> dict[str, bool]:
-        """requires_grad of each given tensor."""
+        """Returns name -> requires_grad of each tensor that the harness passes."""
         return {name: tensor.needs_grad for name, tensor in self.tensors.items() if tensor.is_given}
 
     @property
     def shard_kind(self) -> str:
-        """The worst of the case's tensors: 'even', 'uneven' or 'empty'."""
+        """How the ranks divide the case's most uneven tensor: 'even', 'uneven' or 'empty', with an empty shard."""
         return self.worst_shard_kind(self.tensors)
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Names what the first search on each number of ranks must have in some case: 'even' and 'uneven' shards."""
+        """Words for what the case covers, 'even' or 'uneven'; a search on each number of ranks must cover all words."""
         return frozenset({"even" if self.shard_kind == "even" else "uneven"})
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:
-        """The worst of the tensors of these names: 'even', 'uneven' or 'empty'."""
+        """Returns how the ranks divide the most uneven of these tensors: 'even', 'uneven' or 'empty'."""
         placed = [self.tensors[name] for name in names]
         kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
@@ -255,7 +255,7 @@ class Case:
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if some answer to that draw has right bits, so that claims on bits have something to judge."""
+        """True if the oracle has the bits of some answer to a draw, so that claims on bits have something to judge."""
         return True
 
     @property
@@ -279,7 +279,7 @@ class Case:
         return True
 
     def without(self, refused: Collection[str]) -> Case | None:
-        """Returns the case without the collectives that a backend refused, each 'dtype:name'; None if impossible."""
+        """Returns a case without the collectives that a backend refused, each 'dtype:name'; None if there is none."""
         return None
 
     @property
@@ -289,7 +289,7 @@ class Case:
 
 
 class Refused:
-    """Marks a case outside of a contract, which every rank must refuse; the first base of its class."""
+    """First base class of cases outside of a contract, which every rank must refuse."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
@@ -299,12 +299,12 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
 
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
-    """Returns the fields by name, with the fields of parts, as another case can be made from them."""
+    """Returns name -> value of all fields, with the fields of each part in place of the part."""
     return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """Returns the defaults of the fields by name, with the fields of parts; dataclasses.MISSING if there is none."""
+    """Returns name -> default of all fields, with the fields of each part; dataclasses.MISSING for no default."""
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 
@@ -314,7 +314,7 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a case, with parts, made of fields that may belong to parts.
+    """Puts fields of a case into its parts: {'optimizer': 'm:sgd'} -> {'training': Training(optimizer='m:sgd'), ...}.
 
     Raises:
         TypeError: no case of this type has such a field.
@@ -334,17 +334,17 @@ def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def replicated(num_axes: int = 1) -> Layout:
-    """The layout of a tensor that every rank holds whole."""
+    """Returns the layout of a tensor that every rank holds whole."""
     return Layout((Replicate(),) * num_axes)
 
 
 def to_data(case: Case) -> dict[str, Any]:
-    """`case` as JSON-ready data: its class, the schema version, its fields."""
+    """Returns a case as JSON-ready data: its class, the schema version, its fields."""
     return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(_written(case))}
 
 
 def _written(case: Case) -> dict[str, Any]:
-    """The fields as JSON can hold them, which has no infinity."""
+    """Returns the fields in a form that JSON, which has no infinity, can hold."""
     return {name: INFINITY if value == math.inf else value for name, value in fields_of(case).items()}
 
 
@@ -364,10 +364,10 @@ DELETED = {
 
 
 def from_data(data: Any) -> Case:
-    """The case that `to_data` wrote.
+    """Returns the case that `to_data` wrote.
 
     Raises:
-        Misuse: not such data, of a newer schema, of an unknown class, or no valid case.
+        Misuse: the data has another form, another schema or an unknown class, or the case is not valid.
     """
     require(
         isinstance(data, dict) and {"schema", "type", "fields"} <= data.keys(),
@@ -392,10 +392,10 @@ def from_data(data: Any) -> Case:
 
 
 def from_code(text: str) -> Case:
-    """The case that `repr` printed, read without running it.
+    """Reads the code that `repr` printed, without running it, and returns the case.
 
     Raises:
-        Misuse: not a call of a known case class with literal keyword arguments.
+        Misuse: the text is not a call of a known case class with literal keyword arguments.
     """
     try:
         call = ast.parse(text.strip(), mode="eval").body
@@ -416,12 +416,12 @@ def from_code(text: str) -> Case:
 
 
 def at_step(step: int, name: str) -> str:
-    """The name of step 1 as of another step: at_step(2, 'output') == 'step2.output'."""
+    """Returns the name that a tensor of step 1 has in another step: (2, 'output') -> 'step2.output'."""
     return name if step == 1 else f"step{step}.{name}"
 
 
 def in_one_step(name: str) -> str:
-    """The name as of step 1: in_one_step('step2.output') == 'output'."""
+    """Returns the name that a tensor has in step 1: 'step2.output' -> 'output'."""
     return re.sub(r"^step\d+\.", "", name)
 
 

@@ -16,7 +16,7 @@ class CaseTensor:
 
     Attributes:
         shape: Global shape.
-        layout: How the ranks share it.
+        layout: How the ranks share the tensor.
         role: 'given': the harness passes it to the subject.  The subject answers all others:
             'kept': the harness passes it too, under the same name;
             'output': a result, whose layout is claimed with its values;
@@ -36,10 +36,10 @@ class CaseTensor:
 
     @property
     def is_given(self) -> bool:
-        """True if the harness passes it."""
+        """True if the harness passes the tensor to the subject."""
         return self.role in ("given", "kept")
 
     @property
     def is_answered(self) -> bool:
-        """True if the subject answers it."""
+        """True if the subject answers the tensor."""
         return self.role != "given"

@@ -1,4 +1,4 @@
-"""Subjects by name: code is named across process borders, never sent."""
+"""Finds subjects by name, because only the name of code crosses process borders."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SUBJECTS: dict[str, str] = {
 
 
 def resolve(name: str) -> Subject:
-    """The subject that `name` stands for.
+    """Returns the subject that a name stands for.
 
     Args:
         name: A short registered name, or 'package.module:function'.
 
     Raises:
-        Misuse: no such name, module or function.
+        Misuse: there is no such name, module or function.
     """
     path = SUBJECTS.get(name, name)
     if ":" not in path:
@@ -54,7 +54,7 @@ def require_fit(function: Subject, case: object) -> None:
 
 
 def _class_of_cases(function: Subject) -> type | None:
-    """Returns the class of its first parameter; None if there is no annotation, or one for type checkers only."""
+    """Returns the class in the annotation of the subject's first parameter; None if no class can be found there."""
     function = inspect.unwrap(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())

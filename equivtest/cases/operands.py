@@ -6,7 +6,7 @@ from equivtest.layout import Layout, Partial, Replicate, Shard
 
 
 def partial_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh axes along which the layout is partial: each rank has an operand of a reduction, none has its result."""
+    """Returns the mesh axes along which a layout is partial: each rank has an operand, none has the reduced tensor."""
     return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
 
 
@@ -16,7 +16,7 @@ def without_partial(layout: Layout) -> Layout:
 
 
 def stacked(layout: Layout) -> Layout:
-    """The layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
+    """Returns the layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
     axes = partial_axes(layout)
     return Layout(
         tuple(

@@ -1,4 +1,4 @@
-"""The parts of a family, found by its name: a family is a folder of `equivtest/families/`, and no list names it.
+"""Finds the parts of a family by their names: a family is a folder of `equivtest/families/`, and no list names it.
 
 A family has a `case` module and optional ones beside it: `strategy`, `values`, `oracle`, `collectives` and
 `subject`.  Any other folder within it is a variant of the family: parts that
@@ -55,14 +55,14 @@ def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[
 
 @functools.cache
 def packages() -> tuple[str, ...]:
-    """The families and their variants, and the programs, by full name; imports only the folders themselves."""
+    """Returns the full names of all families, of their variants and of the programs; imports only the packages."""
     families, programs = map(importlib.import_module, (FAMILIES, PROGRAMS))
     return (*_packages_below(families), programs.__name__)
 
 
 @functools.cache
 def modules_of(part: str) -> tuple[ModuleType, ...]:
-    """Imports and returns every module that is this part of a family, or lies in a folder that is."""
+    """Imports and returns the module `part` of every family, with the modules within it if it is a folder."""
     names = (f"{package}.{part}" for package in packages())
     found = (importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
     return tuple(itertools.chain.from_iterable(map(_with_modules_within, found)))
@@ -88,7 +88,7 @@ PARTS = ("collectives", "oracle", "subject", "values")
 
 @functools.cache
 def _load(case_type: type, parts: tuple[str, ...]) -> None:
-    """Imports those parts of the families of a class and of all that it derives from, as far as they have them."""
+    """Imports the named parts, if they exist, of the families of a case class and of its base classes."""
     for base in case_type.__mro__:
         package = base.__module__.rpartition(".")[0]
         while package == PROGRAMS or package.startswith(f"{FAMILIES}."):

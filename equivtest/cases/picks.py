@@ -1,4 +1,4 @@
-"""Strategies of Hypothesis from the axes of cases, and draws that families share."""
+"""Makes strategies of Hypothesis from the axes of cases; also defines draws that families share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 
 
 class Drawing:
-    """Picks entries by Hypothesis.
+    """Picks entries of tables by Hypothesis.
 
     Each entry carries the name of its axis.  Without it, the tables of two axes can be equal, and Hypothesis treats
     draws from both as the same draw.  It then spends five examples in six on copies of another example, in which the
@@ -63,12 +63,12 @@ class Drawing:
 
 @cache
 def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
-    """Made once, as that takes most of the time; `types` tells a table of True from one of 1."""
+    """Makes the strategy of a table once, because that takes time; `types` keeps True and 1 apart in the cache."""
     return st.sampled_from([(name, entry) for entry in table])
 
 
 class Cases(Generic[C]):
-    """Cases of a family: called with a space, a strategy of Hypothesis.
+    """The cases of a family; a call with a `Space` returns a strategy of Hypothesis.
 
     Attributes:
         build: Builds one case by any draw: build(draw, space, ...), with further arguments by keyword.
@@ -80,7 +80,7 @@ class Cases(Generic[C]):
         self.build, self.dangerous = build, dangerous
 
     def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
-        """Returns the strategy for a part of the case space."""
+        """Returns the strategy of the cases in a space; `more` are further arguments of `build`."""
         return _built(self.build, space, more)
 
 
@@ -95,12 +95,12 @@ def cases_of(
     without: Collection[str] = (),
     dangerous: tuple[str, ...] = (),
 ) -> Cases[C]:
-    """Returns the cases of a class, drawn from the axes of its fields; fields by keyword are fixed.
+    """Returns the cases of a class, drawn from the axes of its fields; a call of the result may fix fields by keyword.
 
     Args:
         only: Fields that are drawn, beside the world size, the dtype and the values; empty: all that have an axis.
         without: Fields that are not drawn.
-        dangerous: As of `Cases`.
+        dangerous: Same as in `Cases`.
     """
 
     def build(draw: Draw, space: Space, **fixed: Any) -> C:
@@ -111,7 +111,7 @@ def cases_of(
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
-    """Returns what builds one case by any draw; None if there is no more than a strategy of Hypothesis."""
+    """Returns the function that builds one case by any `Draw`; None if `cases` can only make a strategy."""
     if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
         return functools.partial(cases.func.build, **cases.keywords)
     return cases.build if isinstance(cases, Cases) else None
@@ -123,7 +123,7 @@ def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, 
 
 
 def _for_any_draw(pick: Callable[Concatenate[Draw, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Returns the function for a draw of Hypothesis, too."""
+    """Makes a function of a `Draw` also accept the draw function of Hypothesis."""
 
     @functools.wraps(pick)
     def picked(draw: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -137,13 +137,13 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 
 
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
-    """Returns True if torch could not tell the global shape from a plain tensor, else either."""
+    """Draws True or False; True if x is uneven, because a plain shard would not show torch the global shape."""
     needed = not is_even(shape, input_layout, world_size)
     return draw.pick("x_is_dtensor", (False, True)) or needed
 
 
 def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[str, Any]:
-    """Returns fields of a case with a backward: which of `names` need a gradient, and what is contiguous.
+    """Draws fields of a case with a backward: which of `names` need a gradient, and which tensors are contiguous.
 
     Args:
         x: The input; its memory, and the cotangent's, may be contiguous.
@@ -158,7 +158,7 @@ def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[st
 def _pick_run(
     draw: Draw, world_size: int, modes_table: tuple[tuple[str, ...], ...], *, records: tuple[bool, ...] = RECORDS
 ) -> dict[str, Any]:
-    """Returns fields that every case has beside its mathematics: values, poison, repeats, records and members.
+    """Draws the fields that every case has besides its mathematics: values, poison, repeats, records and members.
 
     Args:
         records: Values to draw `records` from; if empty, the fields have no `records`.

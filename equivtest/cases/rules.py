@@ -18,7 +18,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of a few values."""
+    """Requires one of a few values."""
 
     values: tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Dims:
-    """A shape of least to most dims, each of `smallest` or more."""
+    """Requires a shape of `least` to `most` dims, each of size `smallest` or more."""
 
     least: int
     most: int
@@ -58,7 +58,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class SomeOf:
-    """Some of a few values, or none, each at most once and in their order."""
+    """Requires a tuple of some of a few values, or of none, each at most once and in their order."""
 
     values: tuple[Any, ...]
 
@@ -86,7 +86,7 @@ def broken_rules(case: Any) -> Iterator[str]:
 
 @functools.cache
 def _rules(case_type: Any) -> tuple[tuple[str, tuple[Rule, ...]], ...]:
-    """Returns rules by field; a base's rules hold if a class declares the field again without any."""
+    """Returns (field, its rules); a base class's rules hold if a class declares the field again without rules."""
     rules: dict[str, tuple[Rule, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():

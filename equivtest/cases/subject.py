@@ -19,7 +19,7 @@ Answers = dict[str, DTensor | Placed | None]
 
 
 def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: torch.Tensor) -> None:
-    """Feeds the local cotangent, of the output's shape and layout, to backward."""
+    """Runs backward from the output with this rank's cotangent, which has the output's shape and layout."""
     if output.requires_grad:
         if isinstance(output, DTensor):
             cotangent = as_dtensor(cotangent, case, "output", mesh)
@@ -27,7 +27,7 @@ def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: 
 
 
 def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
-    """Answers by name: DTensors as they are, plain tensors under the layout of the case's contract."""
+    """Returns the answers: DTensors unchanged, plain tensors under the layout of the case's contract."""
     contract = case.layouts()
     return {
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
@@ -36,7 +36,7 @@ def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answ
 
 
 def as_dtensor(local: torch.Tensor, case: Case, name: str, mesh: DeviceMesh) -> DTensor:
-    """The DTensor of the contract's shape and layout of `name`, made without a collective."""
+    """Makes a DTensor with the shape and layout that the contract states for `name`, without a collective."""
     source = "cotangent" if name == "output" else name
     placements = (torch_placement(case, name),)
     return dtensor_of(
@@ -52,7 +52,7 @@ def dtensor_of(
     *,
     is_contiguous: bool,
 ) -> DTensor:
-    """Returns the DTensor of that global shape, made without a collective.
+    """Makes a DTensor of a global shape from this rank's local tensor, without a collective.
 
     Its strides come from a whole tensor in the harness's memory format.  Strides from the local tensor would
     differ between ranks if a shard is empty or has dims of size 1, and so would the ranks' collectives.
@@ -64,7 +64,7 @@ def dtensor_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies the tensor's present value, detached, without a collective.
+    """Returns a detached copy of a tensor's present value, made without a collective.
 
     `DTensor.clone` is no such copy: it adds the operands of a sum, in a collective.
 
@@ -80,9 +80,9 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
-    """Makes a mesh of the whole world, with ranks in the harness's order, and a mesh of one axis beside it.
+    """Makes a mesh of the whole world, with ranks in the harness's order, and flattens it to one more axis, 'both'.
 
-    It is a separate mesh, because a flattened one stays with its root mesh for good.
+    It is not the harness's own mesh, because a flattened mesh stays with its root mesh for good.
     """
     mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
     mesh._flatten("both")
@@ -90,12 +90,12 @@ def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
-    """This rank's part of the tensor, a view: the only one of its stack of operands."""
+    """Returns a view of this rank's operand, the only one in its part of the stacked operands."""
     return given.detach()[(0,) * len(partial_axes(whole))]
 
 
 def torch_placement(case: Case, name: str) -> Placement:
-    """The contract's placement of `name` in torch's words; the last dim is -1, as users write it."""
+    """Returns the contract's placement of `name` as torch's; the last dim is -1, as users write it."""
     placement = case.layouts()[name].placements[0]
     if isinstance(placement, layout.Shard):
         return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
@@ -103,12 +103,12 @@ def torch_placement(case: Case, name: str) -> Placement:
 
 
 def placements_of(whole: layout.Layout) -> list[Placement]:
-    """The layout in torch's words."""
+    """Returns a layout as torch's placements."""
     return list(map(placement_of, whole.placements))
 
 
 def placement_of(placement: layout.Placement) -> Placement:
-    """One placement in torch's words."""
+    """Returns one placement as torch's."""
     if isinstance(placement, layout.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()

@@ -19,7 +19,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 Shape = tuple[int, ...]
 
 _Found = tuple[bool, Mismatch]
-"""(True if a value differs, not only bits of zeros or NaN; the mismatch of replicas)."""
+"""(True if values differ, False if only the bits of zeros or NaN do; the mismatch of two replicas)."""
 
 
 def judge_layouts(expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
@@ -55,7 +55,7 @@ def _of_parameters(expected: Expected) -> list[str]:
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Judges that replicas have the same bits; lists tensors with unequal values first, with only unequal bits last."""
+    """Judges if replicas have the same bits; lists mismatches of values first, of bits alone last."""
     wrong: list[_Found] = []
     agreeing = []
     for name in expected.tensors:
@@ -89,7 +89,7 @@ def _bits_alone_last(found: _Found) -> bool:
 
 
 def _first_difference(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, int]:
-    """Returns (True, index of the first other value), or (False, index of the first other bits)."""
+    """Returns (True, index of the first unequal value), or (False, index of the first unequal bits of equal values)."""
     is_other = ((left != right) & ~(left.isnan() & right.isnan())).reshape(-1)
     if is_other.any():
         return True, int(is_other.int().argmax())

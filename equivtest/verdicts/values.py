@@ -27,7 +27,7 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
 
 
 def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Returns None if no gradient is expected."""
+    """Judges all gradients; returns None if the oracle expects none."""
     names = names_of(case, expected, "gradient")
     return judge_tensors(case, expected, answers, names) if names else None
 
@@ -81,7 +81,7 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """Returns the answers by rank; leaves out ranks that may answer None, unless some rank holds a partial operand.
+    """Returns rank -> answer; leaves out ranks that may answer None, unless some rank holds a partial operand.
 
     A plain tensor without a layout gets the layout that the oracle inferred.
     """

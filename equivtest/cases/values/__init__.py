@@ -1,4 +1,4 @@
-"""The values for a case's seeds: the same tensors on every rank and in the parent.
+"""Draws the tensors that a case's seeds stand for: the same on every rank and in the parent process.
 
 A package with its own case class registers how its values are drawn:
 

@@ -1,4 +1,4 @@
-"""Random integers that a (mode, seed, name) stands for: the same in every process, on every rank.
+"""Draws the random integers that a (mode, seed, name) stands for: the same in every process, on every rank.
 
 Nothing here reads or moves torch's global generator.
 
@@ -25,27 +25,27 @@ def generator(mode: str, seed: int, name: str) -> torch.Generator:
 
 
 def odd_integers(shape: Sequence[int], low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Odd integers of random sign with magnitudes in low..high, int64; low and high are odd."""
+    """Draws odd integers of random sign with magnitudes in low..high, int64; low and high are odd."""
     half = (high - low) // 2 + 1
     odd = torch.randint(-half, half, tuple(shape), generator=source, device="cpu").mul_(2).add_(1)
     return odd if low == 1 else odd.add_(odd.sign(), alpha=low - 1)
 
 
 def signs(shape: Sequence[int], source: torch.Generator) -> torch.Tensor:
-    """+1 and -1 at random, int64."""
+    """Draws +1 and -1 at random, int64."""
     return odd_integers(shape, 1, 1, source)
 
 
 def permutation(length: int, source: torch.Generator) -> torch.Tensor:
-    """0..length - 1 in random order: (length,), int64."""
+    """Draws 0..length - 1 in random order: (length,), int64."""
     return torch.randperm(length, generator=source, device="cpu")
 
 
 def odd_floor(number: int) -> int:
-    """The largest odd integer up to `number`, which is at least 1."""
+    """Returns the largest odd integer up to `number`, which is at least 1."""
     return number - 1 + number % 2
 
 
 def other_dtype(name: str) -> torch.dtype:
-    """A dtype that tensors of the dtype `name` do not fit: float32 for float64, else float64."""
+    """Returns another dtype than `name`, which is a name: float32 for 'float64', else float64."""
     return torch.float32 if name == "float64" else torch.float64

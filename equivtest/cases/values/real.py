@@ -1,4 +1,4 @@
-"""Numbers that use their whole significand, the same bits on every machine.
+"""Draws numbers that use their whole significand, with the same bits on every machine.
 
 Every number is made from integers of torch's generator by sums and products of float64 alone,
 which IEEE 754 fixes to the bit: the same seed gives the same bits on every machine, which the
@@ -13,12 +13,12 @@ _UNIFORM_BITS = 50
 
 
 def nearly_normal(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
-    """Sums of three uniform numbers of -1 to 1: mean 0, variance 1; float64, never zero."""
+    """Draws sums of three uniform numbers of -1 to 1: mean 0, variance 1; float64, never zero."""
     high = 2**_UNIFORM_BITS
     uniform = torch.randint(-high, high, (3, *shape), generator=source, device="cpu").sum(0)
     return (uniform + (uniform >= 0)).to(torch.float64) * 2.0**-_UNIFORM_BITS
 
 
 def without_subnormals(value: torch.Tensor) -> torch.Tensor:
-    """The numbers, but those that float16 has no normal number for: they become its smallest one, 2**-14."""
+    """Replaces each number below 2**-14 in magnitude, float16's smallest normal number, by 2**-14."""
     return torch.where(value.abs() < 2.0**-14, 2.0**-14, value)

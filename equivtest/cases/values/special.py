@@ -1,4 +1,4 @@
-"""Values that arithmetic treats in its own way, as bit patterns: what only a copy preserves."""
+"""Draws special values, such as NaN and -0.0, as bit patterns that only a copy preserves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from equivtest.cases.values.integers import odd_integers
 from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers with the width of a floating-point number of so many bytes."""
+"""Bytes of a floating-point dtype -> integer dtype of the same width."""
 
 NUM_PATTERNS = 2**16
-"""Bit patterns of a dtype of 16 bits."""
+"""Number of bit patterns of a 16-bit dtype."""
 
 
 def special_patterns(dtype_name: str) -> tuple[int, ...]:
-    """Bit patterns of a dtype, as unsigned integers; NUM_SPECIAL of them, one of each kind by each sign.
+    """Returns NUM_SPECIAL bit patterns of a dtype, as unsigned integers: each kind of special value with each sign.
 
     -0.0 and +0.0; infinity; quiet NaN without a payload; quiet NaN of payload 1 and (negative) of all
     ones; signalling NaN of payload 1 and (negative) of all ones; the smallest and the largest
@@ -44,9 +44,9 @@ NUM_SPECIAL = len(special_patterns("float32"))
 
 
 def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
-    """Draws one special value at the first element and at a third of the others; `shape`, global.
+    """Draws a global tensor with one special value at its first element and at a third of the others.
 
-    A third of the others is -0.0, the one value that is lost when zeros are added; the rest are odd
+    Another third of the others is -0.0, the one value that is lost when zeros are added; the rest are odd
     integers.  There is one value per draw, so that a failure shrinks to that value alone.
 
     Args:
@@ -62,13 +62,13 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
 
 
 def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Draws every bit pattern from number `start` on, again from 0 after the last: `shape`, global."""
+    """Draws a global tensor of all bit patterns from number `start` on, and from 0 again after the last."""
     running = (torch.arange(torch.Size(shape).numel(), device="cpu") + start) % NUM_PATTERNS
     return _as_floats(running, dtype_name).view(shape)
 
 
 def _signed(pattern: int, dtype_name: str) -> int:
-    """The signed integer of the dtype's width that has these bits."""
+    """Returns the signed integer with these bits, of the dtype's width."""
     width = DTYPES[dtype_name].itemsize * 8
     return pattern - (1 << width) if pattern >> (width - 1) else pattern
 
