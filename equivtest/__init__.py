@@ -37,7 +37,7 @@ _HOMES = {
     "ranks.backend": ("Backend",),
     "tensors": ("Placed",),
 }
-"""Modules and their public names.  A module is imported when a name of it is first used: most import torch."""
+"""Module -> its public names.  A module is imported when a name of it is first used, because most import torch."""
 
 __all__ = [
     "Arithmetic", "Backend", "BrokenSetup", "CheckFailed", "EquivtestError", "Flat", "Inconclusive", "Input", "Judge",

@@ -1,4 +1,4 @@
-"""Captures a step of your job on every rank, in a folder for `equivtest judge`."""
+"""Captures a step of your training job on every rank, in a folder that `equivtest judge` reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def capture(
     alone: Sequence[str] = (),
     limit_bytes: int = limits.CAPTURED_BYTES,
 ) -> Iterator[None]:
-    """Writes this rank's tensors of the forward and backward of `module` that run within the block.
+    """Writes this rank's tensors of every forward and backward of `module` that runs within the block.
 
     If the block calls the module several times, each call is a micro-batch with its backward, and gradients add up.
     Every rank of the job enters and leaves the block, and makes the same number of calls.  Gradients are read when the
@@ -148,7 +148,7 @@ def _job_of(
     shapes: Mapping[str, Shape] | None,
     limit_bytes: int,
 ) -> Job:
-    """Describes the job by the options and its module.
+    """Describes the job that the options and the module belong to.
 
     Raises:
         Misuse: an option does not fit the job.
@@ -182,7 +182,7 @@ def _job_of(
 
 
 def _agree(job: Job, folder: Path, problem: str) -> None:
-    """Prints how much all ranks will write.
+    """Checks together with all ranks that every rank can write its tensors, and prints their size.
 
     Raises:
         Misuse: a rank has a problem, or would write more than the limit; every rank raises, so that none waits.
@@ -209,6 +209,6 @@ def _widest_mesh(tensors: Iterable[torch.Tensor]) -> DeviceMesh | None:
 
 
 def _in_words(num_bytes: int) -> str:
-    """'1.5 MiB'."""
+    """Returns a size such as '1.5 MiB'."""
     exponent = min(4, max(0, int(math.log2(max(1, num_bytes)) // 10)))
     return f"{num_bytes / 1024**exponent:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"

@@ -1,4 +1,4 @@
-"""The `equivtest` command: a thin layer over pytest and `equivtest.search.replay`.
+"""Defines the `equivtest` command: a thin layer over pytest and over the modules that replay, judge and report.
 
 Exit codes: 0 every claim holds, 1 a claim fails, 2 misuse, a set-up that does not work, or nothing concluded.
 """
@@ -47,11 +47,11 @@ WORKERS = typer.Option(
 )
 HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
-"""Typer's exit code after Ctrl-C within a command (0.16 and later)."""
+"""Exit code that typer returns after Ctrl-C within a command (0.16 and later)."""
 
 
 def begin() -> None:
-    """Runs `main` with one hash seed for the reference and the ranks, so that sets of strings have one order.
+    """Runs `main` with a fixed hash seed, so that sets of strings have the same order in the reference and the ranks.
 
     An interpreter draws its seed at its start: without PYTHONHASHSEED this process restarts itself with seed 0.
     """

@@ -8,18 +8,18 @@ from __future__ import annotations
 import re
 
 VALUE_CHARS = 300
-"""Most characters of one user value in a message."""
+"""Largest number of characters of one user value in a message."""
 
 MISUSE_CHARS = 2_000
-"""Most characters of the whole message of a `Misuse`."""
+"""Largest number of characters of the whole message of a `Misuse`."""
 
 _VALUES = (r"\S", r"(?<=[ (=])'[^']", r'(?<=[ (=])"[^"]', r"\([^()]")
 _LONG_VALUE = re.compile("|".join(f"{value}{{{VALUE_CHARS},}}" for value in _VALUES))
-"""A long run without spaces, or a long text within quotes or parentheses."""
+"""Pattern of a value that is too long: a text without spaces, or a text within quotes or parentheses."""
 
 
 class EquivtestError(Exception):
-    """Base of every exception this package raises on purpose."""
+    """Base class of all exceptions that this package raises on purpose, except claim failures."""
 
 
 class Misuse(EquivtestError, ValueError):
@@ -33,7 +33,7 @@ class Misuse(EquivtestError, ValueError):
 
 
 class PropertyMisuse(Misuse):
-    """A mistake in the property itself, so that no other case is tried instead."""
+    """A mistake in a property itself: every case would show it, so no other case is tried."""
 
 
 class ReferenceRefuses(PropertyMisuse):
@@ -52,19 +52,19 @@ class ReferenceRefuses(PropertyMisuse):
 
 
 class Inconclusive(EquivtestError, RuntimeError):
-    """A run that shows neither that a claim holds nor that it fails; it must not look like a pass."""
+    """Raised if a run shows neither that a claim holds nor that it fails, so that it does not look like a pass."""
 
 
 class BrokenSetup(EquivtestError, RuntimeError):
-    """No rank can run here: a backend, a device or an import does not work."""
+    """Raised if ranks cannot run here: a backend, a device or an import does not work."""
 
 
 class HostLost(BrokenSetup):
-    """A rank's host died or was cut off; the code that ran there is not to blame."""
+    """Raised if a rank's host died or was cut off; the code that ran there is not to blame."""
 
 
 class Unsupported(EquivtestError, RuntimeError):
-    """This torch or backend does not support what the case needs, as every rank finds.
+    """Raised on every rank if this torch or this backend does not support what the case needs.
 
     Args:
         lacking: 'dtype:function' of the collective that the backend refused, with the reduction's name at the end; ''
@@ -77,13 +77,13 @@ class Unsupported(EquivtestError, RuntimeError):
 
 
 class NotSupported(EquivtestError, RuntimeError):
-    """A program's statement that it does not support a case: heads that do not divide, a dtype that it refuses.
+    """Raised by a program to say that it does not support a case: heads that do not divide, a dtype that it refuses.
 
     `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a subclass of
     it.  If every rank raises it, the case is declined: neither right nor wrong, and counted in the summary.  If only
-    some ranks raise it, it is a failure like any other exception.  If a property's program declines all of its cases
-    on several ranks, its claims are open and the run ends with exit code 2.  In `build`, and in the unsharded module,
-    it is a mistake.
+    some ranks raise it, it is a failure like any other exception.  If a property's program declines all of its cases on
+    several ranks, its claims are open and the run ends with exit code 2.  In `build`, and in the unsharded module, it
+    is a mistake.
 
     Args:
         reason: Why, in one sentence, for the summary.
@@ -94,12 +94,15 @@ class NotSupported(EquivtestError, RuntimeError):
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """Returns why a path cannot be used, without the path; ValueError if it contains an invalid character."""
+    """Returns the reason why a path cannot be used, without the path itself.
+
+    A ValueError means that the path contains an invalid character.
+    """
     return getattr(error, "strerror", None) or str(error)
 
 
 def shorten(text: str, num_chars: int = VALUE_CHARS) -> str:
-    """Cuts the middle of a text that is longer than about `num_chars` characters."""
+    """Replaces the middle of a text that is longer than about `num_chars` characters by a note."""
     left_out = len(text) - num_chars
     if left_out <= 0:
         return text
@@ -108,5 +111,5 @@ def shorten(text: str, num_chars: int = VALUE_CHARS) -> str:
 
 
 def shorten_values(message: str) -> str:
-    """Shortens each long value within a message, and a message that is long as a whole."""
+    """Shortens each long value within a message, then the whole message if it is still too long."""
     return shorten(_LONG_VALUE.sub(lambda value: shorten(value[0]), message), MISUSE_CHARS)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from equivtest.errors import Misuse
 
 Bounds = tuple[int, int]
-"""Half-open interval of element indices, (start, stop)."""
+"""(start, stop) of a range of element indices; stop is excluded."""
 _remembered = functools.lru_cache(maxsize=2**14)  # pure, and called for every claim, draw and rank
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Shards one dim among the ranks of the axis, by torch.chunk's rule.
+    """A placement: the ranks of the axis divide one dim, by torch.chunk's rule.
 
     Attributes:
         dim: The dim, counted from the front.
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Keeps the whole tensor on every rank of the axis."""
+    """A placement: every rank of the axis has the whole tensor."""
 
     def __str__(self) -> str:
         return "replicate"
@@ -46,7 +46,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """Keeps an operand on each rank of the axis; reducing the operands with `op` gives the value.
+    """A placement: each rank of the axis has an operand; the value is the reduction of all operands with `op`.
 
     Attributes:
         op: 'sum', 'avg', 'max' or 'min'.
@@ -60,7 +60,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Flat:
-    """Flattens the tensor, pads it to `padded_to` elements and divides it into equal parts (ZeRO's partition).
+    """A placement: the tensor is flattened, padded to `padded_to` elements and divided equally (ZeRO's partition).
 
     Attributes:
         padded_to: Number of elements after padding.
@@ -78,7 +78,7 @@ REDUCE_OPS = ("sum", "avg", "max", "min")
 
 @dataclass(frozen=True)
 class Layout:
-    """The placements of one tensor on all mesh axes.
+    """The placements of a tensor's elements on all axes of a mesh.
 
     Attributes:
         placements: One placement for each axis of the mesh.
@@ -95,12 +95,12 @@ class Layout:
 
 
 UNTOLD = Layout(())
-"""The layout of a plain tensor whose elements `Placed.indices` lists, or whose place is unknown."""
+"""Layout of a plain tensor whose elements' positions are unknown, or listed in `Placed.indices`."""
 
 
 @_remembered
 def parse_placement(text: str) -> Placement:
-    """Parses 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
+    """Parses the text of a placement: 'replicate', 'shard(1)', 'partial(sum)' or 'flat(6)'.
 
     Raises:
         Misuse: `text` has none of these forms.
@@ -165,7 +165,7 @@ def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @_remembered
 def flat_axis(layout: Layout) -> int | None:
-    """Returns the mesh axis that is `Flat`, or None.
+    """Returns the mesh axis with the placement `Flat`; None if there is none.
 
     Raises:
         ValueError: `Flat` stands beside another `Flat` or a `Shard`.
@@ -182,11 +182,11 @@ def flat_axis(layout: Layout) -> int | None:
 def local_box(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[Bounds, ...]:
-    """Returns the bounds, one pair per dim, of the part of a tensor on `rank`; the whole for a `Flat` layout.
+    """Returns (start, stop) for each dim of the shard on `rank`; the whole tensor for a `Flat` layout.
 
     Raises:
-        ValueError: placements and mesh axes differ in number, a sharded dim does not exist,
-            or the shard order does not name every sharded axis once.
+        ValueError: placements and mesh axes differ in number, a sharded dim does not exist, or the shard order does not
+            name every sharded axis once.
     """
     check_layout(global_shape, layout, mesh_shape)
     coordinate = coordinate_of(rank, mesh_shape)
@@ -201,7 +201,7 @@ def local_box(
 
 
 def shard_axes(layout: Layout) -> tuple[int, ...]:
-    """Returns the sharded mesh axes, in the order in which they divide."""
+    """Returns the mesh axes that shard a dim, in the order in which they divide it."""
     sharded = tuple(a for a, placement in enumerate(layout.placements) if isinstance(placement, Shard))
     if not layout.shard_order:
         return sharded
@@ -223,9 +223,9 @@ def check_layout(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tupl
 
 
 def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -> tuple[int, int, int]:
-    """Returns (start, stop, size) of one partition of a flattened tensor, all in elements.
+    """Returns (start, stop, size) of shard `index` of a flattened tensor, all in elements.
 
-    [start, stop) are its elements; the rest of its `size` elements is padding.
+    Elements start to stop of the tensor are in the shard; the rest of its `size` elements is padding.
 
     Raises:
         ValueError: `padded_to` is below numel or no multiple of num_shards.
@@ -243,7 +243,7 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
 def local_shape(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[int, ...]:
-    """Returns the shape of the part on `rank`; one dim, padding included, for a `Flat` layout."""
+    """Returns the shape of the shard on `rank`; for a `Flat` layout one dim, padding included."""
     box = local_box(global_shape, layout, mesh_shape, rank)
     axis = flat_axis(layout)
     if axis is None:
@@ -253,7 +253,10 @@ def local_shape(
 
 
 def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> int | None:
-    """Returns the dim along which `local` is the part of `rank` of the whole, divided along one axis, if any."""
+    """Returns the dim along which one mesh axis divides the shape `whole` so that `rank` has the shape `local`.
+
+    It returns None if there is no such dim.
+    """
     for dim, axis in itertools.product(range(len(whole)), range(len(mesh_shape))):
         placements: list[Placement] = [Replicate()] * len(mesh_shape)
         placements[axis] = Shard(dim)
@@ -263,9 +266,9 @@ def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tupl
 
 
 def shard_kind(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> str:
-    """Classifies how evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank holds nothing).
+    """Returns how evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank has no element).
 
-    Padding does not count: a padded partition is uneven, and a partition of only padding is empty.
+    Padding does not count: a padded shard is uneven, and a shard of only padding is empty.
     """
     sizes = {_num_elements(global_shape, layout, mesh_shape, rank) for rank in range(math.prod(mesh_shape))}
     if math.prod(global_shape) and 0 in sizes:
@@ -283,9 +286,9 @@ def _num_elements(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tup
 
 
 def replicas(layout: Layout, mesh_shape: tuple[int, ...]) -> list[list[int]]:
-    """Returns groups of ranks that hold the same part and so must hold the same bits.
+    """Returns groups of ranks that have the same shard, and so must have the same bits.
 
-    Ranks along a `Partial` axis hold different operands and are in different groups.
+    Ranks along a `Partial` axis have different operands and are in different groups.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(mesh_shape)):

@@ -1,4 +1,4 @@
-"""Properties of programs by the names that they had first; new code takes them from `equivtest`."""
+"""Offers names for properties of programs under their first module's name; new code imports them from `equivtest`."""
 
 from __future__ import annotations
 

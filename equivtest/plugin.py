@@ -1,8 +1,7 @@
-"""The plugin that every pytest of an environment with equivtest loads.
+"""The pytest plugin that every pytest loads in an environment with equivtest.
 
-Until a module-level `Property` is collected, or a conftest.py adds our options, it does nothing
-and imports neither torch nor Hypothesis: each hook imports the heavier modules that
-it needs.
+Until a module-level `Property` is collected, or a conftest.py adds our options, it does nothing and imports neither
+torch nor Hypothesis: each hook imports the heavier modules that it needs.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from equivtest.pytest_plugin.session import Controller
 
 RUNS_NOTHING = ("collectonly", "showfixtures", "show_fixtures_per_test", "setupplan", "cacheshow")
-"""pytest's options for sessions that run nothing."""
+"""Options of pytest with which a session runs no test."""
 
 
 @pytest.fixture(scope="session")
 def ranks(pytestconfig: pytest.Config) -> Ranks:
-    """Runs and checks cases on the pool of this process: `ranks.check("rowwise_linear", case)`."""
+    """Fixture that runs and checks cases on the ranks of this process: `ranks.check("rowwise_linear", case)`."""
     from equivtest.pytest_plugin.fixture import Ranks
 
     return Ranks(pytestconfig)
@@ -68,7 +67,7 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> list[py
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Shows a mistake in a property as one line with its place, in place of a traceback through equivtest."""
+    """Shows a mistake in a property as one line with its file and line, instead of a traceback through equivtest."""
     report = yield
     errors, excinfo = sys.modules.get("equivtest.errors"), getattr(getattr(report, "call", None), "excinfo", None)
     if report.failed and errors is not None and excinfo is not None and isinstance(excinfo.value, errors.Misuse):
@@ -129,7 +128,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Sends the controller's fresh seed to an xdist worker, and remembers the worker, to pass SIGTERM on to it."""
+    """Sends the soak's seed and the hub's path to an xdist worker, and records the worker to pass SIGTERM on to it."""
     if _options_added(node.config):
         from equivtest.pytest_plugin.options import soak_seed
         from equivtest.pytest_plugin.pools import hub_path, remember_worker
@@ -147,7 +146,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Returns the number of workers for `-n auto`: half the cores on larger machines, since each drives ranks."""
+    """Returns the number of workers for `-n auto`: half the cores on larger machines, since workers drive ranks."""
     if not _options_added(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -155,7 +154,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 class ControllerHooks:
-    """Hooks of the process that prints.  The first finding creates `controller`."""
+    """Hooks of the process that prints; its `controller` is made when the first item has sent its data."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -217,7 +216,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Reads a worker's list of properties, so that properties that never began are reported too."""
+        """Reads the list of properties that a worker has collected, so that those that never began are reported too."""
         written = getattr(node, "workeroutput", {}).get("equivtest")
         if written:
             import msgspec

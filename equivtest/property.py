@@ -1,4 +1,4 @@
-"""A property: claims that hold of one subject over all cases of one family."""
+"""Defines a property: claims that must hold for one subject on all cases of one family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Space:
-    """The part of the case space that one search draws from.
+    """The world sizes and dtypes from which one search draws its cases.
 
     Attributes:
         world_sizes: At least one; the first is the simplest.
@@ -33,11 +33,11 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Cases from a table of the family, in place of random ones or a covering array.
+    """Cases that the family lists from a table, instead of random cases or a covering array.
 
     Attributes:
-        cases: Makes the cases of one of the parts, for a space with one world size.  The depth is 1 for a gate, 2
-            for a conformance run.
+        cases: Function of (space with one world size, depth, number of the search) that returns the search's cases.
+            The depth is 1 for a gate, 2 for a conformance run.
         parts: Number of searches that the cases are divided among.
         world_sizes: World sizes with at least one case.
     """
@@ -49,7 +49,7 @@ class Enumeration:
 
 @dataclass(frozen=True)
 class Property:
-    """A statement about a subject, with its cases and claims.
+    """A statement about a subject, with the cases on which it is tested and the claims that are judged.
 
     Attributes:
         subject: Registered name, or 'package.module:function'.
@@ -105,19 +105,19 @@ class Property:
 
     @property
     def refuses_only(self) -> bool:
-        """True if all cases are outside the contract."""
+        """True if the property only claims that cases outside the contract are refused."""
         return [claim.name for claim in self.claims] == ["refuses"]
 
     def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
-        """The world sizes that its subject runs on."""
+        """Returns those of `world_sizes` on which the subject runs."""
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> Mapping[str, str]:
-        """The dtypes of the space in which none of its cases can be judged, each with the reason or ''."""
+        """Returns the dtypes of the space in which no case can be judged -> the reason, or ''."""
         return {} if self.leaves_out is None else self.leaves_out(space)
 
     def aspects_of(self, space: Space) -> Collection[str]:
-        """Names the aspects that the first search of the space must have."""
+        """Returns the aspects, such as 'uneven', that the cases of the first search in the space must have."""
         if self.aspects is not None:
             return self.aspects(space)
         if space.world_sizes == (1,) or not self.shards or self.refuses_only:
@@ -126,19 +126,23 @@ class Property:
         return [kind for kind in ("even", "uneven") if not kinds or kind in kinds]
 
     def is_empty(self, space: Space) -> bool:
-        """True if none of its cases can be judged in any dtype of the space."""
+        """True if no case can be judged in any dtype of the space."""
         return len(self.left_out(space)) == len(space.dtypes)
 
     @property
     def absent(self) -> str:
-        """Reason why the subject cannot run here, and the way out; '' if it can."""
+        """Why the subject cannot run here, and what to do; '' if it can run."""
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
 
 
 def require_limit(limit_s: object, name: str = "limit_s") -> None:
-    """Raises Misuse unless `limit_s`, which the caller knows by `name`, is seconds that one visit may take."""
+    """Raises Misuse unless `limit_s` is a valid time limit for one run of a case, in seconds.
+
+    Args:
+        name: Name of the limit for the caller, for the message.
+    """
     is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
     if not is_number or not 0 < limit_s <= limits.COLLECTIVE_S / 2:  # type: ignore[operator]
         raise Misuse(
@@ -152,7 +156,7 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """Returns the property to judge: `prop` unchanged, or what `prop.resolve` finds by a run on ranks of `space`.
+    """Returns the property to judge: `prop` itself, or what `prop.resolve` finds out by a run on ranks of `space`.
 
     Raises:
         Misuse: the ranks do not agree, or cannot answer.

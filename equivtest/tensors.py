@@ -1,4 +1,4 @@
-"""Slices and assembles local and global tensors and compares bits, without processes or torch.distributed."""
+"""Slices global tensors into shards, assembles them again, and compares bits, without torch.distributed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 SIGNIFICAND_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11}
-"""Bits of the significand with the hidden one, by dtype: every integer up to 2**bits is a value.
+"""Number of bits of a dtype's significand, with the hidden bit: every integer up to 2**bits is a value of the dtype.
 
 Source: IEEE 754-2019 table 3.5 (binary64, binary32, binary16); bfloat16 has 7 stored bits.
 """
@@ -35,14 +35,14 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Placed:
-    """One rank's part of a tensor, and its layout.
+    """One rank's part of a tensor, and where its elements live in the whole tensor.
 
     Attributes:
         local: The rank's tensor, of any shape and dtype.
         layout: Where the elements of the whole tensor live.
         global_shape: The shape of the whole tensor in the subject's view; None: the subject does not say.
-        indices: If no layout says it, the index of each local element into the flattened global tensor, int64 of the
-            local shape; `layout` is UNTOLD then.  None: `layout` says it.
+        indices: If no layout describes the part: the index of each local element into the flattened global tensor,
+            int64 of the local shape; `layout` is then UNTOLD.  None: `layout` describes it.
     """
 
     local: torch.Tensor
@@ -53,9 +53,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A global tensor assembled from local ones.
+    """A global tensor that was assembled from local ones.
 
-    `disagreeing` lists (rank, rank) pairs that hold the same part with different bits.
+    `disagreeing` lists (rank, rank) pairs that have the same part with different bits.
     """
 
     tensor: torch.Tensor
@@ -63,7 +63,7 @@ class Assembled:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Returns 'float32' for torch.float32."""
+    """Returns the name of a dtype: 'float32' for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -77,7 +77,7 @@ def at_rest(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the values as integers of the same width, which are equal exactly if all bits are."""
+    """Returns a tensor of integers with the same bits, so that integers are equal exactly if all bits are."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
         flat = at_rest(flat)
@@ -94,10 +94,10 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 def slice_local(
     tensor: torch.Tensor, layout: Layout, mesh_shape: tuple[int, ...], rank: int, *, padding: float = 0.0
 ) -> torch.Tensor:
-    """Returns the part of a global tensor on `rank`: a contiguous copy with its own memory.
+    """Returns the part of a global tensor that `rank` has under `layout`, as a contiguous copy.
 
-    `padding` fills the padded tail under a `Flat` layout.  Under `Partial` the first rank of
-    the axis holds the value, and the others hold zeros (sum) or the value itself (avg, max, min).
+    `padding` fills the padded tail under a `Flat` layout.  Under `Partial` the first rank of the axis has the value,
+    and the others have zeros (sum) or the value itself (avg, max, min).
     """
     shape = tuple(tensor.shape)
     coordinate = coordinate_of(rank, mesh_shape)
@@ -118,10 +118,9 @@ def slice_local(
 def assemble(
     locals_: Mapping[int, torch.Tensor], global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]
 ) -> Assembled:
-    """Returns the global tensor assembled from the ranks' local parts, and which replicas disagree.
+    """Assembles the global tensor from the ranks' local parts, and finds replicas that disagree.
 
-    Partial operands are reduced in rank order in the tensors' own dtype; from replicas it takes
-    the lowest rank's.
+    Partial operands are reduced in rank order in the tensors' own dtype; of replicas, the lowest rank's part is used.
 
     Args:
         locals_: rank -> its local tensor; every rank of the mesh, all of one dtype.
@@ -154,10 +153,10 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """Assembles tensors that may list their elements' indices, and returns also the first rank that holds each element.
+    """Assembles tensors that may list their elements' indices; also returns the first rank that has each element.
 
-    That rank is -1 if no rank holds the element.  A rank that holds one element twice with different bits disagrees
-    with itself.
+    That rank is -1 if no rank has the element.  A rank that has one element twice with different bits disagrees with
+    itself.
 
     Raises:
         ValueError: a tensor does not have the shape of its shard, or of its list.
@@ -181,7 +180,7 @@ def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[i
     """Returns the index of each of a rank's elements into the flattened global tensor; the layout must not pad.
 
     Raises:
-        ValueError: its layout cannot place such a tensor on the mesh.
+        ValueError: the layout cannot place such a tensor on the mesh.
     """
     if placed.indices is not None:
         return placed.indices

@@ -1,1 +1,1 @@
-"""Limits, names across process borders, files and plain data, which every room imports."""
+"""Limits, names of functions for other processes, files and plain data, which all other packages may import."""

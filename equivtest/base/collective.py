@@ -1,4 +1,4 @@
-"""A collective as plain data: a recorded call of a rank, or a documented one."""
+"""Defines a collective as plain data: one that a rank has called, or one that a library documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PHASES = ("forward", "backward")
-"""'forward' is everything outside a backward, including preparation of the module."""
+"""Phases of a step; 'forward' is everything outside a backward, including preparation of the module."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,6 @@ class Collective:
 
 
 def describe(collectives: Iterable[Collective]) -> str:
-    """Joins one phrase per kind of call and counts equal ones: '2 x forward all_gather of 8 bytes'; 'none'."""
+    """Lists the collectives in words and counts equal ones: '2 x forward all_gather of 8 bytes'; 'none' without any."""
     counts = Counter(map(str, collectives))
     return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items()) or "none"

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 PART = re.compile(r"\.equivtest-\d+\.part")
-"""Name of a file during its writing; it remains if the process is killed meanwhile."""
+"""Pattern of the name that a file has while it is written; such a file remains if the process is killed meanwhile."""
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How a function is named for other processes: 'file.py:NAME', or 'package.module:NAME' of an installed package.
+"""Names functions so that other processes can import them: 'file.py:NAME', or 'package.module:NAME' if installed.
 
 Arguments that are plain values may follow, as `functools.partial` has them: 'models.py:block(8, bias=False)'.
 """
@@ -26,23 +26,23 @@ _rank: list[bool] = []
 
 
 def be_rank() -> None:
-    """Notes that this process is a rank, which imports files of users and judges nothing."""
+    """Marks this process as a rank, which imports files of users and judges nothing."""
     _rank.append(True)
 
 
 def is_rank() -> bool:
-    """True in a rank."""
+    """True if this process is a rank."""
     return bool(_rank)
 
 
 def name_of(function: object, what: str) -> str:
-    """Returns the name by which any process finds a function or class; a string is taken as the name.
+    """Returns the name by which any process can import a function or class; a string is taken as the name.
 
     Args:
-        what: What the function is for, such as 'build', for the message.
+        what: Purpose of the function, such as 'build', for the message.
 
     Raises:
-        Misuse: no other process can find it.
+        Misuse: no other process can import it.
     """
     if isinstance(function, str):
         return function
@@ -71,7 +71,7 @@ def name_of(function: object, what: str) -> str:
 
 
 def _require_findable(qualified: str, function: object, what: str) -> None:
-    """Raises Misuse if no name at the top level of a file leads to the function."""
+    """Raises Misuse unless the function is an attribute at the top level of its file."""
     if "<lambda>" in qualified:
         raise Misuse(f"{what} is a lambda, which has no name to send to the ranks: write `def {what}(...)` in a file")
     if "<locals>" in qualified:
@@ -88,13 +88,16 @@ def _require_findable(qualified: str, function: object, what: str) -> None:
 
 
 def _is_typed_in(function: object) -> bool:
-    """True for a function of a prompt, even if the prompt follows a file, as under `python -i`."""
+    """True for a function that was typed at a prompt, also at the prompt of `python -i`."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith("<")
 
 
 def _home_of(module: ModuleType) -> str:
-    """The file of a module below the current folder, relative to it; else the module's name, if it can be imported."""
+    """Returns a module's file relative to the current folder if it lies there, else the module's name.
+
+    It returns '' if no other process can import the module.
+    """
     file = getattr(module, "__file__", None)
     if not file:
         return "" if module.__name__ == "__main__" else module.__name__
@@ -112,10 +115,12 @@ def _home_of(module: ModuleType) -> str:
 
 
 def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, object], what: str) -> str:
-    """'models.py:block(8, bias=False)' from 'models.py:block', and from 'models.py:block(8)' if values are named.
+    """Adds arguments to a function's name: 'models.py:block' becomes 'models.py:block(8, bias=False)'.
+
+    If the name already has arguments, the new ones follow these.
 
     Raises:
-        Misuse: a value is not plain.
+        Misuse: a value is not plain, see `plain`.
     """
     texts = [plain(value, f"an argument of {what}") for value in values]
     texts += [f"{key}={plain(value, f'{key} of {what}')}" for key, value in named.items()]
@@ -126,10 +131,12 @@ def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, ob
 
 
 def plain(value: object, what: str) -> str:
-    """The code of a value that JSON can write: None, bool, int, float, str, and tuples, lists and dicts of these.
+    """Returns the code of a value that JSON can write.
+
+    Such values are None, bool, int, float, str, and tuples, lists and dicts of these.
 
     Raises:
-        Misuse: it is another value.
+        Misuse: the value is not plain.
     """
     try:
         json.dumps(value, allow_nan=False)
@@ -145,7 +152,9 @@ def plain(value: object, what: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str, str, tuple[object, ...], dict[str, object]]:
-    """Home, attribute, and the arguments that a name carries; the attribute is '' if the name has no ':'.
+    """Splits a name into its file or module, its attribute, its positional arguments and its keyword arguments.
+
+    The attribute is '' if the name has no ':'.
 
     Raises:
         Misuse: the arguments are no plain values.
@@ -170,22 +179,22 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
 
 
 def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
-    """The function, with the arguments that its name carries."""
+    """Returns the function with the arguments of its name bound by functools.partial."""
     if not values and not named:
         return function
     return functools.partial(function, *values, **named) if callable(function) else function
 
 
 def _attribute(owner: object, qualified: str) -> object:
-    """The attribute that a dotted name leads to; None if there is none."""
+    """Returns the attribute of `owner` that a dotted name leads to; None if there is none."""
     return functools.reduce(lambda found, each: getattr(found, each, None), qualified.split("."), owner)
 
 
 def load_file(path: str) -> ModuleType:
-    """The module of a file: the one that is loaded, or a new one, under the name that an import gives it.
+    """Imports a file and returns its module; a file that is already imported is not executed again.
 
-    A file in a package is imported as a part of it.  A file whose name means another module, such as one of two
-    `test_models.py`, is loaded beside that module.
+    The module gets the name that an import would give it, and a file in a package is imported as a part of the package.
+    If that name means another module, as for one of two files `test_models.py`, the file is loaded beside that module.
 
     Raises:
         Exception: whatever the file raises.
@@ -210,12 +219,15 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """The first folder above a file that is no package."""
+    """Returns the first folder above a file that is no package, which has to be on Python's path."""
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 
 def _names_of(file: Path) -> Iterator[str]:
-    """The names by which an import finds this file; a folder of Python's path within a package gives none."""
+    """Yields the names by which an import finds this file.
+
+    A folder of Python's path that lies within a package gives no name.
+    """
     for entry in sys.path:
         folder = Path(entry).resolve()
         if not file.is_relative_to(folder) or (folder / "__init__.py").exists():
@@ -227,7 +239,7 @@ def _names_of(file: Path) -> Iterator[str]:
 
 
 def _finds(name: str, file: Path) -> bool:
-    """True if an import of that name reads the file."""
+    """True if an import of this name reads the file."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):  # a package on the way is broken, or is no package

@@ -1,4 +1,4 @@
-"""Imports the object named 'package.module:NAME': code crosses process borders by name, never as bytes."""
+"""Imports an object by its name, 'package.module:NAME', which is how code reaches another process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivtest.base.functions import FILE, load_file, parts_of, with_given
 from equivtest.errors import Misuse
 
 MOST_NAMES = 8
-"""Number of a module's names in a message."""
+"""Largest number of a module's names that a message lists."""
 
 
 def load_named(name: str, what: str) -> object:
-    """Imports the object named 'package.module:NAME' or 'file.py:NAME'; see `equivtest.base.functions`.
+    """Imports the object with the name 'package.module:NAME' or 'file.py:NAME'; see `equivtest.base.functions`.
 
     Args:
         what: Kind of object, for the message.
@@ -59,7 +59,7 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Names the searched folders and a similar module; '' within a module that is no package."""
+    """Describes where a module was searched, and suggests a similar name; '' if its parent is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -71,7 +71,7 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Names the file of a module without the attribute, a file that it hides, and its public names."""
+    """Describes a module that lacks an attribute: its file, its public names, and a file of the same name."""
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
@@ -92,7 +92,7 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Returns the folder and file of a same-named module on Python's path or here; None if there is none."""
+    """Returns (folder, file) of another module with the same name, on Python's path or here; None if there is none."""
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None
     for folder in map(Path, map(_absolute, [*sys.path, ""])):
@@ -103,12 +103,12 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
 
 
 def _absolute(folder: str) -> str:
-    """Makes a folder of Python's path absolute; '' is the current folder."""
+    """Returns a folder of Python's path as an absolute path; '' means the current folder."""
     return str(Path(folder).absolute())
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
-    """Raises Misuse unless `function` accepts so many arguments; functions without a signature pass."""
+    """Raises Misuse unless `function` accepts as many arguments as `names` has; functions without a signature pass."""
     if not callable(function):
         raise Misuse(f"{what} is no function: {function!r}")
     try:
@@ -122,11 +122,11 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 
 
 def suggestion(wanted: str, known: Sequence[str]) -> str:
-    """Suggests the known name that is close to `wanted`, else lists all known names."""
+    """Returns advice for a message: the known name that is close to `wanted`, or else all known names."""
     close = closest(wanted, known)
     return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"
 
 
 def closest(wanted: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Returns the known name most similar to `wanted`, by difflib's ratio; '' if none reaches `likeness`."""
+    """Returns the known name that is most similar to `wanted` by difflib's ratio; '' if none reaches `likeness`."""
     return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=likeness)), "")

@@ -1,4 +1,4 @@
-"""Names what a backend may lack: the probed collectives, and what a run allows to be lacking."""
+"""Names what a backend may lack: the collectives that are probed, and what a run allows to be lacking."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROBED = (
     "send_and_receive",
     "barrier",
 )
-"""Probed functions of torch.distributed, by the names of torch 2.12; subjects, DTensor, DDP, FSDP2 and DeepSpeed call
-the first nine."""
+"""Functions of torch.distributed that are probed, by the names of torch 2.12. Subjects, DTensor, DDP, FSDP2 and
+DeepSpeed call the first nine."""
 
 FUNCTIONS = (
     *PROBED,
@@ -51,28 +51,28 @@ FUNCTIONS = (
     "coalesced_all_gather_into_tensor",
     "coalesced_reduce_scatter_tensor",
 )
-"""Probed functions, and those that only the property `collectives` calls, by the names in its cases."""
+"""The probed functions, and functions that only the property `collectives` calls, by the names in its cases."""
 
 REDUCING = tuple(name for name in FUNCTIONS if name.endswith(("reduce", "reduce_scatter", "reduce_scatter_tensor")))
 REDUCTIONS = ("sum", "max", "min", "avg", "product", "premul", "band", "bor", "bxor")
-"""Suffixes of a function of REDUCING that name one reduction, as in 'all_reduce_avg'."""
+"""Names of reductions; with '_' they follow the name of a function of REDUCING, as in 'all_reduce_avg'."""
 
 OF_ONE_BACKEND = ("monitored_barrier", "tagged_send_and_receive", *(f"{name}_premul" for name in REDUCING))
-"""Functions that torch documents for only one backend, gloo or NCCL, or not for NCCL: a refusal makes no run red.
+"""Functions that torch documents for only one backend, gloo or NCCL, or not for NCCL: their refusal fails no run.
 
 Source: the docstrings of monitored_barrier, of ReduceOp and of isend in torch.distributed (2.13.0).
 """
 
 TORCHS_OWN = ("gloo", "nccl")
-"""Backends that come with torch, so that what they refuse a release has not."""
+"""Backends that come with torch, so that a refusal is a gap of the installed release."""
 
 ALL = "all"
 RELEASE = "release"
-"""Name for everything that this release of torch, or of a library, lacks."""
+"""Name, in --allow-unsupported, of everything that this release of torch, or of a library, lacks."""
 
 
 def parse_allowed(names: Iterable[str]) -> frozenset[str]:
-    """Parses the names of --allow-unsupported: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
+    """Checks the names of --allow-unsupported: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
 
     Raises:
         Misuse: a name has none of these forms.
@@ -90,7 +90,7 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
-    """True if a run allows everything that a verdict lacks; a run always allows OF_ONE_BACKEND.
+    """True if a run allows everything that the backend lacked for a verdict; OF_ONE_BACKEND is always allowed.
 
     Args:
         lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
@@ -108,9 +108,10 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 
 
 def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
-    """Returns what may be lacking: `allowed`, with RELEASE also all that an older release's own gloo or NCCL refuses.
+    """Returns the names of everything that the backend may lack.
 
-    gloo's all_to_all is such a one: it came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
+    These are `allowed`, and ALL if RELEASE is allowed and gloo or NCCL come with an older release of torch. gloo's
+    all_to_all, for example, came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
     """
     if RELEASE in allowed and backend in TORCHS_OWN and is_older(metadata.version("torch")):
         return allowed | {ALL}
@@ -118,7 +119,7 @@ def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
 
 
 def function_of(name: str) -> str:
-    """Returns a collective's name without its reduction, 'all_reduce' for 'all_reduce_avg'; keeps a dtype before it."""
+    """Returns a collective's name without its reduction: 'all_reduce' for 'all_reduce_avg'; a dtype before it stays."""
     function, _, reduction = name.rpartition("_")
     is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
     return function if is_of_one else name

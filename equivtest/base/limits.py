@@ -1,4 +1,4 @@
-"""Every time limit and size bound, in one table, with units and reasons."""
+"""Defines every time limit and size bound, with its unit and the reason for its value."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ NAME_CHARS = 500  # of a name in a header or a manifest
 
 
 def in_proportion(short_s: float, limit_s: float) -> float:
-    """Scales `short_s`, chosen for CASE_S, to visits of up to `limit_s`; in seconds, at most `limit_s`."""
+    """Scales a time that suits cases of at most CASE_S to cases of at most `limit_s`; in seconds, at most `limit_s`."""
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))

@@ -1,4 +1,4 @@
-"""Sets how much a run does: the profiles, and the searches into which one property is divided."""
+"""Defines the profiles, which say how much a run does, and divides the cases of a property into searches."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ MAX_INCONCLUSIVE = 0.05
 
 @dataclass(frozen=True)
 class Profile:
-    """Number of cases for a property of weight 1; the shipped properties weigh 107 together, 123 with DeepSpeed.
+    """How many cases a run has, for a property of weight 1.
+
+    The shipped properties weigh 107 together, 123 with DeepSpeed.
 
     Attributes:
-        single: Cases on one rank; few, since nothing is sharded there.
-        several: Cases on each larger world size.
-        chunk: Largest number of cases in one search: small enough to distribute over xdist workers, large
-            enough that starting a world does not matter.
+        single: Number of cases on one rank; few, since nothing is sharded there.
+        several: Number of cases on each larger world size.
+        chunk: Largest number of cases in one search: small enough to distribute over xdist workers, large enough that
+            starting ranks does not matter.
         world_sizes: World sizes if --world-sizes is not given.
         repeats: True if a search repeats with fresh seeds until the time is up.
-        requires_cells: True if a cell of the case space without a conclusive verdict is a failure.
+        requires_cells: True if a cell (world size, dtype, shard kind) without a conclusive verdict is a failure.
         strength: Number of axes whose combinations of values all occur in cases (`equivtest.search.covering`), for a
             property whose family draws from tables; `single` and `several` are then unused.  0: cases are random.
         mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
-        examples: How many examples of a property run on each world size, the first ones; None: all.
-        per_cell: Conclusive verdicts needed on each claim in every cell, on cases beyond `single` and `several`.
+        examples: Number of a property's examples that run on each world size, the first ones; None: all.
+        per_cell: Number of conclusive verdicts needed on each claim in every cell; cases are added until it is reached.
         audits_alone: True if only each property's whole audit runs.
         is_first_look: True if claims that hold may fail in the other profiles, as the summary then says.
         minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
@@ -54,14 +56,14 @@ class Profile:
 
     @property
     def draws_many(self) -> bool:
-        """True if a run draws so many cases that it finds more than a gate."""
+        """True if a run has so many cases that it finds more than the profile gate."""
         return self.repeats or self.requires_cells
 
 
 AUDIT_PROFILE = "audit"
 """Profile of `equivtest audit`."""
 AUDIT_LABEL = "audit"
-"""Text in brackets in the name of a property's audit."""
+"""Text in brackets in the node id of a property's audit."""
 
 PROFILES: dict[str, Profile] = {
     "smoke": Profile(single=1, several=1, strength=1, examples=4, is_first_look=True),
@@ -79,13 +81,13 @@ SOAK_S = 600.0  # if --max-time is not given
 
 @dataclass(frozen=True)
 class Part:
-    """One search of a property: `num_cases` cases on `world_size` ranks, number `index` there.
+    """Plan of one search of a property: `num_cases` cases on `world_size` ranks, number `index` on that world size.
 
     Attributes:
-        per_cell: Its share of the draws that a profile wants in every cell.
-        depth: Of the property's enumeration (`equivtest.property.Enumeration`) whose cases the search has; 0: it has
-            others.
-        strength, mixes_worlds, examples: Of the profile; strength 0 for random cases.
+        per_cell: Number of conclusive verdicts that this search must get on each claim in every cell.
+        depth: Depth of the property's enumeration (`equivtest.property.Enumeration`) whose cases the search has; 0: it
+            has other cases.
+        strength, mixes_worlds, examples: As in `Profile`; strength 0 for random cases.
     """
 
     world_size: int
@@ -99,19 +101,21 @@ class Part:
 
     @property
     def cost(self) -> int:
-        """Approximate duration, without a unit: a visit takes longer with more ranks."""
+        """Approximate duration of the search, without a unit; a case on more ranks takes longer."""
         return self.num_cases * (1 + self.world_size)
 
     @property
     def label(self) -> str:
-        """Text in brackets in the item's name."""
+        """Text in brackets in the node id of the search."""
         return f"w{self.world_size}-{'calls-' * bool(self.depth)}{self.index}"
 
 
 def plan(
     profile: Profile, world_sizes: Iterable[int], weight: int = 1, *, has_tables: bool = False
 ) -> tuple[Part, ...]:
-    """Returns the searches of one property, smallest world first; their sizes differ by one at most.
+    """Divides the cases of one property into searches, fewest ranks first.
+
+    Their numbers of cases differ by one at most.
 
     Args:
         has_tables: True if a covering array can choose the cases: then each world size has one search.
@@ -134,20 +138,20 @@ def plan(
 
 
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
-    """Returns the searches of a property's enumeration: none in a first look and in a soak."""
+    """Plans the searches of a property's enumeration; none in a first look and in a soak."""
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)
     return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)
 
 
 CALLS_PER_PART = 300
-"""About how many cases a part of an enumeration has; only its cost depends on it."""
+"""Approximate number of cases in one search of an enumeration; only the search's cost depends on it."""
 
 
 def wanted_kinds(
     world_size: int, *, refusals: bool, shards: bool = True, conclusive: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Returns the shard kinds with which a conformance run must conclude, by number of ranks.
+    """Returns the shard kinds for which a conformance run must reach conclusions on `world_size` ranks.
 
     Args:
         refusals: True if the property is about cases outside the contract, whose shards do not matter.

@@ -1,26 +1,30 @@
-"""Decides if an exception is a refusal by a backend or an old release, or a failure."""
+"""Decides if an exception says that a backend or an old release lacks something, or if it is a failure."""
 
 from __future__ import annotations
 
 from packaging.version import Version
 
 CONTRACTS = "2.13"
-"""The release of torch whose contracts were read."""
+"""The release of torch whose documentation the claims follow."""
 
 MISSING = "does not have a sharding strategy registered"
-"""Text of DTensor's refusal: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py (2.8.0)."""
+"""Text with which DTensor refuses an operator: ShardingPropagator in torch/distributed/tensor/_sharding_prop.py
+(2.8.0)."""
 
 NEVER = (
     AttributeError, KeyError, IndexError, NameError, AssertionError, ArithmeticError, OSError, ImportError, MemoryError,
 )  # fmt: skip
-"""Exceptions of programs and broken machines, whatever their text: a driver may say 'Operation not supported'."""
+"""Exceptions that are never a refusal, whatever their text: a driver may say 'Operation not supported'."""
 
 TYPE_ERRORS = (
     "input tensor data type is not supported for nccl process group",
     "input tensor data type is not supported for xccl process group",
 )
-"""The only refusals that are a TypeError, lower case: getNcclDataType in c10d/ProcessGroupNCCL.cpp (torch 2.13.0), and
-its like in torch-xpu-ops.  Python's own TypeErrors have similar texts: 'unsupported operand type(s)'."""
+"""Texts, in lower case, of the only TypeErrors that are refusals.
+
+Source: getNcclDataType in c10d/ProcessGroupNCCL.cpp (torch 2.13.0), and its like in torch-xpu-ops.  Python's own
+TypeErrors have similar texts: 'unsupported operand type(s)'.
+"""
 
 WORDS = (
     ("no backend type associated with device type", "ProcessGroup.hpp: a group in Python without the operation"),
@@ -41,11 +45,11 @@ WORDS = (
     ("not supported", "other backends"),
     ("not implemented", "other backends"),
 )
-"""(text of a refusal in lower case, its source): files of torch/csrc/distributed/c10d, torch 2.13.0, or others."""
+"""(text in a refusal in lower case, its source): files of torch/csrc/distributed/c10d, torch 2.13.0, or others."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """True if `error` says that the backend lacks the operation, or lacks it for this dtype."""
+    """True if `error` says that the backend lacks the operation, for all dtypes or for this dtype."""
     if isinstance(error, NotImplementedError):
         return True
     text = str(error).lower()
@@ -57,7 +61,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_missing(error: BaseException, release: str) -> bool:
-    """True if a release of torch older than CONTRACTS says that it lacks something.
+    """True if `error` says that torch lacks something, and `release` is older than CONTRACTS.
 
     In CONTRACTS and later the same text is a failure, since DTensor must not lose an operator.
     """
@@ -70,6 +74,6 @@ def is_older(release: str) -> bool:
 
 
 def in_short(error: BaseException) -> str:
-    """Returns the class and the first line of the text: 'RuntimeError: Invalid scalar type'."""
+    """Returns the class of an error and the first line of its text: 'RuntimeError: Invalid scalar type'."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,1 +1,4 @@
-"""A run that happened in another job, stored as a folder: a file of tensors and a manifest for each rank."""
+"""Captures a step of a user's job in a folder, and judges it later.
+
+The folder has a file of tensors and a manifest for each rank.
+"""

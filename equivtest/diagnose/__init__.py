@@ -1,1 +1,1 @@
-"""Finds the collective, the kernel or the program that a failure comes from."""
+"""Finds what a failure comes from: a collective, a kernel, an operator on DTensors, or the parallelization."""

@@ -1,7 +1,7 @@
 """Finds the cause of a failure: a collective, a kernel, an operator on DTensors, or the parallelization.
 
-The failing case runs once more in a world whose ranks note every collective, every local operation and every operator
-on DTensors with its operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual
+The failing case runs once more on ranks that note every collective, every local operation and every operator on
+DTensors with its operands (`equivtest.ranks.observe.watching`).  Each call is then judged alone, from its actual
 operands, even if these are wrong.  If every call is right, the cause is the parallelization: the ranks make wrong
 calls, or pass wrong operands.
 """
@@ -27,17 +27,17 @@ from equivtest.verdicts.judging import judge_replies, one_thread
 from equivtest.verdicts.verdict import WHOLE_RUN, Verdict
 
 OF_VALUES = ("value", "bits", "replica", "repeat", "touched", "raised", "lost", "timed_out")
-"""Kinds of failure that a wrong collective or kernel may cause; the others come from the ranks' choice of calls."""
+"""Kinds of failure that a wrong collective or kernel may cause; other kinds come from the ranks' choice of calls."""
 
 HELD = "unknown: the case held when its calls were watched"
 DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Returns the cause of a failure: 'collective: ...', 'kernel: ...', 'operator: ...' or so, see `Verdict.fault`.
+    """Finds the cause of a failure in another run of its case; see `Verdict.fault` for the returned text.
 
     Args:
-        is_shown_by: Tests if the replies to another run of its case show the failure.
+        is_shown_by: Returns True if the replies to that run show the failure too.
     """
     if failure.kind not in OF_VALUES:
         return "parallelization: the failure does not depend on values"
@@ -69,7 +69,7 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
 
 
 def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:
-    """Adds the cause to the failure; finds it in another run of the case, judged by the same claims."""
+    """Adds the cause to a failure; `blame` finds it in another run of the case, judged by the same claims."""
 
     def is_shown_by(replies: Sequence[Reply]) -> bool:
         arithmetics = load_arithmetics(pool.backend.arithmetic)
@@ -83,14 +83,17 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """True if a verdict on the same case repeats the failure; a run that ended early may end in any way next time."""
+    """True if a verdict on the same case repeats the failure.
+
+    A run that ended early may end in any way next time.
+    """
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
     return verdict.failed and (verdict.claim, verdict.kind) == (failure.claim, failure.kind)
 
 
 def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str:
-    """Says how many calls were right."""
+    """Describes how many calls were right, if no call was wrong."""
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
     also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
     unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))

@@ -1,4 +1,4 @@
-"""Judges each call of a watched visit alone, from its actual operands."""
+"""Judges each collective and each local operation of a watched visit alone, from its actual operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from equivtest.tensors import as_bits, dtype_name, same_bits
 
 @dataclass(frozen=True)
 class Blame:
-    """A wrong call, or a call that differs between the ranks.
+    """A call with wrong results, or a call that the ranks make differently.
 
     Attributes:
         layer: 'collective', 'kernel', 'operator' or 'parallelization'.
@@ -39,7 +39,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Judged:
-    """Conclusions on all collectives, or on all operations.
+    """The conclusions on all calls of one kind: collectives, operations or operators.
 
     Attributes:
         num_right: Number of calls whose results are right for their operands, counted on each rank.
@@ -52,12 +52,12 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Judges each group's first calls on all ranks together, then the group's second calls, and so on.
+    """Judges all collectives: for each group the first calls of its ranks together, then the second calls, ...
 
     Messages between two ranks, and barriers, are judged separately.
 
     Args:
-        events: Events of each rank.
+        events: Calls of each rank.
         replies: Each rank's outcome of the watched visit.
     """
     called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
@@ -80,7 +80,7 @@ def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply
 
 
 class _Collectives:
-    """Judges collectives, one call of all ranks of a group at a time."""
+    """Judges collectives, each from the calls of all ranks of its group, and counts the conclusions."""
 
     def __init__(self, replies: Sequence[Reply], last: Mapping[int, Event]) -> None:
         self._replies, self._last = replies, last
@@ -90,7 +90,7 @@ class _Collectives:
         self.unjudged: Counter[str] = Counter()
 
     def judge(self, found: Sequence[Event | None]) -> bool:
-        """Judges one call; False if the ranks' calls differ."""
+        """Judges one collective from the calls of all its ranks; False if these calls do not fit together."""
         events = [event for event in found if event is not None]
         first, problem, num_blames = events[0], _difference(found), len(self.blames)
         try:
@@ -112,11 +112,11 @@ class _Collectives:
         return True
 
     def judge_end(self, event: Event) -> None:
-        """Judges a call without a result: finds out whether the call raised or did not end."""
+        """Finds out why a call has no result: it raised or did not end."""
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Compares a received message with the sent message."""
+        """Compares a received message with the message that was sent."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -128,7 +128,7 @@ class _Collectives:
             self.unjudged[str(reason)] += 1
 
     def judge_barrier(self, events: Sequence[Event]) -> None:
-        """Judges whether a barrier opened for some rank before all ranks had called the barrier."""
+        """Judges if a barrier opened on some rank before all ranks had called it."""
         for event in events:
             self.judge_end(event)
         try:
@@ -155,7 +155,7 @@ class _Collectives:
                 self._blame("collective", event, f"rank {event.rank} got {wrong}")
 
     def _judge_unended(self, event: Event) -> None:
-        """Judges a call that never ended: the rank died or hung in the call, or the program did not wait for it."""
+        """Judges a call that never ended: the rank died or hung in it, or the program did not wait for it."""
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
             what = "the rank ended in it" if outcome == "lost" else "it did not end"
@@ -164,7 +164,7 @@ class _Collectives:
             self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """Judges that results have the same bits on each rank if they must, and that equal operands give equal bits."""
+        """Judges that an all_reduce gave the same bits on each rank, and that equal operands always give equal bits."""
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
             for event, other in zip(events, results, strict=True):
@@ -185,7 +185,7 @@ class _Collectives:
 
 
 def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
-    """Raises Inconsistent unless the operands have the sizes and dtypes that the collective requires.
+    """Raises Inconsistent unless the operands of all ranks have the sizes and dtypes that the collective requires.
 
     Ranks may gather operands of different sizes if each rank has room for all operands.  Source: the docstring of
     torch.distributed.all_gather (2.13.0): "Complex and uneven sized tensors are supported."
@@ -205,7 +205,7 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """Counts the elements that each rank receives in a collective that moves elements; an empty list for any other."""
+    """Counts the elements that each rank receives in an all_gather, scatter or all_to_all; [] for other kinds."""
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -217,19 +217,19 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _operand_of(event: Event) -> Items:
-    """Returns a rank's operand of the collective."""
+    """Returns a rank's operand of the collective, multiplied by the factor of a PREMUL_SUM."""
     items = items_of(event)
     return premultiplied(items, event.begun.options["factor"]) if event.op == "premul" else items
 
 
 def _may_vary(results: Any) -> bool:
-    """True if the backend declares that its order of summation varies between calls."""
+    """True if the backend declares that the order of its sums varies between calls."""
     records = (declared_of(dtype_name(result.dtype)) for result in flat_tensors(results))
     return any(record is not None and record.order_varies for record in records)
 
 
 def _difference(found: Sequence[Event | None]) -> str:
-    """Describes how the calls of a group's ranks differ; '' if all calls are the same."""
+    """Describes how the calls of a group's ranks differ; '' if all ranks make the same call."""
     events = [event for event in found if event is not None]
     calls = {(event.kind, event.op, event.begun.options.get("root")): event for event in events}
     if len(calls) > 1:
@@ -239,7 +239,7 @@ def _difference(found: Sequence[Event | None]) -> str:
 
 
 def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges every local operation of every rank."""
+    """Judges every local operation of every rank from its operands."""
     blames: list[Blame] = []
     unjudged: Counter[str] = Counter()
     num_right = 0
@@ -275,7 +275,7 @@ def _wrong_operation(event: Event) -> str:
 
 
 def first_wrong(found: Sequence[torch.Tensor], right: Sequence[Right]) -> str:
-    """Describes the first wrong element; '' if all are right."""
+    """Describes the first wrong element of a call's results; '' if all elements are right."""
     if len(found) != len(right):
         return f"{len(found)} results for {len(right)}"
     return next(filter(None, map(_wrong, found, right)), "")
@@ -295,7 +295,7 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
 
 
 def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
-    """Returns the indices of all wrong elements, one row each."""
+    """Returns the indices of all wrong elements, one row for each."""
     value = right.value
     if right.is_moved:
         is_wrong = as_bits(found) != as_bits(value)
@@ -309,5 +309,5 @@ def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:
 
 
 def allowed_at(right: Right, place: tuple[int, ...]) -> str:
-    """Describes the largest error that is allowed at this index; '' if no error is allowed."""
+    """Describes the largest error that is allowed at index `place`; '' if no error is allowed."""
     return "" if right.allowed is None or not right.allowed[place] else f", {right.allowed[place]:.2g} allowed"

@@ -1,4 +1,4 @@
-"""Judges each operator on DTensors in a watched visit, from the operator's whole operands.
+"""Judges each operator on DTensors in a watched visit, from its whole operands.
 
 The operator runs once more on whole operands, on the CPU (`equivtest.oracle.single_operation`), and each rank's part of
 the result is compared with its slice.  A call is not judged if the replicas of an operand differ, or if no layout says
@@ -25,11 +25,11 @@ from equivtest.ranks.observe.notes import OPERATOR, Part
 from equivtest.tensors import slice_local
 
 UNFOLLOWED = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError)
-"""Exceptions of an operator, or of its analysis, on whole operands."""
+"""Exceptions that an operator, or its analysis, may raise on whole operands; the call is then not judged."""
 
 
 def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges each mesh's first calls on all ranks together, then the mesh's second calls, and so on."""
+    """Judges all operators: for each mesh the first calls of its ranks together, then the second calls, ..."""
     called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.begun.kind == OPERATOR:
@@ -54,12 +54,12 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns the number of the call's end in the order of events, so that a wrong call inside this one comes first."""
+    """Returns the number of the call's end among all calls, so that a wrong call inside this one comes first."""
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 
 
 def _wrong_call(calls: Sequence[Event]) -> str:
-    """Describes what is wrong with the results of a call; '' if all are right.
+    """Describes what is wrong with the results of an operator's call; '' if all are right.
 
     Raises:
         Unjudged: the call's right result is unknown.
@@ -75,7 +75,7 @@ def _wrong_call(calls: Sequence[Event]) -> str:
 
 
 def _wrong_result(parts: Sequence[Any], right: Right) -> str:
-    """Describes what is wrong with one result; '' if the result is right."""
+    """Describes what is wrong with one result of an operator; '' if the result is right."""
     first = parts[0]
     if not isinstance(first, Part):
         raise Unjudged("its results are no DTensors")
@@ -90,7 +90,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
 
 
 def _wrong_part(rank: int, part: Part, right: Right) -> str:
-    """Describes an element of a rank's part that differs from the rank's slice of the whole result."""
+    """Describes an element of a rank's part that differs from the same element of the right result; '' if none does."""
 
     def own(whole: torch.Tensor) -> torch.Tensor:
         return slice_local(whole, part.layout, part.mesh_shape, rank)
@@ -112,7 +112,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
 
 
 def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
-    """Describes an element that differs between the whole result and the reduction of the ranks' parts."""
+    """Describes an element in which the reduction of the ranks' parts differs from the right result, or returns ''."""
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
         raise Unjudged("the right shares are unknown")

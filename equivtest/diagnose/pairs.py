@@ -1,5 +1,6 @@
-"""Judges messages between two ranks, and barriers, of a watched visit: which messages differ from what was sent, and
-which barriers opened before all ranks had called them.
+"""Judges the messages between two ranks, and the barriers, of a watched visit.
+
+A message is wrong if it differs from what was sent, and a barrier if it opened before all ranks had called it.
 
 Source: the docstrings of send, recv and barrier in torch/distributed/distributed_c10d.py (2.13.0): a tag matches
 messages between two ranks, and messages with the same tag arrive in the order of sending.
@@ -22,11 +23,11 @@ MESSAGES = ("send", "recv")
 
 Events = Sequence[Sequence[Event]]
 Way = tuple[Group, int, int, int]
-"""The group, and the sender, the receiver and the tag within the group."""
+"""(group, sender, receiver, tag) of messages; sender and receiver are ranks within the group."""
 
 
 def messages(events: Events) -> Iterator[tuple[Event | None, Event]]:
-    """Yields (sent, received) for each received message; `sent` is None if the sender is unknown."""
+    """Yields (send, receive) for each received message; the send is None if the sender is unknown."""
     sent: dict[Way, list[Event]] = defaultdict(list)
     received: dict[Way, list[Event]] = defaultdict(list)
     of_anybody = set()
@@ -63,7 +64,7 @@ def right_message(sending: Event | None) -> list[Right]:
 
 
 def require_fit(sending: Event, reception: Event) -> None:
-    """Raises Inconsistent unless both ranks name the same number of elements and the same dtype."""
+    """Raises Inconsistent unless the send and the receive have the same numbers of elements and the same dtypes."""
     held = [_in_words(flat_tensors(event.given)) for event in (sending, reception)]
     if held[0] != held[1]:
         raise Inconsistent(f"rank {sending.rank} sends {held[0]}, rank {reception.rank} receives {held[1]}")
@@ -74,7 +75,7 @@ def _in_words(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def barriers(events: Events) -> Iterator[Sequence[Event]]:
-    """Yields the calls of all ranks of a group to one barrier, if all have called it."""
+    """Yields, for each barrier that all ranks of a group have called, the calls of these ranks."""
     called: dict[Group, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.kind in BARRIERS:
@@ -84,7 +85,10 @@ def barriers(events: Events) -> Iterator[Sequence[Event]]:
 
 
 def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
-    """Returns the rank for which a barrier opened first, and the rank that had not called it yet; None if it was right.
+    """Finds out if a barrier opened for a rank before all ranks had called it.
+
+    Returns:
+        That rank's call, and a text that names the late rank; None if the barrier was right.
 
     Each rank noted the time before it called the barrier and after the barrier opened, so a rank that looks late was
     late.

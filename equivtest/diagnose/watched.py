@@ -1,4 +1,4 @@
-"""Converts a rank's notes on a watched visit to calls with operands, results and descriptions."""
+"""Converts the notes of a watched rank to calls: operands, results and descriptions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from equivtest.ranks.observe.notes import BEGUN, COLLECTIVE, ENDED, Note, Part, 
 from equivtest.tensors import dtype_name
 
 MOST_OPERANDS = 3
-"""Number of a call's operands in its description."""
+"""Number of operands that the description of a call names."""
 
 
 Group = tuple[tuple[int, ...], str]
-"""The ranks of a process group, and the group's name, which is the same on all these ranks."""
+"""(ranks of a process group, name of the group); the name is the same on all these ranks."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One call of one rank.
+    """One call on one rank: of a collective, an operation or an operator.
 
     Attributes:
         end: The note of the call's end; None if the call did not end.
@@ -40,28 +40,28 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Kind of the collective, such as 'all_reduce', or the operator's name."""
+        """Kind of the collective, such as 'all_reduce'; for other calls the operator's name."""
         name = self.begun.name
         return CALLS[name].kind if self.begun.kind == COLLECTIVE and name not in BARRIERS else name
 
     @property
     def group(self) -> Group:
-        """The group of the call; two groups of the same ranks are distinct if their names differ."""
+        """The group of the call; two groups of the same ranks differ if their names differ."""
         return self.begun.group, str(self.begun.options.get("group_name", ""))
 
     @property
     def op(self) -> str:
-        """Reduction of a collective, or ''."""
+        """Reduction of a collective, such as 'sum'; '' if the call does not reduce."""
         return str(self.begun.options.get("op", "")) if self.kind in REDUCING else ""
 
     @property
     def in_short(self) -> str:
-        """'all_reduce (sum)', or the operator's name."""
+        """Name of the call, such as 'all_reduce (sum)', or the operator's name."""
         return f"{self.kind} ({self.op})" if self.op else self.kind
 
     @property
     def has_results(self) -> bool:
-        """True if the call ended and its operands were not changed in the meantime."""
+        """True if the call ended and no other code changed its operands meanwhile."""
         return self.end is not None and self.end.moment == ENDED and not self.end.was_changed
 
     @property
@@ -85,7 +85,7 @@ class Event:
 
 
 def read_events(folder: Path, rank: int) -> list[Event]:
-    """Returns a rank's calls, in order."""
+    """Reads a rank's calls from its notes, in the order in which they began."""
     notes = list(read_notes(file_of(folder, rank)))
     ends = {note.number: note for note in notes if note.moment != BEGUN}
     counts: Counter[tuple[str, str]] = Counter()
@@ -99,7 +99,7 @@ def read_events(folder: Path, rank: int) -> list[Event]:
 
 
 def describe(event: Event) -> str:
-    """Describes a call: its name, its operands, its number and its ranks."""
+    """Describes a call in words: its name, operands, number and ranks."""
     tensors = [each for each in tree_leaves(event.given) if isinstance(each, torch.Tensor | Part)]
     of = ", ".join(map(in_words, tensors[:MOST_OPERANDS]))
     what = f"{event.in_short} of {of}" if of else event.in_short
@@ -109,14 +109,14 @@ def describe(event: Event) -> str:
 
 
 def in_words(tensor: torch.Tensor | Part) -> str:
-    """Describes a tensor, or a DTensor by its global shape and its placements."""
+    """Describes a tensor by dtype and shape, and a DTensor also by its layout."""
     if isinstance(tensor, Part):
         return f"{dtype_name(tensor.local.dtype)} {tensor.shape} [{tensor.layout}]"
     return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
 def items_of(event: Event) -> list[list[torch.Tensor]]:
-    """Returns a collective's operand in the form of `equivtest.oracle.single_collective`."""
+    """Returns a collective's operand, as `equivtest.oracle.single_collective` takes it: flat tensors for each item."""
     given, size = event.given, len(event.begun.group)
     tensors = [given] if isinstance(given, torch.Tensor) else given
     if event.kind == "all_to_all":
@@ -133,7 +133,7 @@ def _is_one(given: Any) -> bool:
 
 
 def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
-    """Splits along the first dim into parts of these sizes, or into equal parts.
+    """Splits a tensor along its first dim into parts of these sizes; into `num` equal parts if `sizes` is empty.
 
     Raises:
         Inconsistent: the sizes do not divide the tensor.
@@ -149,7 +149,7 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Te
 
 
 def results_of(event: Event) -> list[torch.Tensor]:
-    """Returns a collective's results, one tensor per item."""
+    """Returns a collective's results as flat tensors, one per item."""
     got = event.got
     if event.kind == "all_to_all":
         return [torch.cat([part.reshape(-1) for part in flat_tensors(got)])]

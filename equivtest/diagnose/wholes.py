@@ -1,4 +1,4 @@
-"""Puts the ranks' parts of DTensors together, by their placements and without a collective."""
+"""Assembles whole tensors from the ranks' parts of DTensors, by their placements and without a collective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivtest.tensors import assemble, same_bits
 
 
 def whole_arguments(given: Sequence[Any]) -> Any:
-    """Returns the arguments of an operator, the same on all ranks of a mesh, with whole tensors in place of the parts.
+    """Returns an operator's arguments with whole tensors in place of DTensors; `given` has each rank's arguments.
 
     Raises:
         Unjudged: the ranks give different arguments, or no layout says how the parts make up a whole tensor.
@@ -41,9 +41,10 @@ def _whole(held: Sequence[Any]) -> Any:
 
 
 def shares_of(parts: Sequence[Part]) -> tuple[torch.Tensor, str]:
-    """Returns the whole tensors whose reduction is the DTensor, stacked, and the reduction's name; '' without one.
+    """Returns the whole operands whose reduction is the DTensor, stacked, and the reduction's name.
 
-    DTensor calls the reduction of bools a sum, but it does not add them (2.13.0): such tensors are not judged.
+    A DTensor without `Partial` has one operand, itself, and the name ''. DTensor calls the reduction of bools a sum,
+    but it does not add them (2.13.0): such tensors are not judged.
 
     Raises:
         Unjudged: the parts do not make up whole tensors, or the replicas of a part differ.
@@ -74,7 +75,7 @@ def _place_of(part: Part) -> tuple[Any, ...]:
 
 
 def _ranks_of_shares(part: Part) -> Iterator[list[int]]:
-    """Yields, for each share, the rank whose part of that share stands for each rank of the mesh."""
+    """Yields, for each operand of a reduction, which rank's part is used at each position of the mesh."""
     size = part.mesh_shape
     partial = [isinstance(placement, Partial) for placement in part.layout.placements]
     places = [coordinate_of(rank, size) for rank in range(len(part.ranks))]

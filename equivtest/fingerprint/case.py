@@ -1,6 +1,6 @@
-"""Operands that show how a backend sums, and how its device multiplies, sums and computes functions.
+"""Defines operands that show how a backend sums, and how its device multiplies, sums and computes functions.
 
-Letters: w ranks, N NUMEL.
+Letters: w is the number of ranks, N is NUMEL.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from equivtest.layout import Layout, Shard
 from equivtest.tensors import DTYPES
 
 NUMEL = 2**12
-"""Elements of a sum over the ranks: enough roundings to show a larger unit, or a lean to one side."""
+"""Number of elements of a sum over the ranks: enough roundings to show a larger unit, or a lean to one side."""
 
 CONTRACTED, SIDE = 256, 16
 NUM_TOKENS, NUM_ROWS, WIDTHS = 512, 4, (3, 64)
-"""Rows that are added into a table with NUM_ROWS rows, narrow and wide ones."""
+"""NUM_TOKENS rows are added into a table with NUM_ROWS rows, once with narrow rows and once with wide ones."""
 
 FUNCTIONS = ("exp", "erf", "tanh", "sigmoid", "sqrt", "rsqrt", "log")
 NUM_TINY = 4
@@ -31,7 +31,7 @@ NUM_TINY = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FingerprintCase(Case):
-    """One all_reduce, called repeatedly, and some local operations.
+    """The case of a fingerprint: one all_reduce, called several times, and some local operations.
 
     Attributes:
         num_calls: Number of sums of the same operands.
@@ -43,7 +43,7 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors: each rank has its own rows of `terms` and `tiny`; the others are equal everywhere."""
+        """Describes the operands: each rank has its own row of `terms` and `tiny`; others are equal on all ranks."""
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
@@ -67,10 +67,10 @@ class FingerprintCase(Case):
 
 @draw.register
 def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
+    """Draws the operands in mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
 
-    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros.
-    `points`: 2**-6 to 2**3, where every function of the fingerprint is a normal number, or near 1.
+    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: 2**-6 to
+    2**3, where every function of the fingerprint is a normal number, or near 1.
     """
     dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]
     given = {}

@@ -1,9 +1,8 @@
-"""Measures how a backend and its device compute, as records of `Arithmetic` for a person to read and sign.
+"""Measures how a backend and its device compute, and returns records of `Arithmetic` for a person to read and sign.
 
-Each record is the narrowest one whose bounds, by which runs are judged, contain every measurement.
-It says what was seen, not what is always true: an order that never varied here may vary elsewhere.
-
-Letters: w ranks, u unit roundoff.
+Each record is the narrowest one whose bounds, by which runs are judged, contain every measurement. It says what was
+seen, not what is always true: an order that never varied here may vary elsewhere. Letters: w is the number of ranks, u
+the unit roundoff.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """The answers of one world to one case.
+    """The values that all ranks computed for one case of the fingerprint.
 
     Attributes:
-        given: The operands, global.
-        by_rank: Each rank's answers, by rank.
+        given: The operands, unsharded.
+        by_rank: Name -> value, for each rank in order.
     """
 
     case: FingerprintCase
@@ -48,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The measurements of one dtype.
+    """What was measured in one dtype.
 
     Attributes:
         record: The record that can be declared; None if no record allows the measurements, or if there are none.
@@ -65,7 +64,7 @@ class Fingerprint:
 
 
 def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
-    """Runs the fingerprint on each world size, and concludes."""
+    """Runs the fingerprint's case in a dtype on each world size, and concludes which record can be declared."""
     readings, problems = [], []
     for world_size in world_sizes:
         case = FingerprintCase(world_size=world_size, dtype=dtype)
@@ -84,7 +83,7 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 
 
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
-    """Concludes from the readings of one dtype."""
+    """Finds the narrowest record that allows all readings of one dtype, and what no record allows."""
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(
         _no_finer_than(dtype, dtype),
@@ -118,7 +117,7 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields the rest of a record, one line for each field."""
+    """Yields one line for each further field of a record, with its value and the measurement behind it."""
     if function:
         yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
     else:
@@ -134,7 +133,7 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """Yields what no declaration allows: sums that differ between ranks, wrong subnormals, infinite results."""
+    """Yields what no declaration allows: sums that differ between ranks, wrong subnormal numbers, infinite results."""
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
@@ -149,14 +148,20 @@ def _problems(reading: Reading) -> Iterator[str]:
 
 
 def _no_finer_than(finest: str, dtype: str) -> list[str]:
-    """Returns dtypes by unit roundoff, from `finest` on; for a 16-bit dtype only `finest` and that dtype."""
+    """Returns dtypes in order of unit roundoff, from `finest` on.
+
+    For a 16-bit dtype these are only `finest` and the dtype itself.
+    """
     least = unit_roundoff(finest)
     found = sorted((name for name in DTYPES if unit_roundoff(name) >= least), key=unit_roundoff)
     return [name for name in found if name in (finest, dtype)] if DTYPES[dtype].itemsize == 2 else found
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """Returns the first dtype whose bound holds, and the used fraction of it; if none holds, '' and the last one."""
+    """Returns the first dtype whose bound holds, and the largest error as a fraction of the bound.
+
+    If no bound holds, the dtype is '' and the fraction is the last one.
+    """
     ratio = math.inf
     for name in names:
         ratio = beside(name)
@@ -166,7 +171,7 @@ def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, 
 
 
 def _sums_beside(reading: Reading, record: Arithmetic) -> float:
-    """Returns the largest error of a sum over the ranks, over the record's allowance."""
+    """Returns the largest error of a sum over the ranks, as a fraction of the error that the record allows."""
     with declared({record.dtype: record}):
         found = bound_reduction(reading.given["terms"], "sum", 1)
     assert found.allowed is not None
@@ -175,7 +180,7 @@ def _sums_beside(reading: Reading, record: Arithmetic) -> float:
 
 
 def _product_beside(reading: Reading, record: Arithmetic) -> float:
-    """Returns the largest error of a matrix product, over the record's allowance."""
+    """Returns the largest error of a matrix product, as a fraction of the error that the record allows."""
     right = product(reading.given["left"], reading.given["right"], record)
     return max(_ratio(answers["product"], right) for answers in reading.by_rank)
 
@@ -188,9 +193,9 @@ def _ratio(found: torch.Tensor, right: Bounded) -> float:
 
 
 def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
-    """Returns the largest error of a function in units in the last place of `accumulate`, and its name.
+    """Returns the largest error of any function, in units in the last place of `accumulate`, and the function's name.
 
-    The rounding of the stored result does not count.  (0, '') for float64, since no dtype is finer.
+    The rounding of the stored result does not count.  The result is (0, '') for float64, since no dtype is finer.
     """
     if reading.case.dtype == "float64":
         return 0.0, ""
@@ -206,7 +211,7 @@ def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
 
 
 def _rounds_to_nearest(reading: Reading, reduce: str) -> bool:
-    """True if sums and products of two numbers are the nearest ones, on the device and over two ranks."""
+    """True if each sum and product of two numbers is the nearest number, on the device and in sums over two ranks."""
     points, dtype = reading.given["points"], DTYPES[reading.case.dtype]
     pairs = points.double(), points.roll(1).double()
     right = torch.stack((pairs[0] + pairs[1], pairs[0] * pairs[1])).to(dtype)
@@ -243,7 +248,7 @@ def _adds_rows_in_order(reading: Reading) -> bool:
 
 
 def describe(found: Fingerprint) -> str:
-    """Describes the fingerprint of one dtype for a person."""
+    """Returns the fingerprint of one dtype as text."""
     if found.lacking:
         return f"{found.dtype}: not supported: {found.lacking}"
     head = f"{found.dtype}:" if found.record else f"{found.dtype}: nothing can be declared"
@@ -251,7 +256,7 @@ def describe(found: Fingerprint) -> str:
 
 
 def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[int], path: Path) -> None:
-    """Writes a module whose MEASURED contains all records.
+    """Writes a Python module whose MEASURED contains all records.
 
     Raises:
         Misuse: the file exists, or cannot be written.

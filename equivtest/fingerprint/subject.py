@@ -1,4 +1,4 @@
-"""Computes a fingerprint's values on a rank, without judging them.
+"""Computes on a rank the values from which a fingerprint is measured, without judging them.
 
 Source: torch.distributed.all_reduce, torch.nn.functional.embedding (2.13.0).
 """
@@ -16,7 +16,7 @@ from equivtest.tensors import Placed
 
 
 def fingerprint(case: FingerprintCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Returns each rank's own answers; all operands except the terms of the sums are equal on all ranks."""
+    """Returns this rank's values; all operands except the terms of the sums are equal on all ranks."""
     points, tiny = given["points"], given["tiny"][0]
     found = {
         "sums": torch.stack([_added(given["terms"][0], mesh) for _ in range(case.num_calls)]),
@@ -37,7 +37,7 @@ def _added(operand: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def _table(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of an embedding: each row added to the row of its id."""
+    """Returns the gradient of an embedding's table: in each of its rows, the sum of the `rows` with that id."""
     table = torch.zeros(NUM_ROWS, rows.shape[1], dtype=rows.dtype, device=rows.device, requires_grad=True)
     torch.autograd.backward(functional.embedding(ids, table), rows)
     assert table.grad is not None

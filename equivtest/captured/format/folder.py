@@ -1,4 +1,4 @@
-"""The folder of a captured run: checks that its files are of one run, and reads the tensors of each rank.
+"""Reads the folder of a captured run: checks that its files belong to one run, and reads the tensors of each rank.
 
 A manifest never names a file: each rank's files have fixed names, and no other file is opened.
 """
@@ -22,13 +22,13 @@ from equivtest.programs.micro_batches import split_micro_batch
 from equivtest.tensors import Placed
 
 RANK = re.compile(r"rank-(\d{5})\.(?:json|safetensors)", flags=re.A)
-"""Name of a file of a rank."""
+"""Pattern of the name of a rank's file."""
 
 AFTER, STATE, STATE_OF = "step1.", "state.", ":"
-"""Parts of the names of an update's results and of an optimizer's state, as in 'step1.state.up.weight:exp_avg'."""
+"""Parts of the names of tensors after an update and of optimizer state, as in 'step1.state.up.weight:exp_avg'."""
 
 INDICES = "indices."
-"""Prefix of the name of a list of indices: the place of each element of a tensor in the whole."""
+"""Prefix of the name of a tensor of indices: the position of each element of a shard in the flattened whole tensor."""
 
 
 def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
@@ -37,13 +37,13 @@ def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
 
 
 def parameter_of(name: str) -> str:
-    """Returns the parameter whose value, gradient or optimizer state a tensor is; '' for any other tensor."""
+    """Returns the parameter of which a tensor is the value, gradient or optimizer state; '' for any other tensor."""
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 
 
 class CapturedRank(Mapping[str, Placed]):
-    """The tensors of one rank, by the names of answers; each tensor is read on demand.
+    """The tensors of one rank by name; each tensor is read on demand.
 
     Attributes:
         manifest: The rank's manifest.
@@ -57,7 +57,10 @@ class CapturedRank(Mapping[str, Placed]):
         self._names = {name: name for name in self.manifest.tensors}  # name of the answer -> name in the file
 
     def of_micro_batch(self, number: int) -> CapturedRank:
-        """Selects the tensors of one forward and backward, named as in the first one, and all tensors of parameters."""
+        """Selects the tensors of one micro-batch, a forward with its backward, and all tensors of parameters.
+
+        They get the names that the first micro-batch has.
+        """
         rank = copy.copy(self)
         split = {name: split_micro_batch(name) for name in self.manifest.tensors}
         rank._names = {
@@ -68,7 +71,7 @@ class CapturedRank(Mapping[str, Placed]):
         return rank
 
     def entry(self, name: str) -> Tensor:
-        """Returns the manifest's entry for a tensor."""
+        """Returns what the manifest says about a tensor."""
         return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
@@ -84,7 +87,10 @@ class CapturedRank(Mapping[str, Placed]):
         return name in self._names
 
     def placed(self, name: str, plain: Layout | None) -> Placed:
-        """Reads a tensor with its layout; a plain tensor gets the layout `plain`, or an unknown one.
+        """Reads a tensor with its layout.
+
+        Args:
+            plain: Layout of a tensor that was no DTensor; None if its layout is unknown.
 
         Raises:
             Misuse: the tensor's bytes are not the bytes that were written, or its indices lie outside of the parameter.
@@ -107,7 +113,7 @@ class CapturedRank(Mapping[str, Placed]):
         return indices
 
     def _check(self, path: Path) -> None:
-        """Raises Misuse unless both files have the same tensors, and the manifest's entries fit the tensors."""
+        """Raises Misuse unless the manifest and the file of tensors list the same tensors with the same shapes."""
         file, manifest = self._file, self.manifest
         if file.size_bytes != manifest.size_bytes:
             raise Misuse(
@@ -129,7 +135,7 @@ class CapturedRank(Mapping[str, Placed]):
 
 
 def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: int) -> None:
-    """Raises Misuse for a layout that no tensor of such a shape has on such a mesh."""
+    """Raises Misuse if the manifest gives a tensor a layout that no tensor of its shape has on the mesh."""
     if not entry.layout:
         return
     if len(entry.layout) != num_axes or (entry.whole is not None and len(entry.whole) != len(shape)):
@@ -143,17 +149,17 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
 
 
 def layout_of(entry: Tensor) -> Layout:
-    """Returns the layout of an entry; along an axis without a placement the tensor is replicated."""
+    """Returns the layout that a manifest's entry describes; on an axis with unknown placement it is replicated."""
     placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
     return Layout(tuple(placements), entry.order)
 
 
 class CapturedRun:
-    """The checked files of all ranks of one run; tensors are not read yet.
+    """The checked files of all ranks of one run; no tensor is read yet.
 
     Attributes:
         folder: The folder of the files.
-        ranks: The tensors of each rank, by number.
+        ranks: The tensors of each rank, by rank.
 
     Raises:
         Misuse: a file is missing, broken or of another run.
@@ -165,7 +171,7 @@ class CapturedRun:
         _check_run(folder, {number: rank.manifest for number, rank in self.ranks.items()})
 
     def micro_batches(self) -> list[CapturedRun]:
-        """Returns each forward and backward as a separate run."""
+        """Splits the run into one run for each micro-batch, which is a forward and its backward."""
         runs = []
         for number in range(1, self.manifest.micro_batches + 1):
             run = copy.copy(self)
@@ -175,12 +181,12 @@ class CapturedRun:
 
     @property
     def manifest(self) -> Manifest:
-        """Returns rank 0's manifest, whose `SHARED` fields are the same on all ranks."""
+        """Manifest of rank 0; its `SHARED` fields are the same on all ranks."""
         return self.ranks[0].manifest
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Returns the folders of submodules that were captured separately; none if the folder itself has a run.
+    """Returns the folders of submodules that were captured alone; [] if the folder itself has a captured run.
 
     Raises:
         Misuse: the folder cannot be read.
@@ -196,7 +202,7 @@ def parts_in(folder: Path) -> list[Path]:
 
 
 def _ranks_in(folder: Path) -> list[int]:
-    """Returns the numbers of all ranks of the run.
+    """Returns the numbers of all ranks of the run in a folder.
 
     Raises:
         Misuse: there is no folder, the folder has no run, or it lacks some ranks of a run.
@@ -216,7 +222,7 @@ def _ranks_in(folder: Path) -> list[int]:
 
 
 def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
-    """Raises Misuse unless each rank of one run has its manifest here."""
+    """Raises Misuse unless all manifests are of one run and each rank of that run has one."""
     first = manifests[0]
     for rank, manifest in manifests.items():
         if manifest.rank != rank:

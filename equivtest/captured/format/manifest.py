@@ -1,4 +1,4 @@
-"""The manifest that one rank writes: plain data with a version, which is checked when it is read."""
+"""Defines the manifest that each rank writes beside its tensors: plain data with a version, checked when it is read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from equivtest.captured.format.tensor_file import open_plainly
 from equivtest.errors import Misuse
 
 KIND, VERSION = "equivtest capture", 3
-"""Number of the manifest's form; a change that an older reader would misread raises it by one."""
+"""Name and version of the manifest's form; a change that an older reader would misread raises the version."""
 
 Shape = tuple[int, ...]
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One parameter of the unsharded model; its dtype is written as 'float32'."""
+    """Describes one parameter of the unsharded model; its dtype is a name such as 'float32'."""
 
     shape: Shape
     dtype: str
@@ -26,14 +26,14 @@ class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the rank.
+    """Describes one tensor of the rank.
 
     Attributes:
         sha256: Digest of the tensor's bytes in the file of tensors, which also has its shape and dtype.
-        layout: The tensor's placement on each axis of the mesh, '' if unknown; empty for a plain tensor.
+        layout: The tensor's placement on each axis of the mesh, '' if unknown; empty for a tensor that is no DTensor.
         order: The axes in the order of sharding, as in `equivtest.layout.Layout`.
         whole: Global shape of the tensor, if known.
-        is_listed: Whether 'indices.NAME' in the file has the place of each element in the flattened whole.
+        is_listed: True if 'indices.NAME' in the file has the position of each element in the flattened whole tensor.
     """
 
     sha256: str
@@ -45,34 +45,35 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParameterGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of an optimizer's param_groups: names of parameters, and options."""
+    """One of an optimizer's param_groups: the names of its parameters, and its options."""
 
     parameters: tuple[str, ...]
     options: dict[str, bool | int | float | tuple[float, ...] | None]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The manifest of one rank.
+    """The description that one rank writes of a captured run.
 
     Attributes:
         run: Hexadecimal digits that identify the run.
-        mesh: Ranks along each axis, row by row; `axes` are their names, if they have names.
+        mesh, axes: Number of ranks along each axis of the mesh, and the axes' names, if they have names.
         batch, batch_axis: As in `equivtest.module.module_property`.
         part: Name of the submodule that was captured alone; '': the whole model.
-        inputs: Names of the inputs, in the order in which the model takes them; `positional`: the inputs passed by
-            position.
-        outputs: As in `module_property`: names of the captured outputs.
+        inputs: Names of the inputs, in the order in which the model takes them.
+        positional: The inputs that were passed by position.
+        outputs: Names of the captured outputs, as in `module_property`.
         boundaries: Patterns of the names of the captured submodules.
-        micro_batches: The number of calls of the model, each with other inputs and a backward; gradients of parameters
-            are sums over all calls.
+        micro_batches: Number of calls of the model, each with other inputs and a backward; gradients of parameters are
+            sums over all calls.
         parameters: The parameters of the unsharded model, by name.
         autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '' without autocast.
-        tensors: Entries of the file of tensors, by the names of answers; 'given.ids' is an input, 'cotangent.loss' the
-            gradient that came to an output from outside of the model, 'before.NAME' a buffer before the forward, and
-            'micro2.given.ids' an input of the second micro-batch.
+        tensors: Descriptions of the tensors in the file of tensors, by name; 'given.ids' is an input, 'cotangent.loss'
+            the gradient that came to an output from outside of the model, 'before.NAME' a buffer before the forward,
+            and 'micro2.given.ids' an input of the second micro-batch.
         size_bytes: Size of the file of tensors.
         optimizer: Name of the class in torch.optim if an update was captured; '' if forwards and backwards were
-            captured. `groups` are the optimizer's groups of parameters.
+            captured.
+        groups: The optimizer's groups of parameters.
     """
 
     kind: str = KIND
@@ -109,7 +110,7 @@ SHARED = (
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads and checks a manifest.
+    """Reads and checks the manifest of one rank.
 
     Raises:
         Misuse: the file cannot be read, is no manifest, has another version, or cannot come from a run.
@@ -137,7 +138,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raises Misuse for names with control characters, and for sizes that no run has."""
+    """Raises Misuse if a name has control characters or is too long, or if a size is one that no run has."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
         manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),

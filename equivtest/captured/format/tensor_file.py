@@ -1,8 +1,8 @@
-"""Files of tensors in the safetensors format, read as if an attacker had written them: nothing in them is executed.
+"""Reads and writes files of tensors in the safetensors format.
 
-When safetensors opens a file, it checks that the header is valid and that every byte belongs to exactly one tensor.
-
-Source: https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
+A file is read as if an attacker had written it: nothing in it is executed. When safetensors opens a file, it checks
+that the header is valid and that every byte belongs to exactly one tensor. Source:
+https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
-"""The dtypes that a run may hold, by the format's names."""
+"""Name of a dtype in the format -> dtype; a captured run has no other dtypes."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LENGTH_BYTES = 8
-"""Size in bytes of the number before the header, which is the length of the header."""
+"""Size in bytes of the number at the beginning of a file, which is the length of the header."""
 
 
 class Entry(NamedTuple):
-    """The header's entry for one tensor."""
+    """What a file's header says about one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits; the tensor is contiguous and on the CPU."""
+    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits; the tensor must be contiguous and on the CPU."""
     return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Writes contiguous tensors of the CPU and returns the size of the file in bytes; `path` appears once complete.
+    """Writes contiguous CPU tensors to a file and returns the file's size in bytes.
+
+    `path` appears only once the file is complete.
 
     Raises:
         OSError: the file cannot be written.
@@ -64,7 +66,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 class TensorFile:
-    """A file of tensors with a checked header; each tensor is read on demand.
+    """An opened file of tensors whose header is checked; each tensor is read on demand.
 
     Attributes:
         entries: The header's entry for each tensor, by name.
@@ -96,7 +98,7 @@ class TensorFile:
                 raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns the tensor with that name.
+        """Reads the tensor with this name.
 
         Raises:
             Misuse: the tensor's bytes are not there any more, or are no values of its dtype.
@@ -113,10 +115,10 @@ class TensorFile:
 
 @contextmanager
 def open_plainly(path: Path) -> Iterator[BufferedReader]:
-    """Opens a regular file for reading; follows no links, and waits for no pipe or device.
+    """Opens a regular file for reading; it neither follows links nor waits for a pipe or a device.
 
     Raises:
-        Misuse: there is no such file.
+        Misuse: there is no regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The evidence in a captured run: the run as a case, the expected values, and the tensors that its ranks observed."""
+"""Collects from a captured run what a verdict needs: the run as a case, expected values, the ranks' tensors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ GIVEN, BEFORE, COTANGENT = "given.", "before.", "cotangent"
 
 
 class Evidence(NamedTuple):
-    """Everything that a verdict on a captured run depends on.
+    """Everything on which a verdict about a captured run depends.
 
     Attributes:
-        observed: The answers of each rank, as a rank of the harness would give them.
+        observed: Tensors of each rank, as a rank of the harness would return them.
         inputs: Unsharded inputs, parameters and cotangents; for an update also the optimizer's state.
     """
 
@@ -43,7 +43,7 @@ class Evidence(NamedTuple):
 
 
 def forwards_in(run: CapturedRun, reference: str) -> Evidence:
-    """Collects the evidence of all micro-batches.
+    """Collects the evidence from all micro-batches (forwards with their backwards) of a run.
 
     Raises:
         Misuse: no run of the reference can have written such files.
@@ -56,7 +56,10 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Renames the tensors of all micro-batches as their common case does; keeps each tensor of a parameter once."""
+    """Joins the tensors of all micro-batches in one dict, under the names that their common case has.
+
+    A tensor of a parameter comes only once.
+    """
     return {
         at_micro_batch(number, name): tensor
         for number, (each, own) in enumerate(zip(micro_batches, tensors, strict=True), 1)
@@ -110,7 +113,10 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 
 
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
-    """Returns the rows of each part of a divided batch: dim 0 of the first input that differs between parts, or any."""
+    """Returns how many rows of the batch a rank has; None if each rank has the whole batch.
+
+    The rows are dim 0 of the first input that differs between ranks, or else of any input with dims.
+    """
     if manifest.batch == WHOLE:
         return None
     candidates = [shares for shares in inputs.values() if shares[0].dim()]
@@ -122,7 +128,7 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Returns a kind of input to which these values belong."""
+    """Returns a kind of input that can have these values, such as 'ids(8)'."""
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():
@@ -132,12 +138,12 @@ def _kind_of(tensor: torch.Tensor) -> str:
 
 
 def _roots(rank: CapturedRank) -> tuple[str, ...]:
-    """Returns the outputs to which a gradient came from outside of the model on a rank."""
+    """Returns the outputs of a rank to which a gradient came from outside of the model."""
     return tuple(OUTPUT + name.removeprefix(COTANGENT) for name in rank if name.split(".")[0] == COTANGENT)
 
 
 def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
-    """Raises Misuse unless all ranks began their backward at the same outputs, and the reference has these outputs."""
+    """Raises Misuse unless on all ranks the gradient came to the same outputs, and the reference has these outputs."""
     for number, rank in run.ranks.items():
         roots = _roots(rank)
         require(
@@ -151,7 +157,7 @@ def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
 
 
 def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
-    """Returns the ranks that have the same rows, for each part of the batch."""
+    """Returns, for each part of a divided batch, the ranks that have its rows."""
     if manifest.batch == WHOLE:
         return [list(range(manifest.world_size))]
     axis = manifest.axes.index(manifest.batch_axis) if manifest.batch_axis in manifest.axes else 0
@@ -164,7 +170,12 @@ def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
 def _of_share(
     run: CapturedRun, ranks: list[int], name: str, what: str, shape: Shape | None = None
 ) -> tuple[torch.Tensor, list[int]]:
-    """Reads a tensor of the ranks that have the same rows; also returns the ranks with other values than the first."""
+    """Reads a tensor from `ranks`, which have the same rows of the batch.
+
+    Returns:
+        The first rank's tensor, or the unsharded tensor if all ranks have shards; and the ranks whose values differ
+            from the first rank's.
+    """
     placed = {rank: _read(run, rank, name) for rank in ranks}
     first = placed[ranks[0]]
     if len(ranks) == len(run.ranks) and first.layout != UNTOLD and not _is_replicated(first.layout):
@@ -183,7 +194,7 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Reads an input of the model for each part of the batch."""
+    """Reads an input of the model: one tensor for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -197,7 +208,10 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
 
 
 def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
-    """Reads the gradient that came to an output from outside: the rows of all parts, and a number as one row."""
+    """Reads the gradient that came to an output from outside: the rows of all parts of the batch together.
+
+    If the output is a number, its gradient is one row.
+    """
     name, shape = cotangent_of(output), case.shapes()[output]
     shares = []
     for ranks in _ranks_by_share(run.manifest):
@@ -219,7 +233,7 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 
 
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
-    """Reads the buffers of each part of the batch, which replace the reference's buffers.
+    """Reads the captured buffers for each part of the batch; the reference runs with them in place of its own.
 
     Raises:
         Misuse: the buffers belong to another model, or a buffer that the forward only reads differs between parts.
@@ -246,7 +260,7 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
 
 
 def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
-    """Returns what a rank of the harness would answer."""
+    """Returns a captured rank's tensors in the form in which a rank of the harness would return them."""
     names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
     answers = {}
     for name in filter(names.__contains__, rank):
@@ -264,7 +278,7 @@ def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
 
 
 def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
-    """Returns the fields that the case of any captured run has."""
+    """Returns the fields of a case that are the same for every kind of captured run."""
     manifest = run.manifest
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(
@@ -287,7 +301,7 @@ def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
 
 
 def unsharded(run: CapturedRun, observed: Held, name: str, shape: Shape, what: str = "") -> torch.Tensor:
-    """Puts the shards of all ranks together.
+    """Assembles a tensor from the shards of all ranks.
 
     Raises:
         Misuse: the shards do not fit, or a rank has none.

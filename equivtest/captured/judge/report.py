@@ -1,4 +1,4 @@
-"""The report on captured runs: the verdicts, what they cover, and which of two runs is wrong."""
+"""Writes the report on captured runs: the verdicts, what they cover, and which of two runs is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unshar
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on a run, and the evidence for them."""
+    """A captured run with its verdicts, and the evidence from which these follow."""
 
     run: CapturedRun
     evidence: Evidence
@@ -33,11 +33,11 @@ class Judged:
 
     @property
     def failed(self) -> list[Verdict]:
-        """Returns the verdicts that reject the run, in the order of the claims."""
+        """The verdicts that reject the run, in the order of the claims."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     def parts(self) -> PartTree:
-        """Returns the conclusion on each submodule of the model."""
+        """Returns the conclusion on each submodule of the model, as a tree."""
         judgements = [verdict.judgement for verdict in self.verdicts]
         parts = {name: margin for judgement in judgements for name, margin in judgement.parts.items()}
         wrong = (mismatch.tensor for judgement in judgements for mismatch in judgement.mismatches)
@@ -46,14 +46,14 @@ class Judged:
         return tree
 
     def undecided(self) -> list[str]:
-        """Returns the undecided tensors: the bound is too wide, and the values are neither wrong nor near enough."""
+        """Returns the tensors without a conclusion: their bound is too wide, and their values do not agree closely."""
         on_values = [verdict.judgement for verdict in self.verdicts if verdict.claim in VALUES]
         agreeing = {name for judgement in on_values for name in judgement.agreeing}
         tensors = self.evidence.expected.tensors
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """Describes the number of judged boundaries; for an update the number of judged tensors."""
+        """Describes how many boundaries of submodules were judged; for an update, how many tensors."""
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -67,7 +67,10 @@ class Judged:
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
-        """No value may change in a parameter that has a gradient but no group."""
+        """Describes how many tensors of an update were judged, and which parameters with a gradient are in no group.
+
+        Such a parameter must keep its values.
+        """
         manifest, num = self.run.manifest, len(self.evidence.expected.tensors)
         grouped = {name for group in manifest.groups for name in group.parameters}
         left_out = [
@@ -78,17 +81,17 @@ class Judged:
 
 
 def _is_judged(name: str) -> bool:
-    """True if an answer is a boundary with a verdict; the indices that a topk returns have none."""
+    """True for a boundary that gets a verdict; a topk's indices get none."""
     return _is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
 def _is_boundary_of_any(name: str) -> bool:
-    """True if an answer is a boundary of some micro-batch."""
+    """True if a tensor is a boundary of a submodule, in any micro-batch."""
     return is_boundary(split_micro_batch(name)[1])
 
 
 def describe(judged: Judged) -> str:
-    """Describes the conclusion on a run, for the terminal."""
+    """Returns the conclusion on a run as text for the terminal."""
     folder, manifest, case = judged.run.folder, judged.run.manifest, judged.evidence.case
     times = f", {manifest.micro_batches} micro-batches" * (manifest.micro_batches > 1)
     about = f"run {manifest.run[:8]} on {manifest.world_size} ranks, {case.dtype}{times}; {judged.coverage()}"
@@ -112,7 +115,7 @@ def describe(judged: Judged) -> str:
 
 
 def compare_runs(one: Judged, other: Judged) -> str:
-    """Returns text for the terminal: which of two runs is wrong.
+    """Returns text for the terminal that says which of two runs is wrong.
 
     Raises:
         Misuse: the inputs or parameters of the runs differ, so that the runs need not agree.
@@ -134,7 +137,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Returns in words how far two runs differ if no claim rejects one."""
+    """Describes by how much the outputs and gradients of two runs differ, of which no claim rejects either."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1
@@ -156,7 +159,7 @@ def _compare_bits(one: Judged, other: Judged) -> str:
 
 
 def _outputs_of_both(one: Judged, other: Judged) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yields the unsharded outputs and gradients that both runs have."""
+    """Yields the name of each unsharded output and gradient that both runs have, with its tensor in each run."""
     others = other.evidence.expected.tensors
     for name, expected in one.evidence.expected.tensors.items():
         shape = tuple(expected.value.shape)

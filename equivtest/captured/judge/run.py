@@ -43,7 +43,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
-    """Judges a run by the unsharded model that `reference` builds.
+    """Judges a captured run by the unsharded model that `reference` builds.
 
     Raises:
         Misuse: the run is of another model, or no run can have written such files.
@@ -70,7 +70,10 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Replies as a rank of the harness would; only its flag shows if an output has no gradient."""
+    """Makes the reply that a rank of the harness would send.
+
+    Only its requires_grad flags show which outputs have no gradient.
+    """
     outputs = [name for name in tensors if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     flags = {name: rank.entry(name).requires_grad for name in outputs}
     touched = tuple(f"{name}: values have changed" for name in rank.manifest.touched)
@@ -78,7 +81,7 @@ def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) ->
 
 
 def _require_same_model(run: CapturedRun, reference: str) -> None:
-    """Raises Misuse unless the run is of the model that the function builds."""
+    """Raises Misuse unless the run's parameters are those of the model that `reference` builds."""
     parameters, autocast = run.manifest.parameters, run.manifest.autocast
     built = {name: each for name, each in call_builder(reference).named_parameters() if each.is_floating_point()}
     other = f"{run.folder} is of another model than {reference}"
@@ -104,7 +107,7 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
 
 
 def _way_out(captured: Collection[str], built: Collection[str]) -> str:
-    """Names the submodule to capture if the run is of a wrapper around the model that the reference builds."""
+    """Suggests which submodule to capture, if the captured model is a wrapper around the reference's model; else ''."""
     first = min(built)
     prefixes = {name.removesuffix(f".{first}") for name in captured if name.endswith(f".{first}")}
     wrapped = next((each for each in prefixes if {*captured} == {f"{each}.{name}" for name in built}), "")
@@ -112,10 +115,10 @@ def _way_out(captured: Collection[str], built: Collection[str]) -> str:
 
 
 def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
-    """Yields exit code and report of each part that was captured separately, in order; keeps only one part in memory.
+    """Yields (exit code, report) for each submodule that was captured alone, in order; keeps only one in memory.
 
     Args:
-        num_jobs: How many processes judge at once; 1 for this one.
+        num_jobs: Number of processes that judge at the same time; 1 for this process.
     """
     if num_jobs == 1:
         for part in parts:

@@ -1,4 +1,4 @@
-"""The update of a captured run as a case: the ranks' tensors before the update, and the right tensors after it."""
+"""Converts a captured update to a case, the ranks' tensors before the update, and the right tensors after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.programs.oracle.update import Held, expect_update
 
 
 def update_in(run: CapturedRun, reference: str) -> Evidence:
-    """Collects the evidence of a captured update.
+    """Collects from a captured update what a verdict needs.
 
     Raises:
         Misuse: no optimizer's update can have written such files.
@@ -46,7 +46,7 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _parameter(run: CapturedRun, observed: Observed, name: str, shape: Shape) -> Held:
-    """Assembles a parameter, its gradient and its optimizer state, which has numbers and tensors of the same shape."""
+    """Assembles a parameter, its gradient and its optimizer state, which has numbers and tensors of its shape."""
 
     def whole(tensor: str) -> torch.Tensor:
         return unsharded(run, observed, tensor, shape if observed[0][tensor].local.dim() else ())

@@ -1,1 +1,1 @@
-"""Writes the tensors that the ranks of a job hold into a folder."""
+"""Copies the tensors of a job's ranks while a step runs, and writes them to a folder."""

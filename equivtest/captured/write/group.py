@@ -1,4 +1,4 @@
-"""All ranks of a job, which the harness has not started."""
+"""Exchanges values among all ranks of a captured job, whose processes the harness has not started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import distributed
 
 
 class Group:
-    """All ranks of the job; without a process group, this process alone."""
+    """All ranks of the job; without a process group, only this process."""
 
     def __init__(self) -> None:
         self._is_alone = not (distributed.is_available() and distributed.is_initialized())
@@ -16,11 +16,11 @@ class Group:
         self.size = 1 if self._is_alone else distributed.get_world_size()
 
     def from_first(self, text: str) -> str:
-        """Returns the text that rank 0 has."""
+        """Returns the text that rank 0 passes to this method; all ranks must call it."""
         return str(self.all_of(text)[0])
 
     def all_of(self, value: Any) -> list[Any]:
-        """Returns the value that each rank has."""
+        """Returns the values that the ranks pass to this method, in rank order; all ranks must call it."""
         values = [value] * self.size
         if not self._is_alone:
             distributed.all_gather_object(values, value)

@@ -1,4 +1,4 @@
-"""A job that is captured, and the copy that a rank keeps of one tensor."""
+"""Describes a job while it is captured, and the copy that a rank makes of one tensor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from equivtest.captured.format.tensor_file import digest_of
 from equivtest.captured.write.group import Group
 
 PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"]
-"""(module, name of a parameter) -> this rank's shard, and the place of each element in the flattened whole."""
+"""Function of (module, name of a parameter) that returns this rank's shard, and the position of each element in the
+flattened whole parameter."""
 
 
 class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, with the fields of its entry in the manifest."""
+    """A copy of one tensor on the CPU, with what the manifest will say about it."""
 
     local: torch.Tensor
     layout: tuple[str, ...] = ()
@@ -32,12 +33,12 @@ class Kept(NamedTuple):
 
 @dataclass
 class Job:
-    """The properties of a job that all its keepers share.
+    """The job that is captured; all keepers of its modules share this.
 
     Attributes:
         module: The whole parallel module.
         run: As in `Manifest`.
-        axes: Names of the mesh's axes; `mesh_shape` ranks along each.
+        axes: Names of the mesh's axes; `mesh_shape` has the number of ranks along each.
         placed, shapes: As in `equivtest.capturing.capture`.
         size_bytes: Size of all copies so far; the count continues beyond the limit.
     """
@@ -67,12 +68,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """Returns the names of a mesh's axes, if the axes have names."""
+    """Returns the names of a mesh's axes; () if they have no names or there is no mesh."""
     return tuple(mesh.mesh_dim_names or ()) if mesh else ()
 
 
 def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Returns the number of ranks along each axis; without a mesh, all ranks along one axis."""
+    """Returns the number of ranks along each axis of the mesh; without a mesh, all ranks are along one axis."""
     return tuple(mesh.shape) if mesh else (world.size,)
 
 

@@ -1,4 +1,4 @@
-"""Copies a module's or submodule's tensors in forwards and backwards on one rank, and writes them to files."""
+"""Copies the tensors of a module's forwards and backwards on one rank, and writes them to the rank's files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from equivtest.tensors import dtype_name, same_bits, slice_local
 
 
 class Keeper:
-    """Keeps the tensors of a submodule of the job's module on this rank.
+    """Copies the tensors of the job's module, or of one of its submodules, on this rank.
 
     Args:
         path: Name of the submodule in the unsharded module, '' for the whole module.
@@ -67,7 +67,7 @@ class Keeper:
         self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
     def begin(self) -> None:
-        """Copies parameters and buffers, and registers hooks on the module.
+        """Copies parameters and buffers, and registers the hooks that copy inputs, outputs and boundaries.
 
         Raises:
             Misuse: the folder has another run, or parameters still have gradients from before.
@@ -82,11 +82,11 @@ class Keeper:
         self._hooks.enter_context(self._parts)
 
     def end(self) -> None:
-        """Removes the hooks."""
+        """Removes the hooks from the module."""
         self._hooks.close()
 
     def finish(self) -> None:
-        """Copies gradients and changed buffers.
+        """Copies gradients, and buffers that the forward changed.
 
         Raises:
             Misuse: there was no forward, or some forward did not have exactly one backward.
@@ -124,7 +124,7 @@ class Keeper:
         self._keep_buffers_left(calls)
 
     def write(self) -> None:
-        """Writes this rank's two files, the manifest last."""
+        """Writes this rank's two files: first the tensors, then the manifest."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path, tensors = paths_of(self._folder, self._job.world.rank)
         files = {name: kept.local for name, kept in self._kept.items()}
@@ -195,7 +195,7 @@ class Keeper:
         return named_inputs(self._module, args, kwargs)
 
     def _keep_buffers_before(self, *_: object) -> None:
-        """Copies the buffers with which a micro-batch begins, after wrappers have broadcast the buffers."""
+        """Copies the buffers as they are when a forward begins, after wrappers have broadcast them."""
         if is_in_backward():
             return
         for name, buffer in self._module.named_buffers():
@@ -203,14 +203,14 @@ class Keeper:
                 self._keep(what, buffer)
 
     def _keep_buffers_left(self, number: int) -> None:
-        """Copies the buffers that a micro-batch changed."""
+        """Copies the buffers that the forward of a micro-batch has changed."""
         for name, buffer in self._module.named_buffers():
             before = self._kept.get(at_micro_batch(number, f"before.{self._own_name(name)}"))
             if before is None or not same_bits(before.local, waited(local_of(buffer))):
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies this rank's shard of a tensor; beyond the limit it only counts the size."""
+        """Copies this rank's shard of a tensor under `name`; if the limit is exceeded, it only adds up the size."""
         if name in self._kept:
             self._twice.append(name)
             return
@@ -228,20 +228,23 @@ class Keeper:
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
 
     def _look_again(self, name: str, tensor: torch.Tensor) -> None:
-        """Records whether a tensor that the module took has changed."""
+        """Records an input of the module whose values have changed since it was copied."""
         fits = self._job.size_bytes <= self._job.limit_bytes
         if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """Copies the parameter if `what` is 'param.', else its gradient if there is one."""
+        """Copies a parameter if `what` is 'param.', else its gradient if there is one."""
         tensor = self._shard_of(name)[0]
         kept = tensor if what == "param." else tensor.grad
         if kept is not None:
             self._keep_like(name, f"{what}{name}", kept)
 
     def _shard_of(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns the shard of a parameter, and its elements' places in the whole; None if the layout says them."""
+        """Returns this rank's shard of a parameter, and the positions of its elements in the flattened whole parameter.
+
+        The positions are None if the tensor's layout determines them.
+        """
         placed = self._job.placed
         shard = placed(self._job.module, self._prefix + name) if placed else None
         if shard is None and name not in self._parameters:
@@ -251,7 +254,10 @@ class Keeper:
         return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
-        """Returns where a DTensor's elements lie if its mesh has other axes than the job's, as a flattened mesh has."""
+        """Returns the positions of a DTensor's elements in the flattened whole tensor, or None.
+
+        It returns positions only if the DTensor's mesh has other axes than the job's, as a flattened mesh has.
+        """
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
             return None
@@ -260,7 +266,7 @@ class Keeper:
         return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
 
     def _keep_like(self, name: str, what: str, other: torch.Tensor) -> None:
-        """Copies a tensor that has the shards of a parameter, under the name `what`."""
+        """Copies `other`, which is sharded like parameter `name`, such as its gradient, under the name `what`."""
         tensor, indices = self._shard_of(name)
         if indices is None:
             self._keep(what, other)
@@ -285,7 +291,10 @@ class Keeper:
         return Parameter(tuple(self._shapes[name]), dtype_name(kept.local.dtype), kept.requires_grad)
 
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Returns the placement on each axis of the job's mesh, '' if unknown, and the axes' order; () if plain."""
+        """Returns a DTensor's placement on each axis of the job's mesh, and the order of the sharded axes.
+
+        An unknown placement is ''. For a plain tensor both are ().
+        """
         if not isinstance(tensor, DTensor):
             return (), ()
         axes = self._axes_of(tensor.device_mesh)
@@ -303,7 +312,7 @@ class Keeper:
         )
 
     def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
-        """Returns the axes of the job's mesh that another mesh has; None if that mesh has other axes."""
+        """Returns the numbers of the job's mesh axes that `mesh` consists of; None if `mesh` has other axes."""
         if self._job.mesh is None:
             return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
         if mesh.ndim == self._job.mesh.ndim:

@@ -1,4 +1,4 @@
-"""Copies parameters, gradients and optimizer state before and after one update on one rank."""
+"""Copies a rank's parameters, gradients and optimizer state before and after one `optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivtest.cases.case import require
 from equivtest.errors import Misuse
 
 WAYS = ("foreach", "fused", "capturable", "differentiable")
-"""Options that choose an implementation and do not change the update."""
+"""Options of an optimizer that choose its implementation and do not change the update."""
 
 
 class UpdateKeeper(Keeper):
-    """Copies the operands of the optimizer's step when the step is called, and its results."""
+    """Copies what an optimizer's step reads, when the step is called, and what the step has changed, at the end."""
 
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())
@@ -27,7 +27,7 @@ class UpdateKeeper(Keeper):
         self._num_steps = 0
 
     def begin(self) -> None:
-        """Records the optimizer's groups and registers hooks on its step.
+        """Records the optimizer's groups of parameters and registers hooks on its step.
 
         Raises:
             Misuse: the folder has another run, or the optimizer updates a tensor that is no parameter of the module.
@@ -37,7 +37,7 @@ class UpdateKeeper(Keeper):
         self._hooks.callback(self._updates.register_step_pre_hook(self._before).remove)
 
     def finish(self) -> None:
-        """Copies the results of the update.
+        """Copies the parameters and the optimizer's state after the update.
 
         Raises:
             Misuse: the step did not run exactly once.
@@ -75,7 +75,7 @@ class UpdateKeeper(Keeper):
                 self._keep_like(name, what, value)
 
     def _groups(self) -> tuple[ParameterGroup, ...]:
-        """Returns the parameters under their unsharded names, and the options of each group."""
+        """Returns the optimizer's groups: the unsharded names of their parameters, and their options."""
         parameters = [(name, id(self._shard_of(name)[0])) for name in self._shapes]
         known = {place for _, place in parameters}
         groups = []
@@ -88,10 +88,10 @@ class UpdateKeeper(Keeper):
 
 
 def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | None:
-    """Converts an option for the manifest.
+    """Converts the value of an optimizer's option to plain data for the manifest.
 
     Raises:
-        Misuse: a manifest cannot store the option.
+        Misuse: a manifest cannot store the value.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
