@@ -33,8 +33,7 @@ FIRST_OF_EACH = tuple({call.function: name for name, call in reversed(CALLS.item
 
 
 def on_all_ranks() -> tuple[CollectivesCase, ...]:
-    """Returns every collective and reduction in every dtype on every number of ranks, with small and medium sizes in
-    turn."""
+    """Returns every collective and reduction in every dtype on every number of ranks, on small and medium sizes."""
     places = [(ranks, number, calls) for ranks in (1, 2, 3, 4) for number in range(len(DTYPES)) for calls in BUNDLES]
     return tuple(
         CollectivesCase(
@@ -51,8 +50,7 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
 
 
 def sizes_of(ranks: int, number: int) -> tuple[int, ...]:
-    """Returns one size of each row of SIZES; from three ranks on, where a call takes milliseconds, of every other
-    row."""
+    """Returns one size of each row of SIZES; from three ranks on, where calls are slow, of every other row."""
     rows = SIZES if ranks < 3 else SIZES[(ranks + number) % 2 :: 2]
     return tuple(row[(ranks + number) % len(row)] for row in rows)
 
@@ -122,8 +120,7 @@ def not_row_major() -> tuple[CollectivesCase, ...]:
 
 
 def in_memory_of_before() -> tuple[CollectivesCase, ...]:
-    """Returns every collective called twice on the same memory, kept or freed and allocated again, each dtype in
-    turn."""
+    """Returns every collective called twice on the same memory, which is kept, or freed and allocated again."""
     return tuple(
         CollectivesCase(
             world_size=2 + (index + number) % 2,

@@ -53,8 +53,7 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
 
 
 def by_columns() -> tuple[DataParallelCase, ...]:
-    """Returns cases in which three ranks have 2 of 6 and 1 of 3 columns each, and at most 1 element of biases of 3 and
-    2."""
+    """Returns cases in which three ranks have 2 of 6 and 1 of 3 columns each, and shard biases of 3 and 2 elements."""
     return tuple(
         DataParallelCase(
             world_size=3, dtype=dtype, style="fsdp2", by_columns=WEIGHTS, leading=(2,), in_features=6,

@@ -23,8 +23,7 @@ def names_on(ranks: int, *, is_world: bool) -> tuple[str, ...]:
 
 
 def in_the_world() -> tuple[DifferentiableCase, ...]:
-    """Returns every collective on every number of ranks with every root, with each dtype and number of elements in
-    turn."""
+    """Returns every collective on every number of ranks with every root, with dtypes and sizes in turn."""
     return tuple(
         DifferentiableCase(
             world_size=ranks,

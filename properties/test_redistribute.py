@@ -23,8 +23,7 @@ ALL_MODES = (("dense", 0), ("index", 1), ("special", 2), ("real", 3))
 
 
 def on_all_ranks() -> tuple[RedistributeCase, ...]:
-    """Returns cases in every dtype of every kind of move, with shards that are even, uneven, and empty on the last
-    rank."""
+    """Returns every kind of move in every dtype, with shards that are even, uneven, and empty on the last rank."""
     moves = (
         ("shard(0)", "replicate"), ("shard(0)", "shard(1)"), ("partial(sum)", "shard(0)"),
         ("partial(avg)", "replicate"), ("partial(max)", "shard(1)"), ("replicate", "shard(0)"),
@@ -43,8 +42,7 @@ def on_all_ranks() -> tuple[RedistributeCase, ...]:
 
 
 def of_many_elements() -> tuple[RedistributeCase, ...]:
-    """Returns sums of real numbers by all_reduce and reduce_scatter, long enough to show errors that prefer one
-    sign.
+    """Returns sums of real numbers by all_reduce and reduce_scatter, which show errors that prefer one sign.
 
     There is none in float64, where the reference has the same errors.
     """

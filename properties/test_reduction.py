@@ -22,8 +22,7 @@ from equivtest.verdicts.claims import (
 
 
 def seven_rows(operator: str, **fields: Any) -> OperatorCase:
-    """Returns a case in which three ranks have 3, 3 and 1 rows: the mean of their means is not the mean of seven
-    rows."""
+    """Returns a case in which three ranks have 3, 3 and 1 rows: a mean of their means is not the mean of seven rows."""
     arguments = (("dim", 0 if "softmax" in operator else (0,)),)
     return OperatorCase(
         world_size=3, operator=operator, operands=((7, 4),), arguments=arguments, placements=(("shard(0)",),), **fields

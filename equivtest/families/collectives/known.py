@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 
 STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "int64_all_reduce", "int64_reduce")
-"""Functions for which gloo ignores strides: it takes the first elements in memory, as many as the tensor has (torch
-2.13.0)."""
+"""Functions for which gloo ignores strides and takes the first elements in memory (torch 2.13.0)."""
 
 
 def loses_strides(case: CollectivesCase) -> bool:

@@ -120,14 +120,13 @@ def _combined(op: str, operands: torch.Tensor) -> Reduced:
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the global answer of kind `result` for all sizes, from (w * L,) of a reduction or (w, w * L) of a
-    copy."""
+    """Returns the global answer of kind `result` for all sizes, from (w * L,) reduced or (w, w * L) copied elements."""
     sizes = zip(case.numels, case.bounds, strict=True)
     return torch.cat([_of_size(case, result, whole[..., slice(*bounds)], numel) for numel, bounds in sizes], dim=-1)
 
 
 def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the global answer for one size, from (w * n,) of a reduction or (w, w * n) of a copy."""
+    """Returns the global answer of kind `result` for one size, from (w * n,) reduced or (w, w * n) copied elements."""
     ranks = case.world_size
     match result:
         case "parts":

@@ -68,5 +68,5 @@ def _pick_numels(draw: Draw) -> tuple[int, ...]:
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the label of a size: 'no call', or calls on 'none', 'few' or 'many' elements."""
+    """Returns the kind of a size: 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'."""
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

@@ -77,8 +77,7 @@ def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tens
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes the same call on the operand's elements in reverse order, in memory of the same kind, and drops its
-    result."""
+    """Makes the same call on the operand's reversed elements, in memory of the same kind, and drops its result."""
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 
@@ -102,8 +101,7 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the results of the first repetition, or of one whose bits differ from it, because one of the two is
-    wrong."""
+    """Returns the results of the first repetition, or of one whose bits differ from it: one of the two is wrong."""
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
     return next((other for other in others if not torch.equal(as_bits(other), as_bits(first))), first)

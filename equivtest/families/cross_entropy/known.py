@@ -33,7 +33,7 @@ def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
 
 
 def weight_fits_some_rank(case: RefusedCrossEntropyCase) -> bool:
-    """True if some rank's shard of a weight with one class too many has the size of its shard of the classes."""
+    """True if on some rank the weight, which has one class too many in all, has a shard of the right size."""
     ends = [
         [shard_bounds(size, case.world_size, rank) for rank in range(case.world_size)]
         for size in (case.num_classes, case.num_classes + 1)

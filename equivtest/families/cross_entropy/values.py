@@ -72,10 +72,9 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws classes (P,), int64, at random positions: all of `edge_classes`, or neighbours among them if P is
-    smaller.
+    """Draws the class of each position, (P,), int64, and sets ignore_index where the case ignores a position.
 
-    Then sets ignore_index at the positions that the case ignores.
+    All of `edge_classes` occur at random positions; if P is smaller, neighbours among them occur.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
@@ -116,10 +115,10 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Draws x (P, C) and the cotangent: each row has a peak of -1 to 1 units, and all other classes lie 1 to 3 units
-    below it.
+    """Draws x and the cotangent for mode peaked. In each row of x one class is the peak, all others lie far below.
 
-    The first counted position has its peak beside its target, because a gradient of only zeros would conclude little.
+    The peak is -1 to 1 units, all other classes 1 to 3 units less. The first counted position has its peak beside its
+    target, because a gradient of only zeros would conclude little.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

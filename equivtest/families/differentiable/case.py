@@ -117,8 +117,7 @@ class DifferentiableCase(Case):
         return tuple(CALLS[name] for name in self.collectives)
 
     def split(self, source: int, target: int) -> int:
-        """Returns how many elements rank `source` sends to rank `target` in an uneven exchange: n, none, or half of
-        n."""
+        """Returns how many elements `source` sends to `target` in an uneven exchange: n, none, or half of n."""
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

@@ -102,7 +102,10 @@ class DropoutCase(ActivationCase):
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if nothing is dropped. Otherwise kept elements are multiplied by 1 / (1 - p) and judged by value."""
+        """True if the bits of every answer are known, because nothing is dropped.
+
+        Otherwise kept elements are multiplied by 1 / (1 - p), and judged by value.
+        """
         return self.is_identity
 
     @property

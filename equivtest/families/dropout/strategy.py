@@ -22,8 +22,7 @@ RANDOM_MODES = (("dense",), *[("dense", "real", "dense", "real")] * 9)
 IDENTITY_MODES = (("dense",), *[("dense", "special", "real", "special")] * 9)
 PROBABILITIES = (0.5, 0.5, 0.25, 0.75, 0.5, 0.1, 0.3, 0.9, 0.0, 1.0)
 FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
-"""Numbers of features, most so large that one row shows whether masks are random: two masks of 56 agree once in
-2**56."""
+"""Numbers of features, most of them large: two random masks of 56 elements are equal once in 2**56."""
 
 
 def kind_of_probability(p: float) -> float:

@@ -9,8 +9,7 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 
 @expected_collectives.register
 def linear_collectives(case: LinearCase, rank: int) -> Collectives:
-    """Returns the collectives: distribution of the parameters, redistribution of x and the output, and their
-    backward.
+    """Returns the collectives of one rank: parameters are distributed, then x and the output redistributed.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py;
     distribute_tensor in torch/distributed/tensor/_api.py, `src_data_rank`: rank 0 scatters a

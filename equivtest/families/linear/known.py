@@ -35,8 +35,10 @@ def has_strided_cotangent(case: LinearCase) -> bool:
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """True if F.linear turns an x of one dim into a matrix and squeezes the product: without a bias, or if x is
-    strided."""
+    """True if F.linear turns an x of one dim into a matrix and squeezes the product.
+
+    It does so without a bias, or if x is strided.
+    """
     return case.num_dims == 1 and (not case.bias or has_strided_x(case))
 
 
@@ -47,14 +49,19 @@ def merged_dims(case: LinearCase) -> Shape:
 
 
 def input_shard_is_merged(case: LinearCase) -> bool:
-    """True if F.linear views x with its sharded dim merged into the dims before it; a strided x may be copied
-    instead."""
+    """True if F.linear views x with its sharded dim merged into the dims before it.
+
+    False if F.linear copies x instead, as it may do if x is strided.
+    """
     copies = has_strided_x(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.input_layout, merged_dims(case))
 
 
 def output_shard_is_merged(case: LinearCase) -> bool:
-    """True if the backward views the cotangent with its sharded dim merged into the dims before it."""
+    """True if the backward views the cotangent with its sharded dim merged into the dims before it.
+
+    False if the backward copies the cotangent instead.
+    """
     copies = has_strided_cotangent(case) and merged_dims(case) == case.leading
     return not copies and _is_merged(case.output_layout, merged_dims(case))
 

@@ -21,8 +21,9 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NormCase(ActivationCase):
-    """Fixes y = norm(x) weight + bias over the last dim, with x and y sharded along the sequence and replicated
-    parameters.
+    """Fixes y = norm(x) weight + bias over the last dim, with x and y sharded along the sequence.
+
+    Weight and bias are replicated.
 
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.

@@ -136,8 +136,10 @@ class OperatorCase(Case):
 
     @property
     def is_documented(self) -> bool:
-        """True if torch documents which collectives this call runs: a sum of an operand that is not partial, without
-        gradient."""
+        """True if torch documents the collectives of this call.
+
+        That is a sum of an operand that is not partial, without a gradient.
+        """
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
 
@@ -196,8 +198,10 @@ class OperatorCase(Case):
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
     def reduction(self, number: int) -> tuple[str, int]:
-        """Returns (op, number of terms) of the reduction that gives the value of a partial operand; ('', 1) for any
-        other operand."""
+        """Returns (op, number of terms) of the reduction that gives a partial operand's value.
+
+        Returns ('', 1) for any other operand.
+        """
         layout = self.operand_layout(number)
         axes = partial_axes(layout)
         if not axes:

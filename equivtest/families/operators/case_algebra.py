@@ -44,8 +44,7 @@ def _beside_columns(shape: Shape) -> Signatures:
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns a form with Householder vectors and their factors; with `columns`, also two columns that they are applied
-    to."""
+    """Returns a form with Householder vectors and their factors, and with `columns` two columns to apply them to."""
 
     def form(shape: Shape) -> Signatures:
         square = _square(shape)
@@ -55,8 +54,7 @@ def _reflections(*, columns: bool = False) -> Form:
 
 
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
-    """Makes an operator without rounding; `domain` names the domain of each of the first operands, and the others hold
-    integers."""
+    """Makes an operator without rounding. `domain` is for the first operands; the others hold integers."""
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
 

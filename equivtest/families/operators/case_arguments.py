@@ -21,8 +21,7 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Returns new shapes for the operand: flat, two neighbouring dims merged, an even dim split in two, a dim of size 1
-    added."""
+    """Returns new shapes: flat, two neighbouring dims merged, an even dim split in two, a dim of size 1 added."""
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
         found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))

@@ -40,8 +40,7 @@ def each(**arguments: Argument) -> Form:
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns a form with two operands that broadcast to the shape: both have it, or one has dims of size 1 or fewer
-    dims."""
+    """Returns a form with two operands that broadcast to the shape; one may have dims of size 1, or fewer dims."""
 
     def form(shape: Shape) -> Signatures:
         thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))

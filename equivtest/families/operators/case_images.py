@@ -25,8 +25,10 @@ def _volumes(shape: Shape) -> Signatures:
 
 
 def _scaled(*how: str) -> Form:
-    """Returns a form with an input, a weight and a bias; weight and bias have the size of the last dim, or of dim 1 for
-    "channels"."""
+    """Returns a form with an input, a weight and a bias, for normalization over the last dim or over "channels".
+
+    Weight and bias have the size of the last dim, or of dim 1 for "channels".
+    """
 
     def form(shape: Shape) -> Signatures:
         last = shape[1:2] if "channels" in how else shape[-1:]

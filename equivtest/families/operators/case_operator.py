@@ -11,17 +11,18 @@ import torch
 from equivtest.families.operators.case_forms import Form, each
 
 ANY, POSITIVE, UNIT, POWERS, DISTINCT = ("any", "positive", "unit", "powers", "distinct")
-"""Contents of an operand: numbers of any sign; positive numbers; magnitudes below 1; powers of two; numbers that are
-all different."""
+"""Contents of an operand: numbers of any sign; positive; magnitudes below 1; powers of two; all different."""
 ABOVE, FRACTION, BITS, SIGNS = ("above", "fraction", "bits", "signs")
 """More contents: numbers above 1; between 0 and 1; zeros and ones; 1 or -1."""
 BIDIAGONAL, SQUARES, DIAGONAL = MATRICES = ("bidiagonal", "squares", "diagonal")
-"""Contents that are square matrices: upper bidiagonal with ones on the diagonal; `B.T @ B` for such a matrix B;
-diagonal with different powers of two."""
+"""Contents that are square matrices.
+
+They are upper bidiagonal with ones on the diagonal; `B.T @ B` for such a matrix B; diagonal with different powers of
+two.
+"""
 
 FLOATS, INDEX, BOOLS, WHOLE = KINDS = ("floats", "index", "bools", "whole")
-"""Kinds of operands: numbers of the case's dtype; int64 indices into a dim of the first operand; bools; int64 from 0 to
-7."""
+"""Kinds of operands: numbers of the case's dtype; int64 indices into a dim; bools; int64 from 0 to 7."""
 
 BELOW = "below"
 """First word of a content such as 'below 5', which means int64 from 0 to 4."""

@@ -1,8 +1,7 @@
-"""Reads the operators and forms of torch's own list, which `python -m studies.operator_forms` wrote into
-`forms.jsonl`.
+"""Reads operators and forms of torch's own list from `forms.jsonl`.
 
-The text of a form is the argument list of a call: in "x0, 2, dim=x1" the names x0 and x1 stand for operands, everything
-else is a literal.
+`python -m studies.operator_forms` writes this file. The text of a form is the argument list of a call: in "x0, 2,
+dim=x1" the names x0 and x1 stand for operands, everything else is a literal.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0).
 """

@@ -8,8 +8,9 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def operator_collectives(case: OperatorCase, rank: int) -> Collectives:
-    """Returns no collectives: a sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's
-    shards.
+    """Returns no collectives, for a sum of an operand that is not partial.
+
+    A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards.
 
     Source: common_reduction_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
     """

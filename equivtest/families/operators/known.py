@@ -101,8 +101,10 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a replicated index of size 1 picks from an operand that is partial, or sharded along `dim`, and a rank
-    has no row of it."""
+    """True if a replicated index picks one row of an operand of which some rank has no row.
+
+    The operand is partial, or sharded along `dim`.
+    """
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
     x, index = case.operands
@@ -219,7 +221,7 @@ def takes_mean(case: OperatorCase) -> bool:
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True unless only the batch is sharded, if anything, with a row on every rank."""
+    """True if a convolution is sharded otherwise than by batch, or if some rank has no row of the batch."""
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

@@ -25,8 +25,7 @@ from equivtest.property import Space
 T = TypeVar("T")
 NUM_DIMS = (1, 2, 2, 2, 3, 3, 0)
 PICKS = tuple(range(60))
-"""Indices that are taken modulo the length of a table, so that shrinking works if that length depends on other
-draws."""
+"""Indices that are taken modulo the length of a table, so that draws shrink well if that length changes."""
 
 DENSE = tuple((EXACT_MODE,) * num for num in (1, 2))
 REAL = ((REAL_MODE,), (REAL_MODE, EXACT_MODE), (REAL_MODE, REAL_MODE))
@@ -43,8 +42,10 @@ VIEWED = frozenset(
 """Operators that may view a tensor with other dims. DTensor hangs in them if there is no element: findings/50."""
 
 WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
-"""Operators that torch computes right only if every operand is replicated and requires a gradient: findings/65, 66 and
-69."""
+"""Operators that torch computes right only if every operand is replicated and requires a gradient.
+
+Source: findings/65, 66 and 69.
+"""
 
 POOLS = frozenset(
     {

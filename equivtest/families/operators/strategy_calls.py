@@ -25,8 +25,10 @@ SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 """Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
 WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
-"""Operators that are called only on whole operands: DTensor tries every combination of placements of seven tensors for
-their gradient, which takes longer than a minute (finding 69)."""
+"""Operators that are called only on replicated operands, because other placements take longer than a minute.
+
+For their gradient DTensor tries every combination of placements of seven tensors (finding 69).
+"""
 
 MAX_FORMS = 6
 """Largest number of forms per operator."""

@@ -171,8 +171,10 @@ class RedistributeCase(ActivationCase):
         return _layout(self.source) if name == "x" else self.cotangent_layout
 
     def reduction(self, name: str) -> tuple[str, int]:
-        """Returns (op, number of terms) of the reduction that gives the value of 'x' or 'cotangent'; ('', 1) if it is
-        not partial."""
+        """Returns (op, number of terms) of the reduction that gives a partial 'x' or 'cotangent'.
+
+        Returns ('', 1) if the tensor is not partial.
+        """
         axes = partial_axes(self.operand_layout(name))
         if not axes:
             return "", 1

@@ -70,8 +70,9 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 
 @expected_collectives.register
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
-    """Returns the collectives on a mesh of one axis: distribution, the way to the target, and the cotangent's way
-    back.
+    """Returns the collectives of one rank, on a mesh of one axis.
+
+    They distribute the tensor, redistribute it to the target, and redistribute the cotangent back.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).

@@ -151,8 +151,7 @@ class PerceptronCase(TrainingCase):
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Returns the existing ones of 'in_proj.weight', 'in_proj.bias', 'out_proj.weight', 'out_proj.bias'; a tied
-        weight once."""
+        """Returns the names of the parameters, such as 'in_proj.weight'; a tied weight once."""
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
@@ -173,7 +172,7 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.requires_grad if name != "x")
 
     def stops_at_hidden(self, step: int) -> bool:
-        """True if the backward of that step ends at the hidden activation, so that in_proj and x have no gradient."""
+        """True if the backward of that step ends at the hidden activation, before in_proj and x."""
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
@@ -196,13 +195,14 @@ class PerceptronCase(TrainingCase):
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the parameters that the subject answers `state` of after an update; `state` is one of
-        `state_names`."""
+        """Returns the parameters whose `state` is answered after an update.
+
+        `state` is one of `state_names`.
+        """
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """Yields the names of the answers that show the parameters and the optimizer's state after that step's
-        update."""
+        """Yields the names of the answers with the parameters and the optimizer's state after an update."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:
@@ -269,8 +269,7 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
 def base_of(name: str) -> str:
-    """Returns the tensor's name without step and prefix: 'in_proj.weight' for 'step2.grad.in_proj.weight', 'x' for
-    'step2.x'.
+    """Returns a name without its step and prefix: 'step2.grad.in_proj.weight' -> 'in_proj.weight', 'step2.x' -> 'x'.
 
     Gradients and captures of activations keep their prefix: 'grad.x', 'capture.in_proj.output'.
     """

@@ -68,15 +68,13 @@ class Mlp(nn.Module):
         return output
 
     def wrap(self) -> None:
-        """Wraps each layer in torch's module that recomputes it in the backward, if the case has
-        checkpointed='wrapped'."""
+        """Wraps each layer in torch's module that recomputes it in the backward, if `checkpointed` is 'wrapped'."""
         if self.checkpointed == "wrapped":
             apply_activation_checkpointing(self, check_fn=lambda module: isinstance(module, nn.Linear))
 
 
 class TransposedLinear(nn.Linear):
-    """A linear layer whose weight has the shape (in_features, out_features), so that it can share the other layer's
-    weight."""
+    """A linear layer whose weight has the shape (in_features, out_features), as the tied weight of in_proj has."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the output (*leading, out_features) for x (*leading, in_features)."""
@@ -84,8 +82,7 @@ class TransposedLinear(nn.Linear):
 
 
 class PerceptronRun:
-    """Runs a case on this rank: builds and parallelizes the module, trains it, and collects the answers of each
-    step."""
+    """Runs a case on this rank: builds the parallel module, trains it, and collects the answers of each step."""
 
     def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.mesh, self.given = case, mesh, given

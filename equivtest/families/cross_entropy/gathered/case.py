@@ -1,5 +1,4 @@
-"""Defines `GatheredCrossEntropyCase`: a cross entropy of sharded logits without loss_parallel, so that torch gathers
-them."""
+"""Defines `GatheredCrossEntropyCase`: a cross entropy without loss_parallel, for which torch gathers the logits."""
 
 from __future__ import annotations
 

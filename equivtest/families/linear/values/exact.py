@@ -149,8 +149,7 @@ def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
 
 
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, K) that keeps `output_limit` features per token; each token keeps the features after the last
-    one's."""
+    """Returns a mask (T, K) that keeps `output_limit` features per token, in turn, in a random order."""
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)
     return (starts[:, None] + places) % plan.in_features < plan.output_limit

@@ -23,8 +23,10 @@ def lowest(magnitude: int) -> int:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Largest magnitudes of x, weight and cotangent, all odd: usual ones, and peaks of one column of x, row of W, row
-    of G."""
+    """Largest magnitudes of x, weight and cotangent, all odd.
+
+    The peaks are larger: they occur in one column of x, one row of W and one row of G.
+    """
 
     x: int
     weight: int
@@ -80,8 +82,7 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest ones that this leaves for the
-    others.
+    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest others that still fit.
 
     With `peak_first` the weight's peak is chosen before the cotangent and leaves it less.
     """

@@ -166,8 +166,7 @@ def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> t
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """Returns the factor by which the float64 reference's own roundings grow if the mean is far larger than the
-    deviation, (T, 1)."""
+    """Returns how much the float64 reference's roundings grow if the mean is far above the deviation, (T, 1)."""
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 

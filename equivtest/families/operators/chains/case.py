@@ -37,8 +37,7 @@ MODULE by a module.
 NO_GRAD, INFERENCE, AUTOCAST = "no_grad", "inference_mode", "autocast"
 IMPLICIT, LOSS_PARALLEL, FLATTENED = "implicit_replication", "loss_parallel", "flattened mesh"
 CONTEXTS = ("", NO_GRAD, INFERENCE, AUTOCAST, IMPLICIT, LOSS_PARALLEL, FLATTENED)
-"""Contexts that a chain runs in: none; contexts of torch, with autocast to bfloat16; a mesh of two axes that was also
-flattened."""
+"""Contexts of a chain: none; contexts of torch, autocast to bfloat16; a mesh of two axes that is also flattened."""
 
 _CHAIN = Operator("chain", lambda *operands: operands)
 
@@ -128,8 +127,7 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of a MODULE step, one number per element of the last dim: its factor, with alternating
-    signs."""
+    """Returns the weight of a MODULE step: its factor with alternating signs, one per element of the last dim."""
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 

@@ -1,4 +1,4 @@
-"""Predicates on cases of this family that `where` of a known failure names."""
+"""Predicates on chains, which `where` of an entry in known_failures.toml names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def writes_to_divided_rows(case: ChainCase) -> bool:
-    """True if one row of an operand is written to along a dim that is divided."""
+    """True if some step writes to one row of an operand along a dim that is sharded."""
     rows = [(sources[0], dict(how)) for name, sources, how in case.steps if name == WRITE and "index" in dict(how)]
     return any(
         source.startswith("x") and f"shard({how['dim']})" in case.placements[int(source[1:])] for source, how in rows

@@ -109,8 +109,7 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Multiplies each rank's local tensor by the step's factor through `local_map`, which redistributes the input
-    first."""
+    """Multiplies each local tensor by the step's factor through `local_map`, which redistributes the input first."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,

@@ -112,8 +112,10 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns sizes to change so that in bfloat16 at most one is 1: one-element tensors often cancel, which is
-    inconclusive."""
+    """Returns the sizes to raise to 2 in bfloat16, so that at most one size is 1.
+
+    A sum of one element often cancels, and is then inconclusive.
+    """
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
 

@@ -34,8 +34,7 @@ def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with `fully_shard` on each layer and the whole module, which shards parameters, gradients and optimizer
-    states."""
+    """Trains with `fully_shard` on each layer and the whole module."""
     run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
     return run(case, mesh, given).answers()
 
@@ -71,8 +70,10 @@ class DataParallelRun(PerceptronRun):
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Returns the context for one micro-batch, in which gradients are reduced over the ranks, or only added up on
-        this rank."""
+        """Returns the context for one micro-batch.
+
+        In it, gradients are reduced over the ranks, or only added up on this rank.
+        """
         return nullcontext()
 
 

@@ -74,8 +74,7 @@ class EngineReference(Reference):
 
 
 def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithmetic: Arithmetic) -> dict[str, Operand]:
-    """Returns the clipped gradients with their bounds, or the gradients unchanged if clipping certainly does
-    nothing.
+    """Returns the clipped gradients with their bounds, or the same gradients if clipping certainly does nothing.
 
     Args:
         limit: Largest norm of all gradients together, above 0.

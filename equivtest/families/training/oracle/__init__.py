@@ -130,8 +130,7 @@ class Reference:
 
     @property
     def hidden_split(self) -> str:
-        """Returns how a sum over the hidden features is divided among the ranks: 'contraction', or '' for not at
-        all."""
+        """Returns 'contraction' if a sum over the hidden features is divided among the ranks, else ''."""
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
@@ -238,8 +237,7 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """Returns the expected answers in the case's order, each with its global shape and the layout that the contract
-    requires."""
+    """Returns the expected answers in the case's order, each with its global shape and its contract layout."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

@@ -205,8 +205,7 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 
 
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses beta2 v, a rounded factor and a stored product, plus (1 - beta2) g g, three roundings; the sum is
-    stored."""
+    """Encloses beta2 v + (1 - beta2) g g. The left product has two roundings, the right one three; all are stored."""
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])
     crosses = (g.low <= 0) & (g.high >= 0)

@@ -52,8 +52,10 @@ def grad_of_tied(
 
 
 def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
-    """Joins the tensors' rows micro-batch by micro-batch: block 1 of each tensor, then block 2 of each tensor, and so
-    on."""
+    """Joins the tensors' rows block by block: block 1 of each tensor, then block 2 of each tensor, and so on.
+
+    A block is one micro-batch of one rank.
+    """
     blocks = zip(*(tensor.chunk(num_blocks) for tensor in tensors), strict=True)
     return torch.cat([use for uses in blocks for use in uses])
 

@@ -63,6 +63,5 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worse kind of the sequence's shards and the hidden features' shards: 'even', 'uneven' or
-        'empty'."""
+        """Returns the worse kind of the sequence's and the hidden features' shards: 'even', 'uneven', 'empty'."""
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

@@ -27,8 +27,7 @@ def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with `fully_shard` on both axes: parameters are sharded along the second and replicated along the
-    first."""
+    """Trains with `fully_shard` on both axes: sharded along the second axis, replicated along the first."""
     return HsdpRun(case, mesh, given).answers()
 
 

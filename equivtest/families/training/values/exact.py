@@ -41,8 +41,7 @@ _FINER_BITS = 8  # by which the unit of every other part of a batch is finer: tw
 
 
 def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x (*leading, K), the parameters, the cotangent (*leading, N), and x and cotangent of each later
-    step.
+    """Draws the parameters, and global x (*leading, K) and cotangent (*leading, N) of each step.
 
     Modes:
         dense: Odd integers, as dense and as large as the sums allow.
@@ -128,8 +127,7 @@ def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
-    """Returns the smallest magnitude to draw: above half the largest if the mode fills the whole significand, else
-    1."""
+    """Returns the smallest magnitude to draw: 1, or above half the largest if the mode fills the whole significand."""
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
@@ -146,10 +144,10 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 
 
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
-    """Changes the signs of most hidden features, in place, so that one token, another for each feature, activates
-    them.
+    """Changes the signs of most hidden features, in place, so that one token activates each of them.
 
-    With random signs a case of one token and one hidden feature would be zero half of the time.
+    The tokens differ between features. With random signs a case of one token and one hidden feature would be zero half
+    of the time.
     """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens

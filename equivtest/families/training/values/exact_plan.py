@@ -17,8 +17,9 @@ WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How large and how dense the tensors of one draw are: largest magnitudes, all odd, and nonzero elements per
-    line.
+    """How large and how dense the tensors of one draw are.
+
+    Magnitudes are the largest ones, all odd. A cap limits the nonzero elements per row and per column.
 
     Attributes:
         tokens, features, hidden, outputs: T, K, H, N.
@@ -47,8 +48,7 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """Returns the largest sum of magnitudes behind one element, keyed by the names of the caps that it depends
-        on."""
+        """Returns the largest sum of magnitudes behind one element, by the names of the caps that it depends on."""
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
         cotangent = self.g * self.averaged

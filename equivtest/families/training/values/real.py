@@ -60,8 +60,10 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
-    """Changes the signs of three in four hidden features, unless their token, from number `first` on, activates them
-    already."""
+    """Changes the signs of three in four hidden features so that a token activates each of them.
+
+    The tokens differ between features, from number `first` on. A feature that its token activates already stays.
+    """
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")
     before = (x[(hidden + first) % len(x)] * weight).sum(1)

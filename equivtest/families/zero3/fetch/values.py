@@ -18,12 +18,12 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global parameters `param.i`.
 
     Modes, the first three without zeros:
+
         dense: Odd integers of random sign, below 2**p in magnitude; p significand bits.
-        index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value
-                shows its origin.
+        index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value shows its origin.
         wide: All significand bits and all normal exponents of the dtype.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the
-            number `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
+        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one that has the number `seed`,
+            between -0.0 and odd integers; see `equivtest.cases.values.special`.
         every-bit-pattern: All patterns of 16 bits in turn, through all parameters, from `seed` on.
     """
     mode, seed = case.values[index]

@@ -22,8 +22,7 @@ class Gradients:
         self.partitions: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, gradient: torch.Tensor) -> None:
-        """Averages this rank's gradient of one micro-batch with the other ranks', and adds this rank's partition of
-        it."""
+        """Averages one micro-batch's gradient over the ranks, and adds this rank's partition of the average."""
         own = self.average(gradient)
         before = self.partitions.get(name)
         self.partitions[name] = own if before is None else before + own

@@ -45,8 +45,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes alive besides the storages of `tensors`, once the backend's threads have released
-        theirs."""
+        """Returns the bytes alive besides the storages of `tensors`.
+
+        Waits until the backend's threads have released theirs, at most limits.SETTLE_S.
+        """
         accounted, until_s = storages(tensors), time.monotonic() + limits.SETTLE_S
         while True:
             size = sum(size for address, size in self.alive().items() if address not in accounted)
