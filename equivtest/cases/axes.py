@@ -31,12 +31,12 @@ Label = Callable[[Any], Hashable]
 
 
 def itself(entry: T) -> T:
-    """Returns the entry; as a label it puts each entry into a separate class."""
+    """Returns the entry; as a `Label` it puts each entry of a table into a separate class."""
     return entry
 
 
 def free(entry: object) -> None:
-    """Returns None; as a label it puts all entries, such as seeds, into one class."""
+    """Returns None; as a `Label` it puts all entries of a table, such as seeds, into one class."""
 
 
 def is_several(number: int) -> bool:
@@ -99,7 +99,7 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 
 @cache
 def residues(world_size: int) -> Label:
-    """Returns a label that classes sizes of a dim by how `world_size` ranks divide them."""
+    """Returns a `Label` that classes sizes of a dim by how `world_size` ranks divide them."""
 
     def residue(size: int) -> str:
         if size % world_size == 0:
@@ -113,7 +113,7 @@ def residues(world_size: int) -> Label:
 
 @cache
 def modulo(num: int) -> Label:
-    """Returns a label that classes numbers by their remainder modulo `num`."""
+    """Returns a `Label` that classes numbers by their remainder modulo `num`."""
     return lambda number: number % num
 
 
@@ -181,7 +181,7 @@ def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
-    """Returns a label that classes subsets of `names`, the first of which is the input: all, none, no input, ..."""
+    """Returns a `Label` that classes subsets of `names`, which begin with the input: all, none, no input, ..."""
 
     def kind(subset: tuple[str, ...]) -> str:
         if subset in ((), names):

@@ -251,7 +251,7 @@ class Case:
 
     @property
     def leaves_gradients(self) -> bool:
-        """True if some gradient is answered."""
+        """True if the subject must answer some gradient."""
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:

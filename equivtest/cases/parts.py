@@ -43,7 +43,7 @@ class ByCase(Generic[P, R]):
         return self._body_of(case, *args, **kwargs)
 
     def register(self, body: F) -> F:
-        """Decorates the body for the class that its first parameter is annotated with."""
+        """Registers a body for the class in the annotation of its first parameter; returns the body."""
         self._body_of.register(body)
         return body
 

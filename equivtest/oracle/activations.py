@@ -37,9 +37,9 @@ def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes x (1 + erf(x / sqrt 2)) / 2.
 
-    Derived here.  1 + erf cancels for x < 0, so its error is absolute: 2 f u of erf, u of erf's
-    argument (2 roundings of z, and |z erf'(z)| < 1/2), 2 u of the addition; then two products of
-    at most 2 in magnitude.  Times |x| / 2: below (2 f + 4) u |x|.  |gelu'| < 1.13.
+    Derived here, with the module's letters.  1 + erf cancels for x < 0, so its error is absolute: 2 f u of erf, u of
+    erf's argument (2 roundings of z, and |z erf'(z)| < 1/2), 2 u of the addition; then two products of at most 2 in
+    magnitude.  Times |x| / 2: below (2 f + 4) u |x|.  |gelu'| < 1.13.
     """
     value, error = value_of(x), error_of(x)
     right = value * torch.special.ndtr(value)
@@ -52,8 +52,8 @@ def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes g (Phi(x) + x phi(x)), with Phi and phi the normal distribution and its density.
 
-    Derived here.  Phi as in `gelu`.  The exponent -x**2 / 2 is off by x**2 u, so phi by (x**2 +
-    2 f + 3) u, relative.  Sum and product: two roundings more.  |gelu''| < 0.8, |gelu'| < 1.13.
+    Derived here, with the module's letters.  Phi as in `gelu`.  The exponent -x**2 / 2 is off by x**2 u, so phi by
+    (x**2 + 2 f + 3) u, relative.  Sum and product: two roundings more.  |gelu''| < 0.8, |gelu'| < 1.13.
     """
     value, e_x = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
@@ -73,7 +73,7 @@ def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes x / (1 + exp(-x)).
 
-    Derived here.  exp is off by 2 f u, and by |x| u for its rounded argument; addition and
+    Derived here, with the module's letters.  exp is off by 2 f u, and by |x| u for its rounded argument; addition and
     quotient by u each, all relative.  If exp(-x) overflows the quotient is 0, off by at most
     |x| over the largest number.  |silu'| < 1.1.
     """
@@ -90,8 +90,8 @@ def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes g s (1 + x (1 - s)), with s = 1 / (1 + exp(-x)).
 
-    Derived here.  s is off by (2 f + 2 + |x|) u, relative, hence 1 - s by that times s, absolute;
-    the rest are five roundings.  If exp(-x) overflows, s is 0.  |silu''| <= 0.5, |silu'| < 1.1.
+    Derived here, with the module's letters.  s is off by (2 f + 2 + |x|) u, relative, hence 1 - s by that times s,
+    absolute; the rest are five roundings.  If exp(-x) overflows, s is 0.  |silu''| <= 0.5, |silu'| < 1.1.
     """
     value, e_x = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)

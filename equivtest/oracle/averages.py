@@ -48,7 +48,7 @@ from equivtest.oracle.rounding import (
 from equivtest.tensors import DTYPES
 
 AVERAGING_ROUNDINGS = 2
-"""Number of roundings of an average: the reciprocal of w, and the product with it."""
+"""Number of roundings of a division by the number of ranks: its reciprocal, and the product with that."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Averages:
 
     Attributes:
         operations: Dtype of the gradients, and whether an average must be exact.
-        ranks: w.
-        micro_batches: M.
+        ranks: Number of ranks, w.
+        micro_batches: Number of micro-batches on each rank, M.
         reduced: Name of the dtype in which stored products are added and divided; '': the dtype of `operations`.
-        scalings: Number of roundings, if several factors with the product 1/w scale a gradient; None: one division by
-            w does.
+        scalings: Number of roundings, if several factors with the product 1 / ranks scale a gradient; None: a single
+            division does.
     """
 
     operations: Operations
@@ -72,20 +72,20 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Number of roundings of the scaling by 1/w; a division by a power of two rounds only if it underflows."""
+        """Number of roundings of scaling by 1 / ranks; a division by a power of two rounds only if it underflows."""
         if self.scalings is not None:
             return self.scalings
         return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """Returns left (C, R) @ right (R, D) / w; float64 and global, with rows in the order of the batch."""
+        """Returns left (C, R) @ right (R, D) / ranks; float64 and global, with rows in the order of the batch."""
         operations = self.operations
         if not reciprocal_is_near(self.ranks, operations.arithmetic.accumulate):
             operations = replace(operations, must_be_exact=False, may_be_exact=False)
         return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of terms (R, C) over all rows, divided by w: (C,)."""
+        """Returns the sum of terms (R, C) over all rows, divided by the number of ranks: (C,)."""
         found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
         allowed = None if found.allowed is None else found.allowed[:, 0]
         return replace(found, value=found.value[:, 0], allowed=allowed)

@@ -37,7 +37,7 @@ MOVES = frozenset(
         "upsample_nearest3d", "view", "where", "zero_", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Operations that only move or choose values; their results are no larger than their results on magnitudes."""
+"""Operations that only move or choose values; on magnitudes, the result is at least as large."""
 
 SUMS = frozenset(
     {
@@ -59,13 +59,13 @@ ON_MAGNITUDES: dict[str, Callable[..., Any]] = {
     "rsub": torch.add,
     "neg": torch.clone,
 }
-"""Operations that are bounded by another operation on magnitudes, not by their own."""
+"""Operation -> operation on magnitudes that bounds its result: |a| + |b| bounds a - b."""
 
 CHOOSES = frozenset({"amax", "constant_pad_nd", "masked_fill", "max", "maximum", "relu", "where"})
-"""The MOVES whose result on magnitudes may be negative if a constant of the module is."""
+"""Members of MOVES that may choose a negative constant of the module, although all other operands are magnitudes."""
 
 FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where"})
-"""The MOVES that put the module's own numbers into a result, which the dtype may not hold."""
+"""Members of MOVES that put the module's own numbers into a result; the dtype may not represent these numbers."""
 
 CONVERTS = frozenset({"_to_copy", "to"})
 
@@ -148,9 +148,10 @@ def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns an operation's arguments as magnitudes; changes an argument that the operation writes to in place.
+    """Replaces the factors and terms among an operation's arguments by their magnitudes.
 
-    The result of an earlier operation is a magnitude already; a constant of the module may not be one.
+    An argument that the operation writes to is changed in place.  The result of an earlier operation is a magnitude
+    already; a constant of the module may not be one.
     """
     if name.endswith("_"):
         args[0].abs_()
@@ -159,7 +160,7 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
-    """True if an argument is multiplied or added: each tensor, and a number among the first two of arithmetic."""
+    """True if an operation multiplies or adds an argument: any tensor; of add, sub and mul the first two."""
     return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
 

@@ -69,7 +69,7 @@ def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Col
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """Returns a list of the collective that changes a tensor's placement, empty if that needs no collective."""
+    """Lists the one collective that changes a tensor's placement; empty if the change needs no collective."""
     if source == target or case.world_size == 1:
         return []
     match source, target:

@@ -65,7 +65,7 @@ def linear_grad_x(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes G W (T, K), a contraction over N; arguments as in `linear`, with partials (T, K)."""
+    """Computes cotangent (T, N) @ weight (N, K): (T, K); other arguments as in `linear`, with partials (T, K)."""
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 
@@ -77,14 +77,14 @@ def linear_grad_weight(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes G^T x (N, K), a contraction over tokens; arguments as in `linear`, with partials (N, K)."""
+    """Computes cotangent^T (N, T) @ x (T, K): (N, K); other arguments as in `linear`, with partials (N, K)."""
     return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
 
 
 def linear_grad_bias(
     cotangent: Operand, arithmetic: Arithmetic, *, ranks: int = 1, partials: torch.Tensor | None = None
 ) -> Bounded:
-    """Sums G (T, N) over tokens: (N,)."""
+    """Sums the cotangent (T, N) over tokens: (N,)."""
     return total(cotangent, 0, arithmetic, ranks=ranks, partials=partials, names="|G|")
 
 
@@ -157,10 +157,10 @@ class _Sums:
 
     Attributes:
         value: The exact sums.
-        magnitude: S.
+        magnitude: S, the sum of the magnitudes of the terms.
         brought: Contribution of the operands' own errors.
         num_terms: Number of roundings of a term in an accumulator.
-        partials: P, or S if the partition is unknown.
+        partials: P, the sum of the magnitudes of the ranks' partial sums; S if the partition is unknown.
         is_zero: Mask of sums whose terms are all zero.
     """
 

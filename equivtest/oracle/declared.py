@@ -78,7 +78,7 @@ def smallest_kept(dtype: str) -> float:
 
 @contextmanager
 def declared(arithmetics: Arithmetics) -> Iterator[None]:
-    """Judges by the bounds of `arithmetics` while the context lasts."""
+    """Derives all bounds from `arithmetics` while the context lasts."""
     token = _judged_by.set(arithmetics)
     try:
         yield

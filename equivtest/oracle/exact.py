@@ -39,7 +39,7 @@ class Scaled:
     exponent: int
 
     def in_units(self, exponent: int) -> torch.Tensor:
-        """Returns the integers counted in 2**exponent, which must be no larger than the present unit."""
+        """Returns integers n such that the tensor is n * 2**exponent; `exponent` must be at most `self.exponent`."""
         shift = self.exponent - exponent
         if bits_of(largest_of(self.integers)) + shift > _INT64_BITS:
             raise InexactData(f"powers of two too far apart: 2**{self.exponent} in units of 2**{exponent}")

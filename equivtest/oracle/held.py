@@ -23,7 +23,7 @@ def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, 
 
 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Returns the global tensor `name`, bit by bit, or None if the ranks' answers do not make one.
+    """Assembles the global tensor `name` from the ranks' answers, bit by bit; None if they do not fit together.
 
     A claim on `name` itself reports missing answers.  Of replicas, the lowest rank's is returned; another claim
     compares replicas.  Shares of a Partial are added in float64.

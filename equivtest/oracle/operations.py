@@ -178,5 +178,5 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """Requires equality for relu of a known operand, which computes nothing."""
+    """Returns a result without any allowed error for relu, which computes nothing; else with its bound."""
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -96,7 +96,7 @@ def _next_number() -> int:
 
 
 def _line() -> tuple[str, int]:
-    """Returns the user's innermost line, else the line of the torch layer that the user calls; else '' and 0."""
+    """Returns (file, line) of the user's innermost frame, else of a torch layer's forward, else ('', 0)."""
     layer = "", 0
     for frame in _frames(sys._getframe(1)):
         line = frame.f_code.co_filename, frame.f_lineno

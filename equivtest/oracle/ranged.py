@@ -60,7 +60,7 @@ class Ranged(torch.Tensor):
 
 
 class Parts(NamedTuple):
-    """Value, error and magnitude of a tensor or of a number, for arithmetic."""
+    """Value, error and magnitude of a tensor or of a number, as three plain tensors: see `Ranged`."""
 
     value: torch.Tensor
     error: torch.Tensor
@@ -84,7 +84,7 @@ class Parts(NamedTuple):
 
     @property
     def size(self) -> torch.Tensor:
-        """Magnitude of the value, float64."""
+        """Absolute value of `value`, float64."""
         return self.value.double().abs()
 
     @property

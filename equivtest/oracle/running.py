@@ -86,7 +86,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """Returns a copy of a tensor that is equal in every program, without an error; call it outside of the mode."""
+        """Copies a tensor that is the same in every program, with an error of 0; call it outside of the mode."""
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:

@@ -55,7 +55,7 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """Makes the rule of an operator, which refuses all matrices except those for which `is_exact`.
+    """Makes the rule of an operator; the rule raises InexactData for all matrices that are not `is_exact`.
 
     A call of the rule looks the operator up by name, because torch 2.15 has no `cholesky`.
     """

@@ -80,7 +80,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """Runs an operation on the values with `kwargs`, and on the errors and on the magnitudes with `sizes`."""
+    """Returns an operation's results on values with `kwargs`, on errors and on magnitudes with `sizes`."""
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))

@@ -49,7 +49,7 @@ class Roundings:
 
     @property
     def of_curve(self) -> int:
-        """Number of roundings that bounds the error of exp, erf and similar functions; an ulp is at most two."""
+        """Bounds the error of exp, erf and similar functions, in roundings; an ulp is at most two roundings."""
         return 2 * math.ceil(self.arithmetic.libm_ulp)
 
     @property
@@ -145,7 +145,7 @@ class Roundings:
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum, over all ranks, of stored magnitudes: only the value if one rank stores it once."""
+        """Bounds the sum of the sizes that all ranks store: the value if one rank stores once, else `magnitude`."""
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 

@@ -75,8 +75,7 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
     """Removes the error from elements of a constant that nothing rounds: exact sums, products with 0, 1 or -1.
 
-    Every program computes a constant the same way.  For an input that is false: ranks may add shares of it, which
-    rounds.
+    Every program computes a constant the same way, but may hold shares of an input, whose addition rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:

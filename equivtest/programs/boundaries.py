@@ -52,12 +52,12 @@ Choice = Callable[[torch.Tensor], Any]
 
 
 def is_boundary(name: str) -> bool:
-    """True for the name of an answer that enters or leaves a part, or of its gradient."""
+    """True if `name` names a tensor that enters or leaves a part, or the gradient of such a tensor."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
 def is_operand(name: str) -> bool:
-    """True for the name of an answer that is an operand or the result of one of `FUNCTIONS`."""
+    """True if `name` names an operand or the result of one of `FUNCTIONS`."""
     return is_boundary(name) and any(function.name in name for function in FUNCTIONS.values())
 
 
@@ -89,7 +89,7 @@ class Known(NamedTuple):
     """A recorded tensor, with the names of its value and of its gradient.
 
     Attributes:
-        reference: Returns the tensor, or None after its memory was released.
+        reference: Function that returns the tensor, or None after its memory was released.
         value: Name of its value.
         gradient: Name of the gradient, summed over all uses of the tensor; '' if each part that takes the tensor gets a
             separate gradient with another name.
@@ -164,15 +164,15 @@ class Boundaries(TorchFunctionMode):
         self._known.clear()
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Receives a tensor, and the name of its value."""
+        """Receives each recorded tensor, with the name of its value."""
         raise NotImplementedError
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Receives a tensor, and the name of its gradient, which a hook on the tensor can record."""
+        """Receives each recorded tensor that requires a gradient, with the name of the gradient."""
         raise NotImplementedError
 
     def owe_nothing(self, name: str) -> None:
-        """Notes that a parallel module need not have this operand, because it may call the function in another way."""
+        """Notes that a parallel module need not have the operand `name`, because it may call other functions."""
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
         """Returns a function that returns the tensor, and that keeps it alive, so that no other tensor gets its id."""

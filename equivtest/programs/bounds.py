@@ -116,7 +116,7 @@ def _where(case: ModuleCase, first: str) -> str:
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
     """Yields smaller cases, in their dtype and in the widest: with each size as small as possible, then with all sizes.
 
-    The last dim of one x belongs to the module, as features do.
+    The last dim of a single x keeps its size, because the module fixes it, like a number of features.
     """
     fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
     arguments = case.arguments

@@ -26,7 +26,7 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 class Candidate(NamedTuple):
-    """A case that can be judged, by the fields in which the cases of one search differ, without mesh and dtype.
+    """The fields of a case that can be judged, without mesh, dtype and the fields that all cases of a search share.
 
     Attributes:
         mode: Exact integers or real values.
@@ -70,7 +70,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def is_stepped(self) -> bool:
-        """True if there is more than one forward and backward."""
+        """True if the module is trained, by an optimizer or by a step function."""
         return any(dict(self.fields).get(name) for name in ("optimizer", "step"))
 
     @property
@@ -80,7 +80,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def shortest(self) -> dict[str, int]:
-        """Fields of cases that are only tried: one step is enough, because every step starts from the ranks' values."""
+        """Fields that shorten a trial: one step is enough, because every step starts from the ranks' values."""
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
@@ -166,7 +166,7 @@ def tried(
 
 @functools.lru_cache(maxsize=64)
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
-    """Returns dtype -> reason why the unsharded module does not run in it; empty if it runs in no dtype."""
+    """Returns dtype -> reason why the unsharded module does not run in that dtype; empty if it runs in none."""
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):
         with contextlib.suppress(Misuse):
@@ -285,7 +285,7 @@ def _fitting(
     *,
     gives_up: bool = False,
 ) -> tuple[ByDtype, list[Misuse]]:
-    """Returns dtype -> candidates for cases that `require_fit` accepts, and its reasons against the others.
+    """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against all other cases.
 
     Args:
         gives_up: True if no other case can fit when the first one, with the simplest choice, does not.

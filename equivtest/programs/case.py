@@ -31,7 +31,7 @@ __all__ = ["ModuleCase", "call_builder", "with_parameters"]
 EXACT_MODE, REAL_MODE = "dense", "real"
 
 BATCHES = ("whole", "mean of parts", "sum of parts", "parts of the whole")
-"""Every rank has the whole batch; or each has its own rows, and averages gradients, adds them, or has the batch's."""
+"""Each rank has the whole batch, or its own rows; then gradients are averaged, added, or equal to the batch's."""
 
 WHOLE, MEAN_OF_PARTS, SUM_OF_PARTS, PARTS_OF_WHOLE = BATCHES
 
@@ -86,7 +86,7 @@ class ModuleCase(MeshCase):
         self.__post_init__()
 
     def but(self, **changes: Any) -> Self:
-        """Returns the case with other fields, which may be fields of its parts."""
+        """Returns a copy of the case with some fields changed, also fields of its parts, such as `optimizer`."""
         return replace(self, **changes)
 
     def check_fields(self) -> None:

@@ -67,7 +67,7 @@ class Result:
 
     Attributes:
         claims: Claim -> 'holds', 'fails', 'known failure', or 'open' if nothing was concluded.
-        failures: The smallest failure of each claim and kind; `message` is the whole message of one.
+        failures: The smallest failure of each claim and kind; each one has its whole text in `message`.
         cases: Number of cases that were judged.
         notes: Everything that was left open or left out, one line each.
     """
@@ -130,7 +130,7 @@ def check(
         profile: 'smoke', a first look, 'gate' or 'conformance': how many cases are drawn.
         audit: True if a few cases also run with spoiled collectives, which the claims must reject.
         backend: By default gloo on the CPU.
-        raises: True if a failure is raised.
+        raises: True to raise an error if a claim fails or nothing was concluded.
 
     Returns:
         The result, whose text is the message of each failure.

@@ -137,7 +137,7 @@ class Training(Part):
 
     @property
     def is_stepped(self) -> bool:
-        """True if there is more than one forward and backward."""
+        """True if the program is trained, by an optimizer or by a step function."""
         return bool(self.optimizer or self.step)
 
 
@@ -156,8 +156,8 @@ class Judge(Part):
             -1 if it has none; or None if the tensor of that name shows its part.  '': every tensor shows its part.
         state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
             unsharded module's buffers after the rank's rows.  'whole batch': every rank has the unsharded module's
-            buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': both
-            contracts say the same.
+            buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': the two
+            contracts do not differ for this module.
         zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
             unsharded module's is zero in every element.
     """

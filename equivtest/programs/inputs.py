@@ -51,7 +51,7 @@ def real(shape: Sequence[int | str]) -> Input:
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """Describes an input of int64 from 0 to vocab - 1, each equally often; the first and the last occur if two fit.
+    """Describes an input of int64 from 0 to vocab - 1, each equally often; 0 and vocab - 1 occur if two fit.
 
     Args:
         vocab: Number of different ids.
@@ -61,7 +61,7 @@ def ids(vocab: int, shape: Sequence[int | str]) -> Input:
 
 
 def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool") -> Input:
-    """Describes an input of True and False at random, which never hides the first element along the last dim.
+    """Describes a random mask, which never hides the first element along the last dim.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.

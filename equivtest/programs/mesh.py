@@ -40,7 +40,7 @@ class MeshCase(Case):
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """Returns the layout of a stack with one row per part of the batch; a part's ranks have the row as `layout`."""
+        """Returns the layout of a stack of a row per part of the batch; a part's ranks hold its row under `layout`."""
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]

@@ -58,7 +58,7 @@ class Variant(NamedTuple):
 
     Attributes:
         options: (name, value as code) of each option.
-        batch: None if the ranks decide it later, see `_resolve`.
+        batch: One of BATCHES; None if the ranks decide it later, see `_resolve`.
     """
 
     options: tuple[tuple[str, str], ...]
@@ -67,7 +67,7 @@ class Variant(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The batch; WHOLE while the ranks have not decided it."""
+        """The `batch` of the cases, one of BATCHES; WHOLE while the ranks have not decided it."""
         return self.batch or WHOLE
 
 
@@ -252,16 +252,16 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
-"""(case, backend) -> batch that the ranks decided with this case."""
+"""(case, backend) -> the one of BATCHES that the ranks decided on with this case."""
 
 
 def forget_batches() -> None:
-    """Forgets the batches that ranks decided, so that the next property asks them again."""
+    """Forgets what ranks decided about batches, so that the next property asks them again."""
     _batches.clear()
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
-    """Returns the batch that the ranks decide with the first case whose dtype they can compute in.
+    """Returns 'mean of parts' or 'whole', as the ranks decide with the first case whose dtype they can compute in.
 
     It is 'whole' if in every dtype the backend refuses a call of `parallelize`, or `parallelize` declines, because
     every case will then end so.

@@ -87,17 +87,17 @@ def in_words(tensor: torch.Tensor, flat: int) -> str:
 
 
 def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Excuses no element: every bit counts."""
+    """Returns a mask that excuses no element: every bit counts."""
     return torch.zeros_like(expected, dtype=torch.bool)
 
 
 def where_both_are_zero(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Excuses zeros of any sign: see `ExpectedTensor.is_sum`."""
+    """Returns the mask of elements that are zero in both tensors, with any signs: see `ExpectedTensor.is_sum`."""
     return (expected == 0) & (actual == 0)
 
 
 def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Excuses -0.0 that has become +0.0, and NaN that has become another NaN.
+    """Returns the mask of elements in which -0.0 became +0.0, or a NaN became another NaN.
 
     Source: IEEE 754-2019 section 6.3: the sum of zeros of unlike sign is +0 when rounded to nearest;
     section 6.2: an operation on a signalling NaN gives a quiet one, whose payload is not prescribed.
@@ -107,7 +107,7 @@ def where_zeros_were_added(actual: torch.Tensor, expected: torch.Tensor) -> torc
 
 
 def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) -> torch.Tensor:
-    """Excuses numbers nearer to zero than `below` that have become +0.0, or a zero of their own sign.
+    """Returns the mask of numbers nearer to zero than `below` that became +0.0, or a zero with the number's sign.
 
     Source: LLVM Language Reference, denormal-fp-math: "positive-zero" and "preserve-sign".
     """

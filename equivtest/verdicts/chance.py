@@ -45,7 +45,7 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high), between which `count` lies by chance, in a draw with `num_counts` counts."""
+        """Returns (low, high); chance puts `count` outside with a probability of at most FALSE_ALARM / num_counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
@@ -53,7 +53,7 @@ class Count:
 def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
     """Judges the counts of dropped elements; returns None if the case draws nothing at random.
 
-    The verdict is inconclusive if the ranks' tensors are not the expected ones.  A case for which
+    The verdict is inconclusive if the ranks' tensors have other shapes or layouts than expected.  A case for which
     `Case.draws_at_random` is true has enough elements that each count can fail.
     """
     wrong, agreeing = [], []

@@ -151,7 +151,7 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
 
 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Returns the first rank with another layout than the first one, if some rank has a partial operand; else None."""
+    """Returns the first rank whose layout differs from rank 0's, if some rank has a partial operand; else None."""
     layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
     if not any(is_partial(layout) for layout in layouts.values()):
         return None
@@ -163,7 +163,7 @@ def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch
 
 
 def is_partial(layout: Layout) -> bool:
-    """True if ranks hold only operands of the value under `layout`."""
+    """True if under this layout each rank holds only an operand of the value."""
     return any(isinstance(placement, Partial) for placement in layout.placements)
 
 

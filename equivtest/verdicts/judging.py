@@ -46,7 +46,7 @@ DEFAULT_CLAIMS = (
 
 
 def default_claims(case: Case) -> tuple[Claim, ...]:
-    """Returns the claims on a subject for `case` unless the caller lists others."""
+    """Returns the claims that are judged on a case if the caller lists none."""
     if case.refusal:
         return (refuses,)
     training = (trains_like_unsharded,) if case.trains else ()

@@ -47,5 +47,5 @@ def odd_floor(number: int) -> int:
 
 
 def other_dtype(name: str) -> torch.dtype:
-    """Returns another dtype than `name`, which is a name: float32 for 'float64', else float64."""
+    """Returns another dtype than the named one: float32 for 'float64', else float64."""
     return torch.float32 if name == "float64" else torch.float64

@@ -17,7 +17,7 @@ NUM_PATTERNS = 2**16
 def special_patterns(dtype_name: str) -> tuple[int, ...]:
     """Returns NUM_SPECIAL bit patterns of a dtype, as unsigned integers: each kind of special value with each sign.
 
-    -0.0 and +0.0; infinity; quiet NaN without a payload; quiet NaN of payload 1 and (negative) of all
+    The kinds are zero; infinity; quiet NaN without a payload; quiet NaN of payload 1 and (negative) of all
     ones; signalling NaN of payload 1 and (negative) of all ones; the smallest and the largest
     subnormal, the smallest and the largest normal number, 1, and 1 with its last bit set.
 

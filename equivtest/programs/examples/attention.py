@@ -10,7 +10,7 @@ HEAD_FEATURES = 2
 
 
 class AttentionBlock(nn.Module):
-    """y = x + W attention(norm(x)) + b, causal over the tokens of x (..., T, F); a head has HEAD_FEATURES features."""
+    """The block y = x + W attention(norm(x)) + b, causal over the tokens of x (..., T, F), with two features a head."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def divided_first() -> Mixture:
 
 
 def with_empty_shards() -> Mixture:
-    """Makes a module with empty shards: torch hangs for the largest magnitude, finding 23."""
+    """Makes a module with empty shards, for which torch hangs in the norm of the largest magnitude: finding 23."""
     return Mixture(SHAPES | SHORT)
 
 

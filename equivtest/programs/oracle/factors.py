@@ -130,7 +130,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
     """Returns the right answers; if the program takes the factors of its backward out again, without these factors.
 
     Args:
-        ran: (True if factors are divided out) -> answers and runs.
+        ran: Function of a bool, True to divide factors out, that returns answers and runs.
     """
     expected, left_in = ran(False)  # noqa: FBT003
     wrong = {name for run in left_in for name in run.wrong}
@@ -153,7 +153,7 @@ def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
 
 
 def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
-    """True if each gradient of a parameter or an input agrees with the right one without the factor, and proves it."""
+    """True if each gradient of a parameter or an input agrees without the factor, and does not agree with it."""
     for name, right in taken_out.items():
         if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):
             continue

@@ -203,8 +203,8 @@ def _certainty(layout: Layout) -> tuple[int, int]:
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
     """Returns the right value of each recorded boundary, in the order of the run, for all parts of a divided batch.
 
-    If only some parts recorded a boundary, the others are not judged there.  If the parts recorded different shapes, as
-    with the tokens of an expert, the boundary is left out when all are right.
+    If only some parts of the batch recorded a boundary, the others are not judged there.  If they recorded different
+    shapes, as with the tokens of an expert, the boundary is left out if all are right.
     """
     facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

@@ -159,7 +159,7 @@ def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Optimizer:
-    """Runs the optimizer's own code for single tensors on unsharded ones, and counts each operation's roundings."""
+    """Runs the code of the user's optimizer on unsharded tensors, one by one, and counts each operation's roundings."""
 
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)

@@ -251,7 +251,7 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def _must_communicate(case: ModuleCase) -> bool:
-    """True if every rank has the whole batch, so that ranks without communication compute everything by themselves.
+    """True if every rank has the whole batch, so that a module without collectives cannot be parallel.
 
     A mesh axis of one rank needs no communication.  Ranks with different rows need no such check: if they never
     communicate, their values are wrong.

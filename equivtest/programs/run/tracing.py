@@ -89,7 +89,7 @@ def code_words(num: int) -> torch.Tensor:
     """Returns a different word for each of `num` elements: (runs, num), float64, with one sign in each run.
 
     The words are spread evenly over all possible words: element i has number i * step modulo their number.  The step is
-    near the golden ratio of their number, and shares no factor with it.
+    near their number divided by the golden ratio, and shares no factor with it.
     """
     num_runs = 2
     while ALPHABET**num_runs < SPARSENESS * num:
