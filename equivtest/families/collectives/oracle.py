@@ -25,7 +25,7 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Returns every collective's result. It is exact, except for an average by a reciprocal that is too inexact.
+    """Returns every collective's result, which is exact unless an average has a rounded reciprocal.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -84,7 +84,7 @@ def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Redu
 
 
 def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
-    """Returns the sum over dim 0 of operands near the largest number or infinite, times a power of two; float64.
+    """Adds, over dim 0, operands that are infinite or near the largest number, times a power of two; float64.
 
     Derived here. Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
     one sign. If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order. The

@@ -190,7 +190,7 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts from each rank in turn."""
+    """Broadcasts this rank's first n elements, with each rank as the root in turn; returns all ranks' elements."""
     mine = first(room, own)
     buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
     works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
@@ -198,7 +198,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters from each rank in turn."""
+    """Scatters, with each rank as the root in turn; returns this rank's n elements from each root."""
     outputs = empties(room, first(room, own))
     works = [
         dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
@@ -208,7 +208,8 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers to each rank in turn; the result is from the turn in which this rank is the root."""
+    """Gathers n elements of each rank, with each rank as the root in turn; returns what this rank gathers as the
+    root."""
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -219,9 +220,10 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces to each rank in turn.
+    """Reduces n elements of each rank, with each rank as the root in turn; returns what this rank reduces as the
+    root.
 
-    The result is from the turn in which this rank is the root; in others it is undefined.
+    The result on any other rank is undefined.
     """
     buffers = [room.copy(first(room, own)) for _ in range(room.ranks)]
     works = [
@@ -263,7 +265,7 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts from each rank in turn. On other ranks the memory holds their own elements before."""
+    """Broadcasts n elements, with each rank as the root in turn. Other ranks begin with their own elements."""
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 

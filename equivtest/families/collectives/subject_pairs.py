@@ -21,7 +21,7 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges with each other rank in turn. If calls are synchronous, the lower rank sends first."""
+    """Exchanges n elements with each other rank in turn. If calls are synchronous, the lower rank sends first."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     works: list[Any] = []
     outputs[room.rank].copy_(mine[room.rank])
@@ -36,7 +36,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges with all other ranks in one batch."""
+    """Exchanges n elements with every other rank, all in one batch."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -92,7 +92,10 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers to each rank in turn; the result is from the turn in which this rank is the root."""
+    """Gathers n elements of each rank as an object, with each rank as the root in turn.
+
+    Returns the result of this rank as the root.
+    """
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
         into = found if root == room.rank else None
@@ -101,7 +104,7 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts from each rank in turn."""
+    """Broadcasts n elements as an object, with each rank as the root in turn; returns all ranks' elements."""
     found = []
     for root in range(room.ranks):
         objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
@@ -111,7 +114,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters from each rank in turn."""
+    """Scatters objects, with each rank as the root in turn; returns this rank's n elements from each root."""
     found = []
     for root in range(room.ranks):
         output: list[Any] = [None]

@@ -13,9 +13,9 @@ NUMELS = (1, 2, 3, 7, 0, 33)
 TAKEN = (False, True, True, True)
 MODES = (("dense",), ("dense", "dense"))
 ALONE = (None,) * 18 + (*OF_WORLD, *OF_AVERAGES)
-"""The only collective of a case, or None for most collectives.
+"""The only collective of a case; None: the case has most collectives.
 
-One case in four has one that some torch release gets wrong in some group.
+One case in four has only one, which some torch release gets wrong in some group.
 """
 
 

@@ -44,7 +44,7 @@ def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) ->
 
 @contextmanager
 def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
-    """Seeds torch's and DTensor's generators; hides the warning that the device has no generator of DTensor's.
+    """Seeds torch's and DTensor's generators; hides the warning that DTensor has no generator for the device.
 
     This also creates DTensor's own generator, if there is one. The first random operator would create it otherwise,
     with rank 0's state, by a broadcast.

@@ -79,6 +79,6 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if the sharded dim, or a later merged dim, has several elements, and so have the dims before it."""
+    """True if the merged dims from the sharded one on have several elements, and so have the merged dims before it."""
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

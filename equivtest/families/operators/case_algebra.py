@@ -28,7 +28,6 @@ from equivtest.families.operators.case_operator import (
 
 
 def _square(shape: Shape) -> Shape:
-    """DEL"""
     return (*shape[:-2], shape[-1], shape[-1])
 
 

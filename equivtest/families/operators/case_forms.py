@@ -122,7 +122,7 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Returns a form with two or three operands that are joined along each dim. One operand may be longer in it."""
+    """Returns a form with two or three operands to join along each dim; one of two may be longer in that dim."""
 
     def form(shape: Shape) -> Signatures:
         found = [Signature((shape, shape), (("dim", dim),)) for dim in dims_of((*shape, 1) if new_dim else shape)]

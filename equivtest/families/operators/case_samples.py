@@ -119,4 +119,4 @@ def _read() -> tuple[tuple[Operator, ...], dict[str, str]]:
 
 
 ROWS, LEFT_OUT = _read()
-"""Operators with forms from torch's list; and (LEFT_OUT) the operators left out, each with the reason."""
+"""ROWS: operators with forms from torch's list. LEFT_OUT: operator -> reason why the list of forms leaves it out."""

@@ -90,7 +90,7 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if `dim` is negative and sharded, and is the first dim, or the last dim where some rank has one row.
+    """True if `dim` is negative, sharded and the first dim, or the last dim if some rank has only one row.
 
     A row is an element along dim 0 of the first operand.
     """
@@ -151,9 +151,9 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 
 
 def pads_other_rows(case: OperatorCase) -> bool:
-    """True if the backward of `narrow` pads, on some rank, a local cotangent whose size does not fit.
+    """True if, in the backward of `narrow`, some rank's cotangent has a size along `dim` that does not fit.
 
-    It fits if it is 1, or the size of `narrow` of the rank's operand under the layout of the cotangent.
+    It fits if it is 1, or the size that `narrow` gives of the rank's operand in the layout of the cotangent.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
@@ -170,9 +170,9 @@ def pads_other_rows(case: OperatorCase) -> bool:
 
 
 def selects_other_rows(case: OperatorCase) -> bool:
-    """True if the backward of `select`, by a negative dim, writes a local cotangent into a place that does not fit.
+    """True if, in the backward of `select` by a negative dim, some rank's cotangent does not fit its slice.
 
-    DTensor lays the gradient out as if every dim had moved by one, so that some rank's row has another shape.
+    DTensor lays the gradient out as if every dim had moved by one, so that the slice to write to has another shape.
     """
     index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
     if not isinstance(index, int) or not isinstance(dim, int) or not counts_dim_from_end(case):

@@ -174,7 +174,7 @@ def _picks_one(name: str, signature: Signature) -> bool:
 
 
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
-    """Returns placements by row or replicated for a convolution's input; findings/62 is about all other placements."""
+    """Returns the input's placements of a convolution: by row, or replicated. findings/62 is about all others."""
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
@@ -188,7 +188,7 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if some rank would have an empty shard of one of the first two dims, on all ranks or on two."""
+    """True if sharding one of the first two dims over all ranks, or over two, leaves a shard empty."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 

@@ -21,7 +21,7 @@ from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, is_
 from equivtest.property import Enumeration, Space
 
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
-"""Shapes that forms which fit any shape are given. Two ranks share dims of size 3 and 5 unevenly."""
+"""Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 """Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
 WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
@@ -36,7 +36,7 @@ MAX_ROWS = 200
 """Largest number of combinations per form that `covering` chooses from."""
 
 MAX_CALLS = {IN_PLACE: 3, OUT: 2}
-"""Largest number of calls of one operator in place or with `out=`, times the strength; as a function it has all."""
+"""Way of calling -> largest number of calls of one operator, times the strength; other ways have no limit."""
 
 
 ENUMERATED = tuple(HAND_WRITTEN)
@@ -46,9 +46,10 @@ PARTS = 8
 
 
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
-    """Returns the enumerated calls of every PARTS-th operator, in the space's first dtype out of `REAL_DTYPES`.
+    """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    `part` is the first operator's number. Operators that follow each other in the table are in different parts.
+    They have the space's first dtype that is in `REAL_DTYPES`. Operators that follow each other in the table are in
+    different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = ENUMERATED[part::PARTS] if dtype else ()
@@ -72,7 +73,7 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 def forms_of(name: str) -> Signatures:
     """Returns at most MAX_FORMS signatures of an operator.
 
-    Each next one has the most features that are not covered yet.
+    Each next signature is the one with the most features that no signature before it has.
     """
     operator = OPERATORS[name]
     shapes = SHAPES[:1] if operator.has_samples else [each for each in SHAPES if len(each) in operator.num_dims]
@@ -125,7 +126,7 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 def covering(rows: Sequence[Row], strength: int) -> list[Row]:
     """Returns few rows that contain each value of each axis, or at strength 2 each pair of values.
 
-    Each next row adds the most.
+    Each next row is the one with the most values, or pairs, that no row before it has.
     """
     seen: set[tuple[object, ...]] = set()
     kept, left = [], [(row, frozenset(itertools.combinations(_values(row), strength))) for row in rows]

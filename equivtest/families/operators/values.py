@@ -86,7 +86,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Draws integers or other exact values for a (dtype, domain)."""
+    """Draws values of the domain for which the operators are exact in the dtype; `of` is (dtype, domain)."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)

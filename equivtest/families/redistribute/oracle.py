@@ -94,7 +94,7 @@ def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
 
     The cotangent is replicated where x is partial.
 
-    Source: as of `document_redistribute`; PrepareModuleInput and PrepareModuleOutput in
+    Source: as for `redistribute_collectives`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).
     """
     steps = [parse_placement(text) for text in case.steps]

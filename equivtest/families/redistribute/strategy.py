@@ -130,7 +130,6 @@ def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
 
 
 def is_given(number: int | None) -> bool:
-    """DEL"""
     return number is not None
 
 
@@ -159,7 +158,10 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns the previous axis' shard, twice, because dims that several axes shard fail most often."""
+    """Returns the previous axis's placement twice if it is a shard, as entries of a table; else nothing.
+
+    Dims that several axes shard fail most often.
+    """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
 

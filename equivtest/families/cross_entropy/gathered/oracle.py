@@ -133,9 +133,8 @@ class _Loss:
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
         """Sums over the last dim.
 
-        The sum is accumulated, then stored; if `divided`, each rank stores its sum and the sums are added.
-
-        A mean adds over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
+        The sum is accumulated, then stored. If `divided`, each rank stores its sum and the sums are added. A mean adds
+        over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
@@ -150,7 +149,7 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Bounds grad.x if the gradient of y has the error `e_g` (P, C)."""
+    """Bounds grad.x if the gradient of y, the log-softmax, has the error `e_g` (P, C)."""
     if x.shape[1] == 1:
         return right
     p = y.value.exp()

@@ -25,7 +25,7 @@ from equivtest.families.training.data_parallel.case_refused import RefusedShardi
 from equivtest.families.training.subject import Mlp, PerceptronRun
 
 TINY_BUCKET_MIB = 1e-6
-"""Size of one byte, so that every gradient fills a bucket alone."""
+"""Bucket size in MiB, about one byte, so that every gradient fills a bucket alone."""
 
 
 def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:

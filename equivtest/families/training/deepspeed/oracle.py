@@ -57,7 +57,7 @@ class EngineReference(Reference):
     case: EngineCase
 
     def sums(self, operations: Operations) -> Averages:
-        """Returns averages as in data parallelism, with the roundings of `predivide_factor` if it is used."""
+        """Returns the averaging operations of data parallelism, with the roundings of `predivide_factor`."""
         case = self.case
         if not case.predivides:
             return Averages(operations, case.num_averaged, case.micro_batches)

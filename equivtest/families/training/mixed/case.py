@@ -57,7 +57,7 @@ class MixedCase(DataParallelCase):
         return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if a run with these dtypes has the case.
+        """True if a run that has these dtypes may draw the case.
 
         If the run has no dtype of NARROW, all of NARROW are allowed.
         """

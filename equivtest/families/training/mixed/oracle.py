@@ -50,7 +50,7 @@ class PartedOperations(Operations):
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """Multiplies like the base class, but proves each part of `left` (R, C), by rows, exact alone."""
+        """Multiplies like the base class, but proves each block of rows of `left` (R, C) exact separately."""
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
         inexact = [each for each in found if each.allowed is not None]

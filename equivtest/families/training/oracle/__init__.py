@@ -134,7 +134,7 @@ class Reference:
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
-        """Returns the sums over tokens that the parameters' gradients are computed by."""
+        """Returns the operations that sum over tokens, for the parameters' gradients."""
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)

@@ -97,7 +97,7 @@ def clipped(gradient: torch.Tensor, norm: torch.Tensor, max_norm: float, arithme
 
     Args:
         gradient: float64, global, any shape.
-        norm: 0-dim, float64, what the ranks hold of the norm over all parameters.
+        norm: 0-dim, float64, the ranks' value of the norm over all parameters.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     shifted = Interval.of(norm).plus(Interval.of(torch.tensor(EPS, dtype=torch.float64)))

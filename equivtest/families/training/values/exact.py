@@ -46,8 +46,8 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     Modes:
         dense: Odd integers, as dense and as large as the sums allow.
         wide-x, wide-in, wide-out, wide-g: x, W1, W2 or G takes the whole significand; each hidden
-            feature goes by one feature, each output by one hidden feature, each output's
-            gradient comes from one token.
+            feature depends on one feature, each output on one hidden feature, and each output's
+            gradient on one token.
     """
     mode, seed = case.values[index]
     shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)

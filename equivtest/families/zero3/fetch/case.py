@@ -27,7 +27,7 @@ class FetchCase(Case):
         contiguous: Whether the harness passes parameters contiguous in memory.
         requires_grad: requires_grad of each parameter.
         collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is
-            documented, in which case it must be recorded.
+            documented. A recorded fetch must name it.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES

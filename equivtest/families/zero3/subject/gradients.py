@@ -28,7 +28,10 @@ class Gradients:
         self.partitions[name] = own if before is None else before + own
 
     def average(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's partition of the average of all ranks' gradients. No elements, no collective."""
+        """Returns this rank's partition of the average of all ranks' gradients.
+
+        A gradient without elements takes no collective.
+        """
         size = -(-gradient.numel() // self.mesh.size())
         padded = gradient.new_full((size * self.mesh.size(),), self.padding)
         padded[: gradient.numel()] = gradient.reshape(-1)

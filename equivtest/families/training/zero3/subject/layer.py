@@ -31,10 +31,8 @@ class SavedView:
 class Layer:
     """Partitions a module's parameters, and fetches and releases them together.
 
-    Kinds are their names, such as 'weight'.
-
-    A parameter that an earlier or a later layer shares is partitioned once: the first layer to run fetches it, the last
-    one releases it.
+    A kind is a parameter's name, such as 'weight'. A parameter that an earlier or a later layer shares is partitioned
+    once: the first layer to run fetches it, the last one releases it.
 
     Args:
         module: Its parameters are whole; they lose their elements.

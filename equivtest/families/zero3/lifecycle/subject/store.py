@@ -121,7 +121,7 @@ class Store:
         """Runs one step of SGD on the partitions of all parameters with a gradient, and deletes the gradients.
 
         Raises:
-            StatusError: one of these is not NOT_AVAILABLE: its whole would be the old one.
+            StatusError: one of these is not NOT_AVAILABLE: its whole tensor would keep the old value.
         """
         trained = [index for index in range(len(self.parameters)) if self.gradient(index) is not None]
         self.need(trained, Status.NOT_AVAILABLE, "updated")
@@ -171,7 +171,7 @@ class Store:
         """Writes the saved values to the partitions.
 
         Raises:
-            StatusError: one is not NOT_AVAILABLE: its whole would be the old one.
+            StatusError: one is not NOT_AVAILABLE: its whole tensor would keep the old value.
             NeverSavedError: one was never saved.
         """
         self.need(indices, Status.NOT_AVAILABLE, "loaded")
