@@ -1,7 +1,9 @@
-"""How the gate names the faults of planted backends: python -m studies.backend_faults [--only NAME ...] [--whole].
+"""Prints how the gate names the faults of planted backends.
 
-Each row is one `equivtest run --profile gate -x` on a backend that is wrong in one way, or honest.  Only the searches
-of PART are run, which are the gate's own with its own cases, unless --whole asks for all of them.
+python -m studies.backend_faults [--only NAME ...] [--whole]
+
+Each row is one `equivtest run --profile gate -x` on a backend that is wrong in one way, or honest.  By default only the
+searches of PART run; --whole runs all searches of the gate.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from tests.programs.planted_cpp import LIBRARY, build
 
 ROOT = Path(__file__).parents[1]
 PART = "collectives or rowwise_linear"
-"""pytest's -k: the gate's properties of single collectives, and of one subject that is built from them."""
+"""pytest's -k for the searches that run: those of single collectives, and of a subject that calls them."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A backend and the verdict that the gate must give on it.
+    """A backend with a planted fault, or without one, and the verdict that the gate must give on it.
 
     Attributes:
         collective: The collective that has the fault; '' for an honest backend.
-        only: The one dtype, size or rank that the fault is confined to, or ''.
-        code: Exit code of the run.
-        declared: Further arguments of the run, which say how the backend deviates.
+        only: The one dtype, size or rank to which the fault is confined, or ''.
+        code: Exit code that the run must have.
+        declared: Further arguments of the run, which declare how the backend deviates.
     """
 
     name: str
@@ -107,7 +109,7 @@ ROWS = (
 
 
 def command(planted: Planted, *, whole: bool) -> list[str]:
-    """The run; from an empty folder, so that nothing of this one counts."""
+    """Returns the command of the run, which starts in an empty folder, so that no settings of this folder count."""
     module = "tests.programs.planted_cpp" if planted.is_cpp else "tests.programs.unusual"
     backend = "planted_cpp" if planted.is_cpp else "planted"
     args = ["run", "--profile=gate", f"--backend={backend}", f"--import={module}", "-n0"]
@@ -122,7 +124,7 @@ def command(planted: Planted, *, whole: bool) -> list[str]:
 
 
 def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, str, float]:
-    """(exit code, output, seconds) of one run."""
+    """Runs the gate on a planted backend; returns (exit code, output, seconds)."""
     fault = "" if planted.name.endswith("honest") else planted.name
     environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT: fault}
     environment |= {LIBRARY: str(library)} if library else {}
@@ -135,7 +137,7 @@ def run(planted: Planted, library: Path | None, *, whole: bool) -> tuple[int, st
 
 
 def first_line(output: str) -> str:
-    """Returns the beginning of the summary, or the first failure and the party that it blames."""
+    """Returns the beginning of the summary, or the first failure and what it is blamed on."""
     lines = output.splitlines()
     said = [line for line in lines if line.startswith(("equivtest: ", "ValueMismatch", "BitsMismatch", "Rank"))]
     fault = next((f"; {line.strip()}" for line in lines if line.startswith("  fault ")), "")

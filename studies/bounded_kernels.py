@@ -1,4 +1,4 @@
-"""Compares torch's kernels, one call at a time, with their running-error bounds: rows of `studies.bounded_ops`.
+"""Draws single calls of torch's kernels and computes their running-error bounds, for `studies.bounded_ops`.
 
 Each kernel runs on contiguous and on strided operands, and so do its gradients.  Functions that round to 16 bits in
 between are drawn in sizes around the vector length, and in sizes beyond the blocks of attention.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Call = tuple[Callable[..., torch.Tensor], Tensors]
-"""A function, and the floating-point tensors that it takes by name."""
+"""(function, its floating-point tensors by name)."""
 
 SIZES = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 127)
 FEW = (1, 2, 3, 5, 17, 33)
@@ -146,7 +146,7 @@ CALLS: dict[str, Callable[[Draw], Call]] = {
     "logsumexp": _of_one(lambda x: x.logsumexp(-1)), "deviation": _of_one(lambda x: torch.cat([x, 1 + x], -1).std(-1)),
     "glu": _of_one(lambda x: F.glu(torch.cat([x, x], -1))), "erf": _of_one(torch.erf), "sines": _of_one(torch.sin),
 }  # fmt: skip
-"""Operator -> function that draws its call."""
+"""Name of an operator -> function that draws a call of it."""
 
 
 def kernels(draw: Draw) -> Iterator[tuple[str, torch.Tensor, Bounded]]:

@@ -1,12 +1,10 @@
-"""torch's own kernels against the bounds: `python -m studies.bounded_ops SECONDS`.
+"""Compares torch's own kernels with the oracle's bounds: `python -m studies.bounded_ops SECONDS`.
 
-A bound is derived, so one element beyond it means that a rounding was forgotten.  Prints a row per
-operation and dtype: elements, violations, and the largest and mean margin (error over allowance):
-margins near zero mean a loose bound.  Pointwise backward kernels are judged in 16 bits on
-every number of the dtype, whatever SECONDS says; below the table stand kernels whose largest margin is
-less than 0.05, with the reason, and kernels of the installed torch that nothing judges.
-
-Ends with status 1 if there is a violation, a kernel that nothing judges, or such a margin without a reason.
+A bound is derived, so one element beyond it means that a rounding was forgotten.  Prints a row per operation and dtype:
+elements, violations, and the largest and mean margin (error over allowance): margins near zero mean a loose bound.
+Pointwise backward kernels are judged in 16 bits on every number of the dtype, whatever SECONDS says; below the table
+stand kernels whose largest margin is less than 0.05, with the reason, and kernels of the installed torch that nothing
+judges. Ends with status 1 if there is a violation, a kernel that nothing judges, or such a margin without a reason.
 
 SGD is run without fused=True, which corrupts its momentum in 16 bits (torch 2.13.0).
 """
@@ -33,7 +31,7 @@ from tests.oracle.running_programs import SCALES as SCALES_OF_X
 from tests.oracle.running_programs import bound_of, given_of, programs
 
 Found = Iterator[tuple[str, torch.Tensor, Bounded]]
-"""(operation, torch's result, bound)."""
+"""Yields (name of an operation, torch's result, the oracle's value with its bound)."""
 
 SCALES = (0.01, 0.3, 1.0, 4.0)
 SIZES = (1, 2, 3, 5, 8, 16, 31, 33, 64, 127, 300)
@@ -42,7 +40,7 @@ SHORT = (1, 2, 3, 5, 8, 17)
 
 @dataclass
 class Margins:
-    """Counts and margins for one operation in one dtype."""
+    """Counts elements and violations, and collects margins, of one operation in one dtype."""
 
     elements: int = 0
     violations: int = 0
@@ -88,7 +86,7 @@ class Draw:
 
 
 def linears(draw: Draw) -> Found:
-    """nn.functional.linear on one rank: 1-D to 3-D, with and without bias, and its gradients."""
+    """Runs nn.functional.linear in one process, on 1 to 3 dims, with and without bias, forward and backward."""
     tokens, features, outputs = draw.size(), draw.size(), draw.size()
     leading = {0: (tokens,), 1: (1, tokens), 2: ()}[draw.size((0, 0, 1, 2))]
     tokens = tokens if leading else 1
@@ -110,7 +108,7 @@ def linears(draw: Draw) -> Found:
 
 
 def split_linears(draw: Draw) -> Found:
-    """A contraction split over ranks, each with its share of the bias, added in rank order and dtype."""
+    """Runs a linear whose contraction is split over ranks; each adds its share of the bias, and results are summed."""
     ranks, tokens, features, outputs = draw.size((2, 3, 4, 5, 8)), draw.size(), draw.size(), draw.size()
     x, weight, bias = draw.normal(tokens, features), draw.normal(outputs, features), draw.normal(outputs)
     shares = list(zip(x.chunk(ranks, -1), weight.chunk(ranks, -1), strict=True))
@@ -136,7 +134,7 @@ def _in_order(operands: list[torch.Tensor]) -> torch.Tensor:
 
 
 def elementwise(draw: Draw) -> Found:
-    """relu, gelu and silu, forward and backward."""
+    """Runs relu, gelu and silu, forward and backward."""
     for name, forward, bound, bound_grad in (
         ("relu", functional.relu, activations.relu, activations.relu_grad),
         ("gelu", functional.gelu, activations.gelu, activations.gelu_grad),
@@ -152,7 +150,7 @@ def elementwise(draw: Draw) -> Found:
 
 
 def sums(draw: Draw) -> Found:
-    """torch.sum over either dim."""
+    """Runs torch.sum over either dim of a matrix."""
     terms = draw.normal(draw.size(), draw.size())
     for dim in (0, 1):
         yield f"sum({dim})", terms.sum(dim), contractions.total(terms, dim, draw.arithmetic)
@@ -171,7 +169,7 @@ def reductions(draw: Draw) -> Found:
 
 
 def sgd(draw: Draw) -> Found:
-    """Two steps of SGD, each from the state before it."""
+    """Runs two steps of SGD; each step is judged from the state before it."""
     momentum, nesterov = draw.pick((0.0, 0.9, 0.5)), bool(draw.size((0, 1)))
     options = optimizers.SgdOptions(
         lr=draw.pick((0.1, 1e-3, 2.0)),
@@ -194,7 +192,7 @@ def sgd(draw: Draw) -> Found:
 
 
 def adamw(draw: Draw) -> Found:
-    """Two steps of AdamW, looped, foreach or fused."""
+    """Runs two steps of AdamW, in its looped, foreach or fused implementation."""
     options = optimizers.AdamOptions(
         lr=draw.pick((1e-3, 0.1)),
         beta1=draw.pick((0.9, 0.3)),
@@ -225,7 +223,7 @@ def adamw(draw: Draw) -> Found:
 
 
 def whole_modules(draw: Draw) -> Found:
-    """Every module of `tests.oracle.running_modules`."""
+    """Runs every module of `tests.oracle.running_modules`."""
     scale, offset = SCALES_OF_X[draw.seed % len(SCALES_OF_X)]
     for name, make in MODULES.items():
         given = given_of(make, draw.dtype, scale, offset, draw.seed)
@@ -243,7 +241,7 @@ Table = dict[tuple[str, str], Margins]
 
 
 def run_dense(table: Table) -> None:
-    """Every pointwise kernel and function on every number of 16 bits."""
+    """Adds to the table every pointwise kernel and function, on every number of each 16-bit dtype."""
     for dtype in NARROW:
         for seed in (0, 1):
             for name, actual, bound in (*backward_kernels(dtype, seed), *functions(dtype, seed)):
@@ -251,7 +249,7 @@ def run_dense(table: Table) -> None:
 
 
 def wide(table: Table) -> Iterator[tuple[str, str, float]]:
-    """Yields backward kernels with a largest margin below LEAST, unless their bound is zero."""
+    """Yields (kernel, dtype, largest margin) of backward kernels with a margin below LEAST and a bound above zero."""
     for name in ROWS:
         for dtype in NARROW:
             margins = table[f"dense: {name}", dtype]
@@ -272,7 +270,7 @@ def new_table() -> Table:
 
 
 def show(table: Table) -> Iterator[str]:
-    """One line per operation and dtype."""
+    """Yields the table as text: one line per operation and dtype."""
     yield f"{'operation':28} {'dtype':9} {'elements':>12} {'beyond':>7} {'open':>9} {'largest':>8} {'mean':>8}"
     for (name, dtype), margins in sorted(table.items()):
         mean = margins.total / max(1, margins.elements)

@@ -1,11 +1,10 @@
-"""Pointwise functions in 16 bits, on every number of the dtype except NaN: rows of `studies.bounded_ops`.
+"""Compares pointwise functions with their bounds on every number of a 16-bit dtype, for `studies.bounded_ops`.
 
 `ROWS` calls each pointwise backward kernel of torch directly, with operands whose bits are known.  A bound has to admit
 torch's own results for tensors that are contiguous, strided, shorter and longer than a vector.  It also has to admit an
 exact program that rounds its result once.  It has to be narrow as well: the exact program also makes the SPARE
-roundings of float32 that a kernel may make.  Their largest error nearly reaches the bound if the bound is narrow.
-
-NaN is left out: vectors and the rest of one kernel disagree on it (elu_backward, hardtanh_backward; torch 2.13.0).
+roundings of float32 that a kernel may make.  Their largest error nearly reaches the bound if the bound is narrow. NaN
+is left out: vectors and the rest of one kernel disagree on it (elu_backward, hardtanh_backward; torch 2.13.0).
 """
 
 from __future__ import annotations
@@ -22,13 +21,16 @@ from equivtest.oracle.running_roundings import SPARE
 
 NARROW = ("float16", "bfloat16")
 LEAST = 0.05
-"""The largest error over the bound is no less, unless `REASONS` says why."""
+"""The largest error must be at least this fraction of the bound, unless `REASONS` has a reason."""
 
 SLOPE = 129 / 256
-"""Products with it often lie in the middle between two numbers, so that programs round them in both directions."""
+"""A factor whose products often lie in the middle between two numbers.
+
+Programs round such products in both directions.
+"""
 
 SIZES = (1, 7, 15, 17, 31, 33, 63, 65)
-"""Sizes around the vector lengths: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""
+"""Sizes of tensors around the vector lengths: 16 numbers of 16 bits in 256 bits of memory, 32 in 512."""
 
 
 class Call(NamedTuple):
@@ -37,10 +39,10 @@ class Call(NamedTuple):
 
 
 class Numbers:
-    """All numbers of a dtype of 16 bits but NaN, and others of random size.
+    """All numbers of a 16-bit dtype except NaN, and random numbers of any size.
 
     Args:
-        step: Takes every so-manyth number.
+        step: Takes every `step`-th number.
     """
 
     def __init__(self, dtype: str, seed: int, step: int = 1) -> None:
@@ -51,14 +53,14 @@ class Numbers:
         self.all = every[torch.randperm(len(every), generator=self.source)]
 
     def of_size(self, like: torch.Tensor, powers: int = 12) -> torch.Tensor:
-        """Numbers of either sign, with random significands, from 2**-powers to 2**powers."""
+        """Returns numbers of either sign, with random significands, from 2**-powers to 2**powers."""
         exponents = torch.randint(-powers, powers + 1, like.shape, generator=self.source)
         signs = 2 * torch.randint(2, like.shape, generator=self.source) - 1
         significands = 1 + torch.rand(like.shape, generator=self.source, dtype=torch.float64)
         return (signs * significands * 2.0**exponents).to(self.dtype)
 
     def near(self, x: torch.Tensor) -> torch.Tensor:
-        """Targets: half of them of any size, half as large as x."""
+        """Returns targets for a loss: half of them near x, half of any size."""
         away = 1 + 0.3 * torch.randn(x.shape, generator=self.source)
         is_near = torch.rand(x.shape, generator=self.source) < 0.5
         return torch.where(is_near, (x * away).to(self.dtype), self.of_size(x, 4))
@@ -88,7 +90,7 @@ def _sine(x: torch.Tensor) -> torch.Tensor:
 
 
 def _of(*more: Any, within: Domain = _everywhere, **named: Any) -> Builder:
-    """Operands of a backward: the gradient, the forward's input or output, and some numbers."""
+    """Returns a builder of a backward's operands: the gradient, the forward's input or output, and then `more`."""
 
     def build(numbers: Numbers) -> Call:
         x = within(numbers.all)
@@ -106,7 +108,7 @@ def _elu(alpha: float, scale: float, inner: float, *, of_result: bool) -> Builde
 
 
 def _gradient_of(numbers: Numbers, x: torch.Tensor, *, is_mean: bool) -> torch.Tensor:
-    """A mean's gradient is one number, about as large as the mean has terms."""
+    """Returns the gradient of a loss; a mean's gradient is one number, about as large as the mean has terms."""
     return 2**14 * numbers.of_size(x[:1], 1).reshape(()) if is_mean else numbers.of_size(x)
 
 
@@ -129,7 +131,7 @@ def _glu(numbers: Numbers) -> Call:
 
 
 def _with_another(*more: Any) -> Builder:
-    """Values like the weights of prelu, or the noise of rrelu."""
+    """Returns a builder whose third operand has values like the weights of prelu, or the noise of rrelu."""
 
     def build(numbers: Numbers) -> Call:
         x = numbers.all
@@ -204,13 +206,13 @@ ROWS: dict[str, Builder] = {
     "threshold_backward": _of(0.3),
     "threshold_backward of relu": _of(0),
 }
-"""By kernel, and what is special about the call."""
+"""Name of a kernel, and what is special about the call -> function that builds the call's operands."""
 
 REASONS: dict[str, str] = {
     "hardsigmoid_backward": "no significand of 16 bits times a sixth lies near the middle between two numbers",
     "threshold_backward": "nothing is rounded; only beside the stored threshold either may pass",
 }
-"""By row: why the largest error is less than LEAST of the bound."""
+"""Name of a row -> why its largest error is less than LEAST of the bound."""
 
 NOT_POINTWISE = {
     "sums, products, norms and softmaxes": """
@@ -264,11 +266,11 @@ NOT_POINTWISE = {
         mps_convolution_backward mps_convolution_transpose_backward
     """,
 }
-"""Why `ROWS` need not judge a backward operator of torch 2.13.0: names."""
+"""Reason why `ROWS` need not judge backward operators of torch 2.13.0 -> their names."""
 
 
 def not_judged() -> list[str]:
-    """Backward operators that the installed torch has, and neither `ROWS` nor `NOT_POINTWISE` name."""
+    """Returns the backward operators of the installed torch that neither `ROWS` nor `NOT_POINTWISE` name."""
     names = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "aten::" in name}
     judged = {name.split()[0].rstrip(",") for name in ROWS}
     others = {name for listed in NOT_POINTWISE.values() for name in listed.split()}
@@ -309,7 +311,7 @@ def _programs(kernel: Any, call: Call) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def _in_pieces(kernel: Any, call: Call, whole: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The same results, some of them computed again in tensors that are shorter than a vector, or a little longer."""
+    """Returns the same results, some of them computed again in tensors a little shorter or longer than a vector."""
     found, start = tuple(each.clone() for each in whole), 0
     for size in 8 * SIZES:
         some = slice(start, start + size)
@@ -414,11 +416,11 @@ FUNCTIONS: dict[str, Function] = {
     "x ** 3": Function(lambda x: x**3),
     "xlogy": Function(lambda x: torch.xlogy(x, x.flip(0).detach().abs())),
 }
-"""Functions whose gradient autograd composes, or that are computed in one kernel: by name."""
+"""Functions, by name, whose gradient autograd composes, or that one kernel computes."""
 
 
 def functions(dtype: str, seed: int = 0, *, step: int = 1, names: Iterable[str] = FUNCTIONS) -> Found:
-    """Outputs and gradients of every function, as torch computes them, beside their bounds."""
+    """Yields the output and the gradient of every function, as torch computes them, with their bounds."""
     for name in names:
         numbers = Numbers(dtype, seed, step)
         function, x = FUNCTIONS[name].call, FUNCTIONS[name].within(numbers.all)

@@ -1,7 +1,8 @@
-"""A job as people start it, without a harness: torchrun --nproc-per-node 8 -m studies.captured_job FOLDER OPTIONS.
+"""Trains one step and captures it, in a job that was started without a harness.
 
-The model trains one step; `equivtest.capture` stands around its forward and backward, and nothing else of equivtest is
-used.
+torchrun --nproc-per-node 8 -m studies.captured_job FOLDER OPTIONS
+
+`equivtest.capture` stands around the forward and the backward; the job uses nothing else of equivtest.
 """
 
 from __future__ import annotations

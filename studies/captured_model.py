@@ -1,4 +1,4 @@
-"""A decoder as people train them, two ways to make it parallel, and defects in one part of it each."""
+"""Defines a decoder, two ways to make it parallel, and four defects, each in one submodule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD_FEATURES = FEATURES // HEADS
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions, of as many heads as its projections give."""
+    """Causal attention with rotary positions; its projections determine the number of heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Pairs of features turned by the angles of their positions.
+    """Turns pairs of features by the angles of their positions.
 
     Source: Su et al., RoFormer (2021), equation 34.
     """
@@ -44,7 +44,7 @@ def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 
 class GatedLinear(nn.Module):
-    """W3 (silu(W1 x) * W2 x)."""
+    """Computes W3 (silu(W1 x) * W2 x)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class GatedLinear(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), and that with the gated one likewise added."""
+    """Adds attention(norm(x)) to x, then the gated linear of the normalized sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Logits of the next token."""
+    """Computes the logits of the next token."""
 
     angles: torch.Tensor
 
@@ -97,17 +97,17 @@ def decoder() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    """The same of more layers."""
+    """Builds a decoder with three times as many layers."""
     return Decoder(3 * LAYERS)
 
 
 def far() -> nn.Module:
-    """The same of so many layers that the whole reference takes more memory than a part of it by far."""
+    """Builds a decoder with so many layers that it takes far more memory than one of its layers."""
     return Decoder(12 * LAYERS)
 
 
 def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Heads and hidden features divided, and the vocabulary of the head."""
+    """Divides heads, hidden features, and the vocabulary of the head."""
     plan: Any = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     plan |= {"attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()}
@@ -117,7 +117,7 @@ def tensor_parallel(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shards each layer separately, then the rest at the root."""
+    """Applies fully_shard to each layer, then to the whole module."""
     for layer in module.get_submodule("layers").children():
         fully_shard(layer, mesh=mesh)
     sharded: nn.Module = fully_shard(module, mesh=mesh)  # type: ignore[assignment]  # of both classes
@@ -125,7 +125,7 @@ def fsdp2(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Doubled(torch.autograd.Function):
-    """x; its gradient twice."""
+    """Returns x unchanged and doubles its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ SPOILS: dict[str, tuple[str, Spoil]] = {
     "doubled": ("layers.2.attention.key", lambda given, mesh: _Doubled.apply(given)),  # type: ignore[no-any-return]
     "slightly": ("layers.0.attention.out", lambda given, mesh: given * (1 + 2.0**-3)),
 }
-"""Name of a defect -> the spoiled part, and how its output changes."""
+"""Name of a defect -> (name of the spoiled submodule, function that changes its output)."""
 
 
 def spoiled(module: nn.Module, mesh: DeviceMesh, name: str) -> nn.Module:
@@ -159,4 +159,4 @@ def _planted(name: str) -> Callable[[nn.Module, DeviceMesh], nn.Module]:
 
 
 average, zeros, doubled, slightly = map(_planted, SPOILS)
-"""Tensor parallelism with each defect, as the harness calls it."""
+"""Functions that apply tensor parallelism with one defect, for the harness to call."""

@@ -73,7 +73,7 @@ def start(folder: Path, num_ranks: int, *options: str) -> str:
 
 
 def said(*folders: Path, build: str = "decoder") -> tuple[int, str, float]:
-    """Runs `equivtest judge` in a new process; returns its exit code, its output and its seconds."""
+    """Runs `equivtest judge` in a new process; returns its exit code, its output and its duration in seconds."""
     begun_s = time.monotonic()
     names = list(map(str, folders))
     ended = subprocess.run(
@@ -168,7 +168,7 @@ def show_two(scratch: Path) -> None:
 
 
 def show_memory(scratch: Path) -> None:
-    """The whole reference does not fit into LIMIT_BYTES of data, and each of its parts does."""
+    """Shows that with LIMIT_BYTES of data the whole reference cannot be judged, but each captured submodule can."""
     print(f"\n48 layers on 2 ranks, judged with at most {LIMIT_BYTES // 2**20} MiB of data (RLIMIT_DATA)")
     for name, options in (("whole", ()), ("parts", ("--alone", "layers.?,layers.??,head,norm,tokens"))):
         folder = scratch / f"memory-{name}"
@@ -196,7 +196,7 @@ def _limit() -> None:
 
 
 def show_changed(scratch: Path) -> None:
-    """Some bytes of a run are changed, left out or doubled: it is refused in words, or judged as it was."""
+    """Changes, removes or doubles some bytes of a run: it must be refused by a message, or judged as before."""
     captured(scratch / "small")
     source, counts = random.Random(0), {"refused": 0, "judged the same": 0, "wrong": 0}
     for number in range(NUM_CHANGED):

@@ -1,9 +1,7 @@
-"""Prints what the audit of a run showed for each property, as a table for docs: `python -m studies.client_audit
-REPORT...`.
+"""Prints a table of the collectives that claims check, from audits of runs: `python -m studies.client_audit REPORT...`.
 
 Reads audit.csv from folders that `--report` has written.  Properties share a row if their subjects call the same
-collectives and their claims detected faults in the same ones.  If several reports have a property, the last one
-counts.
+collectives and their claims detected faults in the same ones.  If several reports have a property, the last one counts.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ WHERE = " in the "
 
 @dataclass
 class Audited:
-    """The audit's result for one property.
+    """The result of the audit of one property.
 
     Attributes:
         called: Collectives that the subject calls, such as 'all_reduce in the forward'.
@@ -57,7 +55,7 @@ def read(report: Path) -> dict[str, Audited]:
 
 
 def in_short(sites: Iterable[str]) -> str:
-    """'all_reduce forward and backward, broadcast forward on tp'."""
+    """Joins collectives with their phases: 'all_reduce forward and backward, broadcast forward on tp'."""
     phases: dict[tuple[str, str], list[str]] = defaultdict(list)
     for site in sorted(sites, key=lambda site: (site.partition(WHERE)[0], "backward" in site)):
         kind, _, where = site.partition(WHERE)
@@ -67,7 +65,7 @@ def in_short(sites: Iterable[str]) -> str:
 
 
 def table(audits: Mapping[str, Audited]) -> str:
-    """Returns one line for each set of collectives, the set of most properties first."""
+    """Returns one line for each set of collectives, the set with most properties first."""
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, audited in sorted(audits.items()):
         rows[audited.row].append(f"`{name}`")

@@ -39,15 +39,15 @@ SHAPE = ("batch", "seq")
 INPUTS = written({"input_ids": ids(24, SHAPE), "labels": targets(24, SHAPE)})
 LAYER = "model.layers.{}."
 LIMIT_S = 600
-"""Limit of one visit.  On a busy machine these models take longer than a case's own limit."""
+"""Seconds that one run of a case may take; on a busy machine these models take longer than a case's own limit."""
 
 
 class Planted(NamedTuple):
-    """One defect.
+    """A defect planted in a language model.
 
     Attributes:
         build: A model type and its number of layers.
-        place: The part that is spoiled, {} for the layer.
+        place: Name of the spoiled submodule, {} for the layer.
         named: Beginnings of right names, {} for the layer, {next} for the next layer.
         layers: The layers from which one is drawn.
     """
@@ -123,13 +123,13 @@ PLANTED = (
     Planted("layer not reduced", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
     Planted("layer summed", LLAMA, "model.layers.{}", ("grad." + LAYER,)),
 )  # fmt: skip
-"""Models in which each defect is planted once."""
+"""The defects, and the model in which each is planted."""
 
 
 def case_of(build: str, parallelize: str, world_size: int, seed: int) -> ModuleCase:
     """Builds a case in bfloat16.
 
-    Under FSDP2 each rank has one row.  Experts get few tokens, so that their routers decide clearly.
+    Under FSDP2 each rank has one row of the batch.  Experts get few tokens, so that their routers decide clearly.
     """
     divided = parallelize.rpartition(":")[2].startswith("layer")
     rows, length = (1, 4) if build.startswith("glm4_moe") else (2, 5)
@@ -153,7 +153,7 @@ def run(case: ModuleCase, pool: Pool) -> tuple[list[Verdict], Sequence[Reply]]:
 
 
 def rejected(case: ModuleCase, replies: Sequence[Reply]) -> str:
-    """Counts the logits and gradients that assert_close rejects beside one process: '3 of 57, logits among them'."""
+    """Counts the logits and gradients that assert_close rejects against one process: '3 of 57, logits among them'."""
     held = {reply.rank: reply.answers[0].tensors for reply in replies if reply.answers}
     if len(held) < case.world_size:
         return "no answer"
@@ -169,7 +169,7 @@ def rejected(case: ModuleCase, replies: Sequence[Reply]) -> str:
 
 
 def one_process(case: ModuleCase) -> dict[str, torch.Tensor]:
-    """Logits and gradients of the unsharded model in bfloat16."""
+    """Returns the logits and gradients of the unsharded model in bfloat16."""
     parts = split(case, draw(case, 0))
 
     def made(part: dict[str, torch.Tensor]) -> nn.Module:
@@ -182,7 +182,7 @@ def one_process(case: ModuleCase) -> dict[str, torch.Tensor]:
 
 
 def first_of(verdicts: Sequence[Verdict]) -> str:
-    """Returns what the first failure names first, or ''."""
+    """Returns the wrong tensor that the first failure names first, or ''."""
     failed = next((verdict for verdict in verdicts if verdict.failed), None)
     if failed is None:
         return ""
@@ -191,7 +191,7 @@ def first_of(verdicts: Sequence[Verdict]) -> str:
 
 
 def main() -> None:
-    """Prints the table; returns 1 if a defect is not found, or a clean run is not right."""
+    """Prints the table; returns 1 if a defect is not found, or a run without defect is not right."""
     source = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
     missed = alarms = 0
     with Pool(Backend("gloo", "cpu", ("tests.clients.language_models",))) as pool:
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def _print_clean(pool: Pool) -> int:
-    """Rows of right models; how many fail."""
+    """Prints the rows of runs without defect; returns how many of them fail."""
     alarms = 0
     ways = [(build, "tensor_parallel") for build in dict.fromkeys(each.build for each in PLANTED)]
     ways.append((LLAMA, "layers_sharded"))

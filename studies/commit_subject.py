@@ -1,4 +1,4 @@
-"""`python -m studies.commit_subject FILE`: checks a commit's message: a short imperative, one change, and the reason.
+"""Checks a commit's message: a short imperative, one change, and the reason: `python -m studies.commit_subject FILE`.
 
 A hook of pre-commit calls it (stage commit-msg).  CONTRIBUTING.md has the template.
 """
@@ -33,7 +33,7 @@ IMPERATIVES = {
     "bias",
     "alias",
 }
-"""Verbs whose base form looks like another form."""
+"""Verbs whose base form ends like another form, such as 'bring'."""
 
 
 def problems_of(message: str) -> Iterator[str]:

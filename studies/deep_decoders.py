@@ -51,11 +51,12 @@ VALUES = ("equals_unsharded", "gradients_equal_unsharded", "trains_like_unsharde
 HOW = (("tensor_parallel", 2), ("tensor_parallel", 3), ("tensor_parallel", 4), ("layers_sharded", 2))
 DTYPES = ("bfloat16", "float16", "float32")
 AT_ONCE = 5
-"""Seeds of one cell in a row: if a run is interrupted, the cells differ by at most five seeds."""
+"""Number of seeds that one combination runs in a row: if a run is interrupted, combinations differ by at most five
+seeds."""
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all processes below it, including those that ended and were waited for."""
+    """Returns the CPU seconds of this process and all its children, including children that have ended."""
     total = 0.0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
@@ -65,14 +66,14 @@ def cpu_s() -> float:
 
 
 class Repeated(nn.Module):
-    """The first row thrice, then the second: of four experts three have the same score."""
+    """Returns three times the first row of a weight, then its second: of four experts three have the same score."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight[[0, 0, 0, 1]]
 
 
 def tied_experts() -> nn.Module:
-    """Builds a Mixtral of four layers, in which two experts are chosen."""
+    """Builds a Mixtral of four layers whose routers give three of four experts the same score and choose two."""
     model: Any = build("mixtral", num_hidden_layers=4)
     for layer in model.model.layers:
         parametrize.register_parametrization(layer.mlp.gate, "weight", Repeated(), unsafe=True)
@@ -80,15 +81,15 @@ def tied_experts() -> nn.Module:
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """AdamW with a rate whose steps bfloat16 holds.
+    """Returns an AdamW with a rate whose steps bfloat16 can represent.
 
-    Its eps is one that float16 holds: float16 rounds 1e-8 to zero, and then divides by zero.
+    Its eps is one that float16 can represent: float16 rounds 1e-8 to zero, and then divides by zero.
     """
     return torch.optim.AdamW(module.parameters(), lr=2.0**-5, eps=2.0**-10)
 
 
 def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int, steps: int = 3) -> ModuleCase:
-    """Shards with FSDP2; each rank has a row of the batch."""
+    """Builds a case; under FSDP2 each rank has one row of the batch."""
     is_divided = parallelize == "layers_sharded"
     return ModuleCase(
         world_size=world_size,
@@ -107,14 +108,14 @@ def case_of(model: str, parallelize: str, world_size: int, dtype: str, seed: int
 
 
 class Judged(NamedTuple):
-    """The conclusions of one run.
+    """The conclusions on one run.
 
     Attributes:
         wrong: The first wrong tensor, or ''.
         boundaries, others: Numbers of tensors; `open_boundaries` and `open_others` of them are inconclusive.
-        ties: Tokens with equal scores at the edge of the chosen experts.
+        ties: Number of tokens with equal scores at the edge of the chosen experts.
         ran_s, judged_s: CPU seconds that the ranks took, and that judging them took.
-        alone_s: CPU seconds of the ranks without capture of their parts; 0 if that was not measured.
+        alone_s: CPU seconds of the ranks without capture of their submodules; 0 if that was not measured.
     """
 
     wrong: str
@@ -149,7 +150,7 @@ def judged(case: ModuleCase, pool: Pool) -> Judged:
 
 
 def ties_in(held: Mapping[str, Placed]) -> int:
-    """Rows of scores in which the last chosen score equals the next one."""
+    """Counts the rows of scores in which the last chosen score equals the next one."""
     found = 0
     for name, chosen in held.items():
         if name.endswith(CHOSEN) and name.removesuffix(CHOSEN) in held:  # else a part gave the scores
@@ -160,13 +161,13 @@ def ties_in(held: Mapping[str, Placed]) -> int:
 
 
 def run_on(pool: Pool, case: ModuleCase) -> tuple[list[Reply], float]:
-    """The replies of the ranks, and the CPU seconds that they took."""
+    """Runs the case; returns the replies of the ranks, and the CPU seconds that they took."""
     begun_s = cpu_s()
     return pool.run("module", case, limit_s=LIMIT_S), cpu_s() - begun_s
 
 
 def alone_s(case: ModuleCase, pool: Pool) -> float:
-    """Returns the CPU seconds of the ranks without capture of their parts."""
+    """Returns the CPU seconds that the ranks take without capture of their submodules."""
     return run_on(pool, replace(case, by_parts=False, dtype="float32"))[1]
 
 
@@ -191,11 +192,11 @@ def is_right(found: list[Judged]) -> bool:
 
 
 Key = tuple[str, str, int, int]
-"""dtype, how, ranks and seed of a run."""
+"""(dtype, parallelization, number of ranks, seed) of a run."""
 
 
 def read(path: Path | None) -> dict[Key, Judged]:
-    """The runs that a file holds."""
+    """Reads the runs that a file has; {} if there is no file."""
     rows = lines_of(path) if path and path.exists() else []
     return {(dtype, how, ranks, seed): Judged(*rest) for dtype, how, ranks, seed, *rest in rows}
 

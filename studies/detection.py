@@ -46,7 +46,7 @@ from tests.unsharded import unsharded
 
 WORLD_SIZES = (1, 2, 3, 4)
 KIND_OF_MODE = {"index": "dense", "peaked": "dense", "every-bit-pattern": "special"}
-"""Modes whose name does not begin with their kind."""
+"""Mode of values -> kind of values, for modes whose name does not begin with the kind."""
 
 
 def kind_of(mode: str) -> str:
@@ -55,11 +55,11 @@ def kind_of(mode: str) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """One row: a defect, or a property without one, and how much of it is run.
+    """One row of the table: a defect, or a property without one, and the amount of work on it.
 
     Attributes:
-        cases: Per world size, at most.
-        enough: Rejections by every kind of values that end the row; 0: it is never cut short.
+        cases: Largest number of cases per world size.
+        enough: Number of rejections by every kind of values that ends the row; 0: the row never ends early.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Task:
 
 
 def run_task(task: Task) -> Row:
-    """Runs cases on every world size in turn, except cases that torch is known to get wrong."""
+    """Runs the cases of a row on every world size in turn, except cases that torch is known to get wrong."""
     begun_s = time.monotonic()
     prop, known = _judged(task)
     shipped = _replaced(task) if task.is_defect else prop.subject
@@ -99,7 +99,10 @@ def _replaced(task: Task) -> str:
 
 
 def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
-    """Drawn as of `subject`, so that all defects of one subject meet the same cases; one of each world size in turn."""
+    """Draws the cases of `prop` as if for `subject`, so that all defects of a subject get the same cases.
+
+    They are in turn of each world size.
+    """
     drawn = []
     for world_size in WORLD_SIZES:
         chunk = Chunk(world_size, limits.DTYPES, 1, cases_per_world, "detection")  # chunk 0 has the examples
@@ -109,7 +112,7 @@ def planned(subject: str, prop: Property, cases_per_world: int) -> list[Case]:
 
 @cache
 def _pool() -> Pool:
-    """This process's own."""
+    """Returns this process's pool of ranks; it is made at the first call and closed when the process ends."""
     pool = Pool()
     multiprocessing.util.Finalize(pool, pool.close, exitpriority=10)
     return pool
@@ -129,13 +132,13 @@ def right(case: Case, draw: int) -> Mapping[str, torch.Tensor] | None:
 
 
 def is_within_a_step(name: str) -> bool:
-    """True for activations and their gradients, states and storages: a test without an oracle ignores them."""
+    """True for activations, their gradients, states and storages, which a test without an oracle does not compare."""
     of_hidden = name.endswith(("grad.in_proj.output", "grad.out_proj.input"))
     return of_hidden or any(part in name for part in ("capture.", "momentum.", "exp_avg", "storages"))
 
 
 def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[Reply]) -> Iterator[tuple[int, bool]]:
-    """Yields (draw, True if any claim fails on it), except for draws on which only torch fails, as is known.
+    """Yields (draw, True if a claim fails on it), except for draws on which only known failures occur.
 
     A run without answers rejects every draw.
     """
@@ -149,7 +152,7 @@ def rejections(prop: Property, known: KnownFailures, case: Case, replies: list[R
 
 
 def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bool | None:
-    """True if assert_close with default tolerances accepts every tensor; None if there is nothing to compare with."""
+    """True if assert_close with default tolerances accepts every tensor; None if there is no unsharded result."""
     whole = right(case, draw)
     if whole is None:
         return None
@@ -165,7 +168,7 @@ def is_close_on_all_ranks(case: Case, draw: int, replies: Iterable[Reply]) -> bo
 
 
 def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case: Case, rank: int) -> bool:
-    """One rank's tensor beside its slice of the unsharded one; padding is left out."""
+    """True if assert_close accepts a rank's tensor against its slice of the unsharded one; padding is left out."""
     if name not in whole:
         return True
     shape = tuple(whole[name].shape)
@@ -186,7 +189,7 @@ def is_close(name: str, placed: Placed, whole: Mapping[str, torch.Tensor], case:
 
 
 def tasks(chosen: argparse.Namespace) -> Iterator[Task]:
-    """Returns every requested row; rows of one subject are adjacent."""
+    """Yields every requested row; rows of the same subject follow each other."""
     for defect in sorted(defects(), key=lambda defect: defect.replaces):
         if chosen.only in defect.name:
             yield Task(defect.name, is_defect=True, cases=chosen.cases, enough=chosen.enough)

@@ -1,4 +1,4 @@
-"""The tables of `studies.detection`, as Markdown."""
+"""Writes the tables of `studies.detection` as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Key = tuple[str, str]
 
 @dataclass
 class Tally:
-    """Draws judged, rejected by the claims, compared by assert_close, rejected by it; and by the claims alone."""
+    """Counts the draws of one row, by kind of values and dtype.
+
+    `judged` counts all draws, `rejected` those that claims reject, `compared` those with an unsharded result,
+    `not_close` those that assert_close rejects, and `missed` those that only claims reject.
+    """
 
     judged: Counter[Key] = field(default_factory=Counter)
     rejected: Counter[Key] = field(default_factory=Counter)
@@ -26,7 +30,7 @@ class Tally:
     missed: Counter[Key] = field(default_factory=Counter)
 
     def add(self, key: Key, *, rejected: bool, is_close: bool | None) -> None:
-        """One draw; `is_close` is None if there was nothing to compare with."""
+        """Counts one draw; `is_close` is None if there was no unsharded result."""
         self.judged[key] += 1
         self.rejected[key] += rejected
         self.compared[key] += is_close is not None
@@ -35,7 +39,7 @@ class Tally:
 
     @staticmethod
     def of(counts: Counter[Key], part: str = "") -> int:
-        """Selects the draws of one kind of values or dtype, or all."""
+        """Sums the counts of one kind of values or one dtype; '' for all."""
         return sum(number for key, number in counts.items() if part in ("", *key))
 
 
@@ -45,7 +49,7 @@ class Row:
 
     Attributes:
         num_cases, num_planned: Number of cases that were run, and number that was planned.
-        kinds: Kinds of values that its cases draw.
+        kinds: Kinds of values that the cases draw.
     """
 
     name: str
@@ -60,7 +64,10 @@ class Row:
         return [kind for kind in KINDS if self.tally.of(self.tally.rejected, kind)]
 
     def only(self) -> str:
-        """Returns the only kind that caught the defect if others were drawn too; NONE if no kind caught it."""
+        """Returns the only kind of values that caught the defect, if the cases drew others too.
+
+        It returns NONE if no kind caught the defect, and '' otherwise.
+        """
         caught = self.caught_by()
         if not caught:
             return "NONE"
@@ -70,7 +77,7 @@ class Row:
 def write_tables(
     defects: Sequence[tuple[Defect, Row]], clean: Sequence[Row], cases: int, enough: int, num_clean: int
 ) -> str:
-    """Returns the whole document; the arguments are the numbers of the command line."""
+    """Returns the whole document; `cases`, `enough` and `num_clean` are options of the command line."""
     parts = (_families(defects), _of_dtypes(defects, clean), _defects(defects, cases, enough), _clean(clean, num_clean))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -85,7 +92,7 @@ def _head(*names: str) -> Iterator[str]:
 
 
 def _share(tally: Tally, counts: Counter[Key], part: str = "") -> str:
-    """Returns '3/40' for the draws, or '' if there are none."""
+    """Returns the counted draws of all draws, such as '3/40'; '' if there are none."""
     judged = tally.of(tally.compared if counts is tally.not_close else tally.judged, part)
     return f"{tally.of(counts, part)}/{judged}" if judged else ""
 

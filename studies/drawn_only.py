@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p studies.drawn_only`) with which searches draw their cases and run none."""
+"""A pytest plugin (`-p studies.drawn_only`) that makes searches draw their cases and run none."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Plants faults in a collective, a kernel or the parallelization, and prints which one is blamed: python -m
-studies.fault_layers.
+"""Plants faults in collectives, kernels and parallelizations; prints what is blamed: python -m studies.fault_layers.
 
-Each row runs cases of one property until one fails, and asks for the culprit, as a search does for a case that it
-has shrunk.  Collectives are wrong in planted process groups, kernels on the device written in Python; parallelizations
-are the families' own defects.  [--only NAME ...] runs some rows.
+Each row runs cases of one property until one fails, and asks for the cause, as a search does for a case that it has
+shrunk.  Collectives are wrong in planted process groups, kernels on the device written in Python; parallelizations are
+the families' own defects.  [--only NAME ...] runs some rows.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from tests.programs.kernels import KERNEL
 from tests.programs.planted import FAULT
 
 MOST_CASES = 60
-"""Drawn of a property until one fails."""
+"""Largest number of cases that are drawn of a property until one fails."""
 
 
 @dataclass(frozen=True)
 class Plant:
-    """A fault and the property that must reveal it.
+    """A planted fault, and the property that must reveal it.
 
     Attributes:
-        names: What the line must name beside the layer: the collective or the operator; '' for a parallelization.
+        names: What the line must name besides the layer: the collective or the operator; '' for a parallelization.
     """
 
     layer: str
@@ -104,7 +103,7 @@ def pool_of(plant: Plant, beside: Pool) -> Iterator[Pool]:
 
 
 def cases_of(plant: Plant) -> list[Case]:
-    """Drawn cases of the property, after the smallest that shows a defect."""
+    """Returns the smallest case of a planted defect, then drawn cases of the property."""
     chunk = Chunk(plant.world_size, plant.dtypes, 0, MOST_CASES, "fault_layers")
     drawn = [case for case in draw_cases(shipped()[plant.subject], chunk, MOST_CASES) if not case.refusal]
     return [*(each.smallest for each in defects() if each.name == plant.name), *drawn]
@@ -126,7 +125,7 @@ def first_failure(plant: Plant, pool: Pool, known: KnownFailures) -> Verdict | N
 
 
 def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
-    """Returns the party that is blamed for the failure."""
+    """Returns what the failure is blamed on, such as 'collective: ...'."""
     claims = shipped()[plant.subject].claims
 
     def is_shown_by(replies: list[Reply]) -> bool:
@@ -136,7 +135,7 @@ def told(plant: Plant, failure: Verdict, pool: Pool) -> str:
 
 
 def main() -> int:
-    """Prints the table; returns 0 if at most two rows are named wrong."""
+    """Prints the table; returns 0 if at most two rows blame the wrong thing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=[plant.name for plant in PLANTS])
     only = parser.parse_args().only

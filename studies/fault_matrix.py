@@ -1,6 +1,7 @@
 """Prints how every fault of a rank is named: `python -m studies.fault_matrix --repeat 5`.
 
-No fault may last longer than its limit and a second more, less the time for which the machine stood still.
+Each fault occurs on each rank and at each moment. No fault may last longer than its limit and a second more, less the
+time for which the machine stood still.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ def main() -> int:
 
 
 def allow_for(num_burners: int) -> None:
-    """Scales every time limit that decides a verdict with the load on the cores: slow is not wrong."""
+    """Scales every time limit that decides a verdict with the load on the cores, because a slow rank is not wrong."""
     slowdown = 1 + 2 * num_burners / (os.cpu_count() or 1)
     for name in ("GRACE_S", "STACKS_S", "STOP_S"):
         setattr(limits, name, slowdown * getattr(limits, name))
 
 
 def print_table(results: dict[Cell, list[Result]]) -> None:
-    """Returns a row per fault and moment, a column per culprit: median seconds, and ! if a run went wrong."""
+    """Prints a row per fault and moment, a column per culprit: median seconds, and ! if a run went wrong."""
     columns = list(dict.fromkeys(cell.column for cell in sorted(results, key=lambda cell: cell.column)))
     print(f"{'fault':26}" + "".join(f"{column:>8}" for column in columns) + "  named")
     rows = dict.fromkeys((cell.fault, cell.moment) for cell in results)
@@ -78,7 +79,7 @@ def _show(found: Sequence[Result]) -> str:
 
 
 def _names(found: Sequence[Result]) -> str:
-    """The causes as they were named, without the rank: that it is the right one, the cell says."""
+    """Returns the causes as messages name them, without the rank, which the column says."""
     names = dict.fromkeys(result.named.partition(" ")[2].partition(" ")[2][:50].split("\n")[0] for result in found)
     return " | ".join(name or "passes" for name in names)
 

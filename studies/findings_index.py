@@ -1,4 +1,4 @@
-"""The tables of findings/README.md and of docs/explanation/found.md, from the findings and the known failures.
+"""Writes the tables of findings/README.md and of docs/explanation/found.md from the findings and the known failures.
 
 python -m studies.findings_index            prints the index
 python -m studies.findings_index --write    writes the tables into both pages
@@ -26,7 +26,7 @@ HEADER = "| finding | project | releases | effect | known failures | reported up
 
 @dataclass(frozen=True)
 class Finding:
-    """One file of findings/: its number, its first line, and the four fields below it."""
+    """One file of findings/: its number, its title, and the four fields below the title."""
 
     path: Path
     number: int
@@ -35,18 +35,22 @@ class Finding:
 
     @property
     def effects(self) -> list[str]:
-        """Returns the effects of its program: some of EFFECTS."""
+        """The effects of the finding's program, each one of EFFECTS."""
         return self.fields["Effect"].split(", ")
 
     @property
     def reports(self) -> list[str]:
-        """Returns links to reports of this very defect; empty if none was found."""
+        """Links to upstream reports of this defect; empty if none was found."""
         upstream = self.fields["Upstream"]
         return [] if upstream.startswith("no") else re.findall(r"\[[^]]+\]\([^)]+\)", upstream)
 
 
 def read(path: Path) -> Finding:
-    """Raises ValueError if the first lines of a finding are not in the required form."""
+    """Reads a finding.
+
+    Raises:
+        ValueError: the first lines are not in the required form.
+    """
     first, _, *lines = path.read_text("utf-8").split("\n")
     title = re.fullmatch(r"# (\d+)\. (.+)", first)
     names = [re.fullmatch(r"- \*\*(\w+)\*\*: (.+)", line) for line in lines[: len(FIELDS)]]
@@ -60,13 +64,13 @@ def read_all() -> list[Finding]:
 
 
 def known_failures() -> list[dict[str, object]]:
-    """Every entry of the shipped known failures, whatever releases are installed."""
+    """Returns every entry of the shipped known failures, also about releases that are not installed."""
     entries: list[dict[str, object]] = tomllib.loads(SHIPPED.read_text("utf-8"))["known_failure"]
     return entries
 
 
 def table() -> str:
-    """The index: one line per finding."""
+    """Returns the index as a table with one line per finding."""
     subjects: dict[int, Counter[str]] = {finding.number: Counter() for finding in read_all()}
     for entry in known_failures():
         for number in entry.get("findings", ()):
@@ -88,7 +92,7 @@ def _line(finding: Finding, subjects: Counter[str]) -> str:
 
 
 def by_project_and_effect(*, links: bool) -> str:
-    """Returns a table of the findings of each project by effect, as links or as counts.
+    """Returns a table with a row per project and a column per effect; a cell has the findings' links or their number.
 
     A finding with several effects stands under each of them.
     """

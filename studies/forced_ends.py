@@ -1,4 +1,4 @@
-"""Prints what every forced end of a run leaves: `python -m studies.forced_ends 'controller, SIGTERM'`, or all rows."""
+"""Prints what each forced end of a run leaves: `python -m studies.forced_ends 'controller, SIGTERM'`, or all rows."""
 
 from __future__ import annotations
 

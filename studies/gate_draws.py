@@ -1,7 +1,8 @@
-"""`python -m studies.gate_draws`: draws the gate's list of (subject, case, seeds) in many ways; all give one hash.
+"""Draws the cases of the gate in several ways, which must all give the same hash: `python -m studies.gate_draws`.
 
-The ways: alone, with every property loaded, among modules full of constants, from a wheel, and as judged by a run of
-the gate with -n 0, 1 and 2.  With --drawn such a run only draws and does not judge, in a tenth of the time.
+The hash is of the list of (subject, case, seeds). The ways: alone, with every property loaded, among modules full of
+constants, from a wheel, and as judged by a run of the gate with -n 0, 1 and 2.  With --drawn such a run only draws and
+does not judge, in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MADE_UP = {
     "made_up_names": f"NAMES = {[f'shard({number})' for number in range(450)]}\n"
     f"KEYS = {[f'k{number}'.encode() for number in range(450)]}\n",
 }
-"""Modules of a user, by name, with as many constants as Hypothesis takes of one."""
+"""Name -> text of a module of a user, with as many constants as Hypothesis takes from one module."""
 
 DRAW = """
 import importlib, importlib.util, json, sys
@@ -61,7 +62,7 @@ for path in sorted(Path(options["folder"] or properties_dir()).glob(options["fil
                 for case in chunk_cases(prop, chunk):
                     print(json.dumps([prop.subject, to_data(case), [seed for _, seed in case.values]]))
 """
-"""A program that draws the gate's cases with the equivtest of its process, and prints a line for each."""
+"""A program that draws the gate's cases with the equivtest of its own process, and prints a line for each."""
 
 
 def lines_of_draws(
@@ -75,11 +76,11 @@ def lines_of_draws(
     path: Iterable[Path] = (ROOT,),
     hash_seed: int = 0,
 ) -> list[str]:
-    """Returns the draws of a new process, sorted.
+    """Draws the gate's cases in a new process; returns its lines, sorted.
 
     Args:
-        files: The property files that it loads.
-        folder: The folder of these files; '' for the suite's own.
+        files: Pattern of the property files that it loads.
+        folder: Folder of these files; '' for the shipped ones.
         imports: Modules that it imports first, from `cwd` among others.
     """
     options = json.dumps({"files": files, "folder": folder, "subjects": list(subjects), "imports": list(imports)})
@@ -92,7 +93,7 @@ def lines_of_draws(
 def lines_of_run(
     folder: Path, workers: int, suite: Path, *args: str, subjects: Sequence[str] = (), is_judged: bool = True
 ) -> list[str]:
-    """Returns the cases that a run of a folder of properties judged or drew, with so many xdist workers, sorted."""
+    """Runs a folder of properties with so many xdist workers; returns the cases that it judged or drew, sorted."""
     report = folder / "report"
     command = [sys.executable, "-m", "equivtest.cli", "run"]
     if not is_judged:
@@ -111,26 +112,26 @@ def lines_of_run(
 
 
 def line_of(record: Mapping[str, object]) -> str:
-    """The line of a record's case, as DRAW prints it."""
+    """Returns a record's case as the line that DRAW prints."""
     case = record["case"]
     assert isinstance(case, dict)
     return json.dumps([record["subject"], case, [seed for _, seed in case["fields"]["values"]]])
 
 
 def environment_of(path: Iterable[Path]) -> dict[str, str]:
-    """This process's environment with another PYTHONPATH."""
+    """Returns this process's environment with another PYTHONPATH."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 def make_up_modules(folder: Path) -> list[str]:
-    """Writes the modules of MADE_UP into a folder; their names."""
+    """Writes the modules of MADE_UP into a folder and returns their names."""
     for name, text in MADE_UP.items():
         (folder / f"{name}.py").write_text(text)
     return list(MADE_UP)
 
 
 def mixed_suite(folder: Path, files: str = "test_*.py") -> Path:
-    """A folder with the suite's files of properties and a conftest.py that imports the modules of MADE_UP."""
+    """Makes a folder with the shipped property files and a conftest.py that imports the modules of MADE_UP."""
     mixed = folder / "mixed"
     mixed.mkdir()
     for path in properties_dir().glob(files):
@@ -141,7 +142,7 @@ def mixed_suite(folder: Path, files: str = "test_*.py") -> Path:
 
 
 def wheel_python(folder: Path) -> str:
-    """The Python of a new environment with a wheel of this checkout beside this environment's packages."""
+    """Installs a wheel of this checkout in a new environment, beside this one's packages; returns its Python."""
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", f"--outdir={folder / 'dist'}", str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
@@ -154,7 +155,7 @@ def wheel_python(folder: Path) -> str:
 
 
 def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[tuple[str, list[str]]]:
-    """(name, lines) of each way of drawing the gate."""
+    """Yields (name, lines) for each way of drawing the gate's cases."""
     empty = folder / "empty"
     empty.mkdir()
     made_up = make_up_modules(folder)
@@ -173,7 +174,7 @@ def ways(folder: Path, subjects: Sequence[str], *, is_judged: bool) -> Iterator[
 
 
 def hash_of(lines: Iterable[str]) -> str:
-    """The first 16 hexadecimal digits of the lines' SHA-256."""
+    """Returns the first 16 hexadecimal digits of the lines' SHA-256."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
-"""Functional all_gathers in a group of gloo of one rank: `python -m studies.gloo_workers SECONDS WORKERS`.
+"""Runs functional all_gathers in a gloo group of one rank: `python -m studies.gloo_workers SECONDS WORKERS`.
 
-With two workers, torch's own number, the process should die within seconds (torch 2.13.0; finding 39);
-with one, as ranks have, it prints how many collectives it survived.
+With two workers, torch's own number, the process should die within seconds (torch 2.13.0; finding 39); with one, as
+ranks have, it prints how many collectives it survived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PER_LOOK = 50  # rounds between two looks at the clock
 
 
 def main(seconds: float, workers: int) -> None:
-    """Runs so long, or until the process dies."""
+    """Runs collectives for this long, or until the process dies."""
     torch.set_num_threads(1)
     if workers == 1:
         use_few_workers()

@@ -1,4 +1,7 @@
-"""Checks what is left on two hosts after the parent, its hub or a host ends for good; as a program, is that parent."""
+"""Checks what is left on two hosts after the parent, its hub or a host ends for good.
+
+Run as a program, this module is the parent.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ RANKS_S = limits.SILENT_S + 2.0  # until no rank is left if hosts do not hear of
 
 
 def parent() -> int:
-    """Has ranks on both hosts run one visit after the other, until something ends that."""
+    """Runs one case after the other on the ranks of both hosts, until the process is ended."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have its background ignore it
     with RunHub((HERE, PORT), SECRET.encode()) as hub:
         hub.slots()
@@ -57,20 +60,20 @@ def hub_killed(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
 
 
 def cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """The hosts hear each other, but never again of the parent."""
+    """Cuts the parent off for good; the hosts still reach each other."""
     remove_parents_address()
     process.kill()
 
 
 def all_cut_off(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """Neither host ever hears again of the parent, nor of the other: torchrun does not give up soon then."""
+    """Cuts each host off for good, from the parent and from the other host: torchrun does not give up soon then."""
     for host in hosts:
         host.cut()
     process.kill()
 
 
 def host_gone(process: subprocess.Popen[bytes], hosts: list[Host]) -> None:
-    """The second host never comes back."""
+    """Ends the second host for good."""
     hosts[1].cut()
     for each in hosts[1].processes():
         each.kill()
@@ -84,7 +87,7 @@ ENDS: dict[Callable[[subprocess.Popen[bytes], list[Host]], None], float] = {
     cut_off: LATE_S,
     all_cut_off: LATE_S,
 }
-"""Way to end -> seconds until nothing may be left."""
+"""Function that ends something -> seconds after which nothing may be left."""
 
 
 def ends(names: Sequence[str]) -> int:
@@ -128,7 +131,7 @@ def ends(names: Sequence[str]) -> int:
 
 
 def _wait(look: Callable[[], list], limit_s: float) -> float:
-    """Returns the seconds until nothing is left, or a second more than the limit if something always is."""
+    """Returns the seconds until nothing is left; a second more than the limit if something still is."""
     begun_s = time.monotonic()
     while look():
         if time.monotonic() - begun_s > limit_s:

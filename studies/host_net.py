@@ -1,7 +1,6 @@
-"""Two hosts that are network namespaces of this machine, joined to it by a bridge whose links can be cut.
+"""Makes two hosts from network namespaces of this machine, joined by a bridge whose links can be cut.
 
-A link that is down drops packets silently: no connection ends, none is reset.  The module needs root and
-iproute2.
+A link that is down drops packets silently: no connection ends, none is reset.  The module needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ def _ip(*words: str) -> str:
 
 @dataclass
 class Host:
-    """One of the two.
+    """One of the two hosts.
 
     Attributes:
-        log: What its torchruns have said.
+        log: File with the output of its torchruns.
     """
 
     number: int
@@ -86,7 +85,7 @@ class Host:
         """Starts torchrun on this host, as a user would.
 
         Args:
-            patience_s: How long torchrun waits for another one; the default is torchrun's.
+            patience_s: Seconds that torchrun waits for other torchruns; the default is torchrun's.
         """
         temporary = self.folder / f"temporary-{self.number}"
         temporary.mkdir(exist_ok=True)
@@ -139,7 +138,7 @@ class Host:
         return found
 
     def left(self) -> list[str]:
-        """Returns the processes and files that are left from all that ran on the host."""
+        """Returns the processes and files that are left of everything that ran on the host."""
         here = {process.pid for process in self.processes()}
         roots = (Path("/dev/shm"), self.folder / f"temporary-{self.number}")
         files = [path for root in roots if root.exists() for path in root.glob("equivtest-*")]
@@ -152,7 +151,7 @@ class Host:
 
 
 def remove_parents_address() -> None:
-    """Cuts the parent off in both directions."""
+    """Cuts the parent off from the hosts, in both directions."""
     _ip("addr", "del", f"{HERE}/24", "dev", BRIDGE)
 
 
@@ -166,7 +165,7 @@ def _says(process: psutil.Process, *words: str, torchrun: bool = True) -> bool:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[list[Host]]:
-    """Yields both hosts, and removes them at the end."""
+    """Makes both hosts, yields them, and removes them at the end."""
     hosts = [Host(1, folder), Host(2, folder)]
     made = []
     _ip("link", "add", BRIDGE, "type", "bridge")

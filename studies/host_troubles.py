@@ -1,4 +1,4 @@
-"""Troubles of ranks on other hosts, and the words by which the harness names each: for `studies.hosts`."""
+"""Inflicts troubles on ranks of other hosts, and says how messages must name them: for `studies.hosts`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANEW_S = 60.0  # until what an earlier trouble ended is there again
 
 @dataclass
 class Trouble:
-    """A trouble that is inflicted on a host.
+    """A trouble that was inflicted on a host.
 
     Attributes:
         words: Words that must all be in one line of the message.
         undo: Ends the trouble; called once the victim has been affected long enough.
-        lasts_s: How long the trouble lasts.
+        lasts_s: Seconds that the trouble lasts.
     """
 
     name: str
@@ -51,7 +51,7 @@ def kill_slot(host: Host, chance: random.Random) -> Trouble:
 
 
 def kill_server(host: Host, chance: random.Random) -> Trouble:
-    """Kills a rank's server, which alone could see how the rank ends."""
+    """Kills the server that forked a rank, the only process that could report how the rank ends."""
     rank = one_of(chance, host.ranks)
     victim = rank.parent()
     assert victim is not None
@@ -94,7 +94,7 @@ def stop_rank(host: Host, chance: random.Random) -> Trouble:
 def kill_torchrun(host: Host, chance: random.Random) -> Trouble:
     """Ends torchrun and its slots; starts it again once the other torchrun has forgotten it.
 
-    If it starts sooner, their rendezvous fails on both sides after a minute; so it does if they share a store (2.13.0).
+    If it starts sooner, the rendezvous of both torchruns fails after a minute, and also if they share a store (2.13.0).
     """
     assert host.torchrun is not None
     host.torchrun.kill()

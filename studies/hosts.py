@@ -112,7 +112,7 @@ def troubles(num: int, seed: int) -> int:
 
 
 def left_on(hosts: list[Host], limit_s: float = GONE_S) -> int:
-    """Counts the hosts that have something left after so long; prints when nothing was left."""
+    """Counts the hosts on which something is left after `limit_s`, and prints after how long nothing was left."""
     begun_s, bad = time.monotonic(), 0
     for host in hosts:
         while (left := host.left()) and time.monotonic() - begun_s < limit_s:

@@ -1,4 +1,4 @@
-"""`python -m studies.kills`: counts the planted defects that a profile's shipped cases reject, without hints.
+"""Counts the planted defects that the shipped cases of a profile reject: `python -m studies.kills`.
 
 Each defect takes the place of its subject in the property that judges it.  The profile's cases run in their order until
 a claim fails.  `--random` takes random cases, as many as before there were covering arrays.
@@ -28,11 +28,11 @@ from tests.engine.test_defects import known_of
 
 @dataclass(frozen=True)
 class Row:
-    """Says which case of a profile rejected one defect.
+    """How soon the cases of a profile rejected one defect.
 
     Attributes:
-        visits: Until the first case that a claim rejects; 0: no case is rejected.
-        cases: Of the profile for that property.
+        visits: Number of cases until the first that a claim rejects; 0: no case is rejected.
+        cases: Number of cases that the profile has for that property.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
-    """Returns the cases of a run of the profile for the property's own subject: one of each world size in turn."""
+    """Returns the cases that a run of the profile has for `subject` under a property, in turn of each world size."""
     prop = replace(prop, subject=subject)
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, prop.among(limits.WORLD_SIZES), prop.weight, has_tables=has_tables)
@@ -51,13 +51,13 @@ def cases_of(prop: Property, subject: str, profile: Profile) -> list[Case]:
 
 
 def rejects(prop: Property, known: KnownFailures, case: Case, pool: Pool) -> bool:
-    """True if some claim fails on the case, known failures aside."""
+    """True if some claim fails on the case, except by a known failure."""
     replies = pool.run(prop.subject, case, keep_if_all_raised=bool(case.refusal))
     return any(rejected for _, rejected in rejections(prop, known, case, replies))
 
 
 def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
-    """Runs the cases that ship for the subject of the defect until one is rejected."""
+    """Runs the profile's cases for a defect's subject until a claim rejects one."""
     begun_s, known = time.monotonic(), known_of(defect)
     props = (p for p in shipped().values() if p.subject == defect.replaces and p.refuses_only == is_refusal(defect))
     judged_as = [replace(prop, subject=defect.subject) for prop in props]
@@ -68,12 +68,15 @@ def judged(defect: Defect, profile: Profile, pool: Pool) -> Row:
 
 
 def is_refusal(defect: Defect) -> bool:
-    """True if the defect accepts what is outside of the contract."""
+    """True if the defect accepts a case that is outside of the contract."""
     return defect.claim == "refuses"
 
 
 def wanted(only: Sequence[str]) -> Iterator[Defect]:
-    """Yields the defects whose subject contains one of `only`, except those in users' programs, which others count."""
+    """Yields the defects whose subject contains one of `only`, except those in users' programs.
+
+    Other studies count the defects in users' programs.
+    """
     for defect in defects():
         if defect.replaces != "module" and any(part in defect.replaces for part in only):
             yield defect

@@ -1,4 +1,4 @@
-"""Counts how often `fault` names a wrong operator on DTensors within a user's layer: python -m studies.named_operators.
+"""Counts how often a wrong operator on DTensors in a user's layer is blamed by name: python -m studies.named_operators.
 
 Each row plants one wrong rule of `tests.programs.rules` in torch, on every rank, and runs one layer of
 `tests.programs.sharded_layers`.  [NAME ...] runs some rows.
@@ -15,11 +15,11 @@ from tests.programs.rules import WRONG
 from tests.programs.sharded_layers import LAYERS, case_of, subject_of
 
 FEWEST = 0.9
-"""Share of the rejected layers whose operator must be named."""
+"""Fraction of the rejected layers whose operator must be named."""
 
 
 def fault_of(name: str, pool: Pool) -> str:
-    """Returns the fault that is named for the layer; '' if no claim rejects it."""
+    """Returns the cause that is found for the layer's failure; '' if no claim rejects the layer."""
     failed = [verdict for verdict in judge(subject_of(name), case_of(name), pool) if verdict.failed]
     return with_fault(failed[0], pool).fault if failed else ""
 
@@ -29,7 +29,7 @@ def is_named(name: str, fault: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Prints the table; returns 0 if enough operators are named."""
+    """Prints the table; returns 0 if at least FEWEST of the operators are named."""
     print("| wrong rule | named | fault |\n|---|---|---|")
     found = {}
     with Pool() as pool:

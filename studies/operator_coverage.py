@@ -48,7 +48,7 @@ DIRECTIONS = ("forward", "gradient")
 CLAIMS = {"forward": equals_unsharded, "gradient": gradients_equal_unsharded}
 KINDS = ("replicate", "shard", "partial")
 LOUD = {"raised": "raises", "timed_out": "hangs", "lost": "ends its process", "not_supported": "not supported"}
-"""Kind of a verdict on a whole run -> what the operator does."""
+"""Kind of a verdict on a whole run -> what the operator does, in words."""
 KNOWN = KnownFailures.load(SHIPPED)
 SUBJECT = "dtensor_operators"
 
@@ -56,7 +56,7 @@ Signs = Iterator[tuple[str, str, str]]
 
 
 def kind_of(case: OperatorCase) -> str:
-    """The worst placement of an operand."""
+    """Returns 'partial', 'shard' or 'replicate': the first of these that some operand has."""
     texts = [text for placements in case.placements for text in placements]
     return next((kind for kind in ("partial", "shard") if any(text.startswith(kind) for text in texts)), "replicate")
 
@@ -66,7 +66,7 @@ def is_known(verdict: Verdict) -> bool:
 
 
 def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) -> Signs:
-    """(direction, sign, reason) of each draw."""
+    """Yields (direction, sign, reason) for each draw; see the module for the signs."""
     failed = [verdict for verdict in verdicts if verdict.failed]
     worst = "X" if any(not is_known(verdict) for verdict in failed) else "K"
     if any(reply.outcome not in ("answered", "not_in_mesh") for reply in replies):
@@ -94,10 +94,10 @@ def signs_of(case: OperatorCase, replies: list[Reply], verdicts: list[Verdict]) 
 
 
 def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[str, str]:
-    """The outcome of a case, with its tensor or words; of several outcomes, the first that is not a gradient's.
+    """Returns the outcome of a case, and its wrong tensor or a message.
 
-    "holds" is every outcome that is neither wrong nor refused, also inconclusive ones.  A failure counts whether
-    it is known or not, because another release may have mended it.
+    An outcome of the forward comes before a gradient's. "holds" is every outcome that is neither wrong nor refused,
+    also inconclusive ones.  A failure counts whether it is known or not, because another release may have mended it.
 
     Args:
         signs: (direction, sign) of its draws.
@@ -117,14 +117,14 @@ def outcome_of(verdicts: list[Verdict], signs: set[tuple[str, str]]) -> tuple[st
 
 
 def cases_of(name: str, strength: int, num_cases: int, seed: int) -> list[OperatorCase]:
-    """Returns the enumerated calls of an operator on two ranks, and drawn ones on all numbers of ranks."""
+    """Returns the enumerated calls of an operator on two ranks, and `num_cases` drawn cases on all numbers of ranks."""
     space = Space(limits.WORLD_SIZES, limits.DTYPES)
     further = drawn(operator_cases(space, operators=(name,)), num_cases, number=seed) if num_cases else []
     return [*calls_of_operator(name, 2, "float32", strength), *further]
 
 
 def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> dict[str, Any]:
-    """The line of the file for one operator."""
+    """Judges one operator and returns the line about it for the file."""
     begun_s, counts, reasons, failures = time.monotonic(), Counter[str](), defaultdict[str, Counter[str]](Counter), []
     verdicts_of: Counter[str] = Counter()
     outcomes: dict[str, tuple[str, str]] = {}
@@ -158,7 +158,10 @@ def judged(name: str, strength: int, num_cases: int, seed: int, pool: Pool) -> d
 
 
 def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed: int) -> None:
-    """Judges the operators that the file lacks for this seed; prints operators that the installed torch refuses."""
+    """Judges the operators that the file lacks for this seed, and adds their lines.
+
+    It prints operators that the installed torch refuses.
+    """
     done = {(line["operator"], line["seed"]) for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for name in names:
@@ -173,7 +176,7 @@ def sweep(file: Path, names: Iterable[str], strength: int, num_cases: int, seed:
 
 
 def has_gradient(name: str) -> bool:
-    """True if the unsharded operator has a gradient in some form."""
+    """True if the unsharded operator has a gradient in at least one form."""
     return any(
         result.operands
         for form in forms_of(name)
@@ -182,7 +185,7 @@ def has_gradient(name: str) -> bool:
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """Yields a row per operator, also for left-out operators, and the number of judged ones."""
+    """Yields a row per operator, also for operators that are left out, and the number of judged ones."""
     counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for line in lines:
@@ -222,7 +225,7 @@ FATES = ("judged", "refused by torch", "undecided")
 
 
 def fate_of(signs: dict[str, int]) -> str:
-    """Returns the outcome of an operator in one direction, from the number of draws with each sign."""
+    """Returns one of FATES for an operator in one direction, from its number of draws with each sign."""
     return FATES[0] if any(signs[sign] for sign in "=~KX") else FATES[1] if signs["R"] else FATES[2]
 
 

@@ -1,6 +1,6 @@
-"""Measures which wrong rules of DTensor are found, in what smallest case, and how soon, beside torch's own validation.
+"""Measures which wrong rules of DTensor are found, in which smallest case, and how soon, beside torch's own validation.
 
-    python -m studies.operator_defects [--beside | --gate] [NAME ...]
+python -m studies.operator_defects [--beside | --gate] [NAME ...]
 
 `time` is the search's time until a claim rejects the defect, `smallest` is the case after shrinking.  With --beside,
 torch's `strategy_validation` checks the same operator with the same rule planted: it is red if it finds more wrong
@@ -47,7 +47,7 @@ KNOWN = KnownFailures.load(SHIPPED)
 
 
 def property_of(name: str) -> Property:
-    """The shipped property about the defect, of the operator that it is planted in."""
+    """Returns the shipped property about operators, with the defect as its subject and only the defect's operator."""
     one = (WRONG[name].operator,)
     return replace(
         shipped()["dtensor_operators"],
@@ -62,7 +62,7 @@ def known_of(name: str) -> KnownFailures:
 
 
 def found(name: str, pool: Pool) -> tuple[str, float, int]:
-    """Returns (the rejecting claim and the smallest case, seconds until the rejection, cases until then)."""
+    """Returns (rejecting claim and smallest case, seconds until the rejection, number of cases until then)."""
     prop, known, begun_s = property_of(name), known_of(name), time.monotonic()
     space = Space((WRONG[name].world_size,), DTYPES)
     for number, case in enumerate(drawn(prop.cases(space), MAX_CASES), 1):
@@ -73,7 +73,7 @@ def found(name: str, pool: Pool) -> tuple[str, float, int]:
 
 
 def gate_cases(name: str) -> tuple[list[OperatorCase], list[OperatorCase]]:
-    """Returns the random cases that a gate has of the defect's operator, and the enumerated ones."""
+    """Returns the random and the enumerated cases that a gate has of the defect's operator."""
     prop, operator = shipped()["dtensor_operators"], WRONG[name].operator
     chunks = [Chunk(size, limits.DTYPES, 0, prop.weight * PROFILES["gate"].several) for size in (2, 3, 4)]
     random = [case for chunk in chunks for case in draw_cases(prop, chunk, chunk.num_cases)]
@@ -83,7 +83,7 @@ def gate_cases(name: str) -> tuple[list[OperatorCase], list[OperatorCase]]:
 
 
 def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
-    """Returns the claim and kind that reject the defect in one of the cases, or ''."""
+    """Returns the claim and kind by which one of the cases rejects the defect, or ''."""
     subject, known = f"tests.programs.rules:{name}", known_of(name)
     for case in cases:
         for verdict in judge(subject, case, pool, shipped()["dtensor_operators"].claims):
@@ -93,7 +93,7 @@ def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
 
 
 def gate_rows(names: list[str]) -> Iterator[str]:
-    """Yields the gate's result for each defect, without a hint about its place.
+    """Yields a row of the table for each defect: how many of a gate's cases reject it.
 
     Cases of other operators answer as without the defect, or reject it too: they are not run.
     """
@@ -107,7 +107,7 @@ def gate_rows(names: list[str]) -> Iterator[str]:
 
 
 def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
-    """Returns the result of a search for that claim and kind."""
+    """Returns the smallest case that a search finds for that claim and kind."""
     with TemporaryDirectory() as folder:
         for index in range(3):
             chunk = Chunk(WRONG[name].world_size, DTYPES, index, MAX_CASES)
@@ -118,7 +118,7 @@ def smallest(name: str, target: tuple[str, str], pool: Pool) -> str:
 
 
 def validated(wrong: WrongRule) -> str:
-    """Returns how many rules torch's validation finds wrong, with and without the planted rule."""
+    """Returns how many rules torch's own validation finds wrong, with and without the planted rule."""
     import torch.testing._internal.common_methods_invocations as common_ops
     from torch.distributed.tensor._ops import strategy_validation as validation
     from torch.testing._internal.opinfo import core as opinfo_core

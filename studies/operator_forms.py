@@ -26,19 +26,19 @@ from equivtest.families.operators.case_table import HAND_WRITTEN, plain_operand
 MAX_FORMS = {"": 5, IN_PLACE: 1, OUT: 1}
 MAX_NUMEL, MAX_OPERANDS, MAX_RESULT = 250, 6, 1000
 MAX_SAMPLES = 400
-"""Samples of an operator that are looked at."""
+"""Largest number of samples of an operator that are looked at."""
 
 
 UNDEFINED = {"byte": "what it makes of a negative number is undefined"}
-"""Operators that are left out, with the reason."""
+"""Operator that is left out -> the reason."""
 
 
 class LeftOutError(Exception):
-    """Says why a sample is no form."""
+    """Raised if a sample cannot become a form; the message says why."""
 
 
 class Form(NamedTuple):
-    """One way to call an operator, as a line of the file has it."""
+    """One way to call an operator, as a line of the file describes it."""
 
     call: str
     shapes: tuple[tuple[int, ...], ...]
@@ -46,12 +46,12 @@ class Form(NamedTuple):
 
     @property
     def features(self) -> frozenset[str]:
-        """The visible form: each argument, and the number of dims and the contents of each tensor."""
+        """Traits in which forms differ: each argument, and the number of dims and the contents of each tensor."""
         return frozenset((*self.call.split(", "), *map(str, map(len, self.shapes)), str(self.holds), str(self.is_even)))
 
     @property
     def is_even(self) -> bool:
-        """True if two ranks share the first dim of the first tensor evenly."""
+        """True if two ranks divide the first dim of the first tensor evenly."""
         return not self.shapes[0] or self.shapes[0][0] % 2 == 0
 
 
@@ -76,14 +76,14 @@ def main() -> None:
 
 
 def has(way: str, variants: Iterable[Any]) -> bool:
-    """True if an operator can be called that way."""
+    """True if an operator can be called in this way: '', in place or with out=."""
     if way == IN_PLACE:
         return any(info.inplace_variant for info in variants)
     return way != OUT or any(info.supports_out for info in variants)
 
 
 def forms_of(name: str, way: str, variants: Iterable[Any]) -> tuple[list[Form], str]:
-    """Returns the forms that together show most, and why there is none."""
+    """Returns the forms of an operator that together have the most traits, and the reason if there is none."""
     found, why = dict[Form, None](), "torch's list has no sample of it"
     for info in variants:
         for sample in samples_of(info):
@@ -95,7 +95,7 @@ def forms_of(name: str, way: str, variants: Iterable[Any]) -> tuple[list[Form], 
 
 
 def samples_of(info: Any) -> Iterator[Any]:
-    """Yields the samples of an operator in float64, or in the dtype that it takes."""
+    """Yields torch's samples of an operator in float64, or in another dtype if it does not take float64."""
     dtype = torch.float64 if torch.float64 in info.dtypes else next(iter(sorted(info.dtypes, key=str)), torch.float32)
     torch.manual_seed(0)
     try:
@@ -105,9 +105,9 @@ def samples_of(info: Any) -> Iterator[Any]:
 
 
 def chosen(forms: list[Form], num: int) -> list[Form]:
-    """Returns at most `num` forms: each is the form with the most new traits, the smallest first.
+    """Selects at most `num` forms: each time the form with the most new traits, the smallest first.
 
-    Forms come last if no two ranks can share their first tensor.
+    A form comes last if two ranks cannot divide its first tensor.
     """
     seen, kept = set[str](), list[Form]()
     left = sorted(forms, key=lambda form: (max(form.shapes[0], default=1) < 2, sum(map(numel, form.shapes))))
@@ -126,10 +126,10 @@ def numel(shape: tuple[int, ...]) -> int:
 
 
 def form_of(name: str, way: str, sample: Any) -> Form:
-    """Returns the form of a sample.
+    """Converts a sample to a form.
 
     Raises:
-        LeftOutError: the enumeration cannot call it so, or cannot judge it.
+        LeftOutError: the enumeration cannot make or judge such a call.
     """
     tensors: list[torch.Tensor] = []
     positional = [text_of(each, tensors) for each in (sample.input, *sample.args)]
@@ -158,7 +158,7 @@ def form_of(name: str, way: str, sample: Any) -> Form:
 
 
 SMALLER = {20: 5, 16: 4, 15: 6, 12: 4, 10: 4, 9: 4, 8: 4, 7: 3}
-"""Large sizes of samples -> sizes that are tried instead."""
+"""Large size in a sample -> size that is tried instead."""
 
 
 def small(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def require_small(form: Form) -> None:
 
 
 def text_of(value: Any, tensors: list[torch.Tensor]) -> str:
-    """Returns an argument as text; adds the tensors in it to `tensors`."""
+    """Returns an argument as code, and appends its tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return f"x{len(tensors) - 1}"
@@ -189,13 +189,13 @@ def text_of(value: Any, tensors: list[torch.Tensor]) -> str:
 
 
 def is_inverted(name: str, tensor: torch.Tensor) -> bool:
-    """True if an operator may invert the tensor."""
+    """True if an operator may compute the inverse of the tensor."""
     takes_inverse = name.startswith("linalg.") or name in ("logdet", "pinverse", "lu")
     return takes_inverse and tensor.dim() >= 2 and tensor.shape[-1] == tensor.shape[-2]
 
 
 def holding(tensor: torch.Tensor) -> str:
-    """Returns a word for values like the tensor's."""
+    """Returns the word for the contents of a tensor, such as 'bools'."""
     if tensor.layout != torch.strided or tensor.is_complex():
         raise LeftOutError("takes tensors that are sparse or complex")
     if tensor.dtype == torch.bool:
@@ -217,7 +217,7 @@ def holding(tensor: torch.Tensor) -> str:
 
 
 def require_judgeable(name: str, form: Form) -> None:
-    """Raises LeftOutError unless the operator gives the same tensors each time, in shapes that no value determines."""
+    """Raises LeftOutError unless the operator gives the same results each time, in shapes that no value determines."""
     seeds, found = (0, 0, 1), []
     for seed in seeds:
         try:
@@ -245,7 +245,7 @@ def require_judgeable(name: str, form: Form) -> None:
 
 
 def constant_operands(form: Form) -> list[torch.Tensor]:
-    """Returns the operands on which a case asks for the shapes of the results."""
+    """Returns the operands with which a case computes the shapes of the results."""
     kinds = [content.partition(" ")[0] for content in form.holds]
     kinds = [{"below": "whole"}.get(kind, kind) for kind in kinds]
     return [plain_operand(*row, "float32") for row in zip(kinds, form.holds, form.shapes, strict=True)]

@@ -29,10 +29,10 @@ from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.replay import backend_of, read_replay
 
 RIGHT = ("read", "named", "refused")
-"""Outcomes of a reader: the file is right, its problems are named, or one line refuses it."""
+"""Right outcomes of a reader: the file is read, its problems are named, or one line refuses it."""
 
 LIMIT_S = 30.0
-"""Most seconds for one file; deriving the cases of a bundle takes most of them on a slow machine."""
+"""Seconds that a reader may take for one file; deriving the cases of a bundle takes most of them on a slow machine."""
 
 EXECUTES = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "socket.connect")
 """Audit events of Python 3.11 that no reader may cause."""
@@ -46,7 +46,7 @@ WORD = re.compile(rb"[\w.+-]+|\"[^\"]*\"|'[^']*'")
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Returns the data after one to four changes of a byte, a block or a word."""
+    """Returns the data after one to four random changes of a byte, a block or a word."""
     for _ in range(chance.randint(1, 4)):
         data = chance.choice(MUTATIONS)(data, chance)
     return data
@@ -85,11 +85,11 @@ MUTATIONS = (_with_other_byte, _without_block, _with_block_twice, _with_token, _
 
 
 class Reader(NamedTuple):
-    """A reader, and a function that makes a file for it.
+    """A function that reads a kind of file, and a function that writes a mutated file of that kind.
 
     Attributes:
         write: Writes a mutated file to the path.
-        read: Returns a word for the outcome of reading a file.
+        read: Reads the file and returns a word for the outcome.
     """
 
     write: Callable[[Path, random.Random], None]
@@ -126,7 +126,7 @@ def _mutating(original: bytes) -> Callable[[Path, random.Random], None]:
 
 
 def _forging(payload: Mapping[str, bytes]) -> Callable[[Path, random.Random], None]:
-    """Changes one file of a bundle, whose checksums are right again."""
+    """Returns a function that writes a bundle with one changed file and right checksums."""
 
     def write(path: Path, chance: random.Random) -> None:
         name = chance.choice(sorted(payload))
@@ -136,7 +136,7 @@ def _forging(payload: Mapping[str, bytes]) -> Callable[[Path, random.Random], No
 
 
 def readers_of(bundle: bytes, payload: Mapping[str, bytes], replay: bytes, known: bytes) -> dict[str, Reader]:
-    """Returns each reader by name, with files made from these."""
+    """Returns each reader by its name; they mutate the given files."""
     return {
         "replay file": Reader(_mutating(replay), _read_replay),
         "known failures": Reader(_mutating(known), _read_known),
@@ -147,7 +147,7 @@ def readers_of(bundle: bytes, payload: Mapping[str, bytes], replay: bytes, known
 
 
 def attack(reader: Reader, folder: Path, number: int, seed: str) -> Iterator[tuple[int, str]]:
-    """Yields (number of the file, outcome): 'read', 'named', 'refused', or what no reader may do."""
+    """Yields (number of the file, outcome) for mutated files: 'read', 'named', 'refused', or what no reader may do."""
     path = folder / "file.zip"
     for index in range(number):
         reader.write(path, random.Random(f"{seed} {index}"))
@@ -170,16 +170,16 @@ def _outcome(reader: Reader, path: Path) -> str:
 
 
 executed: list[str] = []
-"""Events of EXECUTES since `listen`."""
+"""Events of EXECUTES since `listen` was called."""
 
 
 def listen() -> None:
-    """Notes from now on what this process executes; Python cannot end that."""
+    """Records from now on which of EXECUTES happen in this process; Python cannot undo that."""
     sys.addaudithook(lambda event, _: executed.append(event) if event in EXECUTES else None)
 
 
 def sample_replay() -> bytes:
-    """Returns a replay file."""
+    """Returns the content of a small replay file."""
     case = {"schema": 1, "type": "ScaleCase", "fields": {"world_size": 2, "shape": [3, 2], "factor": -3}}
     backend = {"name": "gloo", "device": "cpu", "imports": [], "start": "auto", "arithmetic": ""}
     data = {"schema": 1, "subject": "scale", "claim": "equals_unsharded", "kind": "value", "limit_s": 20.0}
@@ -187,7 +187,7 @@ def sample_replay() -> bytes:
 
 
 def sample_known() -> bytes:
-    """Returns the first entries of the shipped known failures."""
+    """Returns the content of a file with the first entries of the shipped known failures."""
     entries = SHIPPED.read_bytes().split(b"[[known_failure]]")
     return b"[[known_failure]]".join(entries[:6])
 

@@ -1,6 +1,6 @@
-"""Which known failures of torch fail on the installed release, whatever releases their entries name.
+"""Finds out which known failures of torch fail on the installed release, also if their entries name other releases.
 
-    python -m studies.releases FILE
+python -m studies.releases FILE
 
 The command runs the smallest case of each known failure of torch and adds a line to FILE for each: how it ended.
 """
@@ -27,13 +27,13 @@ from studies.json_lines import lines_of
 
 
 def properties_of(entry: KnownFailure) -> list[Property]:
-    """The shipped properties that judge the entry's claim of its subject."""
+    """Returns the shipped properties that judge the entry's claim on its subject."""
     claims = [(prop, {claim.name for claim in prop.claims}) for prop in shipped().values()]
     return [prop for prop, names in claims if prop.subject == entry.subject and entry.claim in names]
 
 
 def tried(entry: KnownFailure, pool: Pool) -> str:
-    """Returns the kinds of verdicts of the entry's smallest case on that claim."""
+    """Runs the entry's smallest case; returns the kinds of its verdicts on the entry's claim."""
     claims = [claim for claim in properties_of(entry)[0].claims if claim.name == entry.claim]
     try:
         kinds = {verdict.kind for verdict in judge(entry.subject, entry.case, pool, claims)}
@@ -46,7 +46,7 @@ def tried(entry: KnownFailure, pool: Pool) -> str:
 
 
 def try_all(file: Path) -> None:
-    """Adds to the file a line for each known failure of torch that a shipped property judges, unless it has that."""
+    """Adds a line to the file for each known failure of torch that a shipped property judges and the file lacks."""
     done = {line["id"] for line in lines_of(file)} if file.exists() else set()
     with Pool() as pool, file.open("a", encoding="utf-8") as out:
         for entry in read_entries(SHIPPED):

@@ -26,11 +26,11 @@ TYPES = {
     "failures.json": ReplayFile,
     "compare.json": Comparison,
 }
-"""File, one line of it for JSON lines -> type of its content."""
+"""Name of a file -> type of its content; for a file of JSON lines, type of one line."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """Returns the schema of a file, or of a line of it."""
+    """Returns the JSON schema of a file, or of one line of a file of JSON lines."""
     (root,), components = msgspec.json.schema_components([TYPES[name]], ref_template="#/$defs/{name}")
     for component in components.values():
         component.pop("description", None)
@@ -38,7 +38,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def text_of(name: str) -> str:
-    """Returns the schema as its published file has it."""
+    """Returns the text of a published schema file."""
     return json.dumps(schema_of(name), indent=1) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Measures how long the machine stood still through no fault of any program on it.
+"""Measures how long the machine stood still, so that a delay is not blamed on a program.
 
-On each core a process sleeps, a little at a time.  If one wakes far too late, its core ran no process, or the
-kernel had other work.  A process that competes for the core delays it only by milliseconds.
+On each core a process sleeps, a little at a time.  If one wakes far too late, its core ran no process, or the kernel
+had other work.  A process that competes for the core delays it only by milliseconds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ sys.stdin.read()  # until the other end is closed, however its process ends
 
 
 class Standstills:
-    """The records of the watchers so far, one file for each watcher.
+    """The standstills that the watching processes have recorded so far, in one file for each.
 
     Attributes:
-        pids: The watchers.
+        pids: Process ids of the watching processes.
     """
 
     def __init__(self, pids: list[int], paths: list[Path]) -> None:
@@ -49,7 +49,7 @@ class Standstills:
         self._paths = paths
 
     def seconds(self, begun_s: float, ended_s: float) -> float:
-        """Returns how long some core stood still between two readings of time.monotonic()."""
+        """Returns how many seconds some core stood still between two readings of time.monotonic()."""
         time.sleep(2 * NAP_S)  # a watcher that has just woken needs time to write
         lines = [line.split() for path in self._paths for line in path.read_text().splitlines()]
         total_s, until_s = 0.0, begun_s

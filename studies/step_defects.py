@@ -1,7 +1,7 @@
-"""Which wrong steps of training are found, where, and how soon: python -m studies.step_defects [NAME ...].
+"""Finds wrong steps of training, and shows in which case and how soon: python -m studies.step_defects [NAME ...].
 
-Each is run on 1 to 4 ranks, the fewest first, until a claim rejects it: wrong counts and reductions on batches that
-divide evenly and not, wrong norms and overflows on meshes of two axes.
+Each step is run on 1 to 4 ranks, the fewest first, until a claim rejects it: wrong counts and reductions on batches
+that divide evenly and not, wrong norms and overflows on meshes of two axes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def norm_cases(name: str) -> Iterator[ModuleCase]:
 
 
 def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
-    """Three steps that clip as the class of that name does."""
+    """Returns a case of three steps that clip the norm of gradients as the class with this name does."""
     step = {**RIGHT_NORMS, **WRONG_NORMS}[name]
     return ModuleCase(
         world_size=math.prod(mesh),
@@ -67,7 +67,7 @@ def norm_case(name: str, mesh: tuple[int, int], seed: int = 0) -> ModuleCase:
 
 
 def found(cases: Iterator[ModuleCase], pool: Pool) -> str:
-    """Returns the place where a step is rejected first."""
+    """Returns where and how soon a claim first rejects one of the cases."""
     begun_s, num = time.monotonic(), 0
     for case in cases:
         num += 1

@@ -1,4 +1,4 @@
-"""The structure of the package: `python -m studies.structure [CHECKOUT]`.
+"""Prints the structure of the package: `python -m studies.structure [CHECKOUT]`.
 
 A room is a folder at the top level, or a loose module there.  The floor of a room is the length of the longest chain of
 imports below it.  The path of a value is the modules that it enters as an argument, call by call; a return is a call
@@ -19,10 +19,10 @@ PATHS = {
     "a case of a program, in the oracle": ("programs.oracle", "expect_module_held", "case"),
     "a case of a program, on a rank": ("programs.run.module", "run_module", "case"),
 }
-"""Value -> the module, function and parameter where its path begins."""
+"""Description of a value -> (module, function, parameter) where its path begins."""
 
 GROUND = ("base", "cases", "errors", "layout", "tensors")
-"""Rooms that every module knows, so that a path does not enter them."""
+"""Rooms that every module may import; a path does not enter them."""
 
 Imports = Mapping[str, frozenset[str]]
 """Module -> the modules of the package that it imports at run time; names without 'equivtest.'."""
@@ -66,13 +66,13 @@ def family_of(module: str) -> str:
 
 
 def between(imports: Imports, group_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """The number of imports from one group of modules to another."""
+    """Counts the imports from each group of modules to each other group."""
     pairs = ((group_of[module], group_of[name]) for module, names in imports.items() for name in names)
     return Counter((group, other) for group, other in pairs if group and other and group != other)
 
 
 def reached(start: str, arrows: Mapping[str, Iterable[str]]) -> set[str]:
-    """Everything that an arrow leads to from `start`, directly or not."""
+    """Returns all nodes to which arrows lead from `start`, directly or through other nodes."""
     found: set[str] = set()
     waiting = list(arrows.get(start, ()))
     while waiting:
@@ -84,12 +84,12 @@ def reached(start: str, arrows: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Returns the nodes from which arrows lead back to themselves."""
+    """Returns the nodes from which arrows lead back to the same node."""
     return [name for name in arrows if name in reached(name, arrows)]
 
 
 def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
-    """The number of rooms in the longest chain; a room in a circle counts once."""
+    """Returns the number of rooms in the longest chain of imports; a room in a circle counts once."""
 
     def height(name: str, above: frozenset[str]) -> int:
         below = set(arrows.get(name, ())) - above
@@ -99,10 +99,12 @@ def num_floors(arrows: Mapping[str, Iterable[str]]) -> int:
 
 
 class Walk:
-    """The path of a value: the calls that carry it or a result of it, each function once, as the source orders them.
+    """Follows a value through the package: the functions that it, or a result computed from it, enters.
+
+    Each function is entered once, in the order of the source.
 
     Attributes:
-        modules: The module of each function that the value enters; neighbours differ.
+        modules: Module of each entered function; neighbours differ.
     """
 
     def __init__(self, package: Path) -> None:
@@ -118,7 +120,7 @@ class Walk:
         self.modules: list[str] = []
 
     def follow(self, module: str, function: str, *parameters: str) -> None:
-        """Walks through a function into which these parameters carry the value; without any, all do."""
+        """Enters a function whose `parameters` carry the value, and follows its calls; without any, all carry it."""
         if self.modules[-1:] != [module]:
             self.modules.append(module)
         if (module, function) in self._seen:
@@ -141,7 +143,7 @@ class Walk:
         self.follow(*place, *(name for name, each in passed if _mentions(each, carriers)))
 
     def _place_of(self, module: str, callee: ast.expr) -> tuple[str, str] | None:
-        """The module and name of a function that the path enters; methods and the GROUND are not followed."""
+        """Returns (module, name) of a called function that the path enters; None for a method and for GROUND."""
         if not isinstance(callee, ast.Name):
             return None
         place = self._origins[module].get(callee.id, (module, callee.id))
@@ -160,7 +162,7 @@ def _parameters_of(node: ast.FunctionDef) -> list[str]:
 
 
 def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
-    """Yields the calls in the order in which they run: arguments before the call."""
+    """Yields calls in the order in which they run: arguments before the call."""
     for child in ast.iter_child_nodes(node):
         yield from _calls_in(child)
     if isinstance(node, ast.Call):
@@ -191,7 +193,7 @@ def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def num_returns(path: Sequence[str]) -> int:
-    """The number of calls into a module that a path has left."""
+    """Returns the number of calls into a module that the path has left before."""
     return len(path) - len(set(path))
 
 
@@ -230,7 +232,7 @@ def lines_of(package: Path) -> list[str]:
 
 
 def main() -> None:
-    """Prints the lines for this checkout, or for another one."""
+    """Prints the structure of this checkout, or of another one."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     sys.stdout.write("\n".join(lines_of(root / "equivtest")) + "\n")
 

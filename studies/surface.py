@@ -1,6 +1,6 @@
-"""Maps the public names of torch's parallel surface to the judged programs that call them.
+"""Maps the public names of torch's parallel modules to the judged programs that call them.
 
-    python -m studies.surface [--profile smoke] [--write]
+python -m studies.surface [--profile smoke] [--write]
 
 Runs the shipped properties and notes in every rank which of torch's public names a judged program calls.  A name that
 no judged program calls is a name about which a green run shows nothing.  `--write` replaces docs/reference/surface.md.
@@ -79,7 +79,7 @@ AREAS = {
     "functions": ("torch.nn.functional",),
     "modules": ("torch.nn",),
 }
-"""Area -> modules of torch whose public names it maps; a name of several modules counts in the first."""
+"""Name of an area -> modules of torch whose public names it has; a name in several modules counts in the first."""
 
 NO_NUMBERS = {
     "asks for or sets a state of the process": (
@@ -118,10 +118,10 @@ NO_NUMBERS = {
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "surface.md"
 FOLDER = "EQUIVTEST_SURFACE"
-"""Environment variable that makes ranks write what they call into a folder."""
+"""Environment variable with the folder into which ranks write what they call."""
 
 Calls = dict[str, set[str]]
-"""Name of torch -> programs that call it."""
+"""Public name of torch -> programs that call it."""
 
 
 def public_names() -> dict[str, dict[str, Any]]:
@@ -138,7 +138,10 @@ def public_names() -> dict[str, dict[str, Any]]:
 
 
 def _public(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yields what `__all__` lists; without one, what the module or a module below it defines, and built-ins."""
+    """Yields (name, value) of a module's public names.
+
+    These are the names in `__all__`; without `__all__`, what the module or a module below it defines, and built-ins.
+    """
     listed = getattr(module, "__all__", None)
     for name in sorted(listed if listed is not None else vars(module)):
         value = getattr(module, name, None)
@@ -154,17 +157,17 @@ def _is_defined_in(module: types.ModuleType, name: str, value: Any) -> bool:
 
 
 def _computes(value: Any) -> bool:
-    """True for functions and classes; exceptions, enumerations, and names for type checkers compute nothing."""
+    """True for functions and classes, except exceptions, enumerations, and names for type checkers."""
     if inspect.isclass(value):
         return not issubclass(value, (BaseException, enum.Enum)) and not getattr(value, "_is_protocol", False)
     return callable(value) and getattr(type(value), "__module__", "") not in ("typing", "typing_extensions")
 
 
 class Tracer:
-    """Notes which public names the code of one rank calls.
+    """Records which public names the code of one rank calls.
 
     Args:
-        folder: Where to write one line `name, program` for each first call of a name by a program.
+        folder: Folder for one line `name, program` at the first call of a name by a program.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -174,7 +177,7 @@ class Tracer:
         self._program = ""
 
     def run(self, program: str, function: Callable[[], Any]) -> Any:
-        """Calls `function` and attributes the names that it calls to `program`."""
+        """Calls `function`, and records the names that it calls as called by `program`."""
         self._program = program
         sys.setprofile(self._note)
         try:
@@ -199,7 +202,7 @@ class Tracer:
 def names_by_code(
     areas: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[types.CodeType, list[str]], dict[int, list[str]]]:
-    """Returns code object -> names, and id of a built-in function -> names."""
+    """Returns code object -> its public names, and id of a built-in function -> its public names."""
     codes: dict[types.CodeType, list[str]] = defaultdict(list)
     builtins: dict[int, list[str]] = defaultdict(list)
     for names in areas.values():
@@ -213,12 +216,12 @@ def names_by_code(
 
 
 def _of_one_name(names: Mapping[Any, list[str]]) -> dict[Any, list[str]]:
-    """Leaves out code that several names share, such as the `__init__` of dataclasses: its call names none of them."""
+    """Removes code that several names share, such as the `__init__` of dataclasses: its call shows none of them."""
     return {key: shared for key, shared in names.items() if len(set(shared)) == 1}
 
 
 def _functions(value: Any) -> Iterable[Any]:
-    """Returns the functions whose call is a call of `value`."""
+    """Returns the functions whose call counts as a call of `value`; for a class, its methods."""
     if not inspect.isclass(value):
         return _unwrapped(value)
     methods = (getattr(method, "__func__", method) for method in vars(value).values())
@@ -226,9 +229,10 @@ def _functions(value: Any) -> Iterable[Any]:
 
 
 def _unwrapped(function: Any) -> list[Any]:
-    """Returns the function below its decorators; of one that torch dispatches by a flag, the branch without the flag.
+    """Returns the function below its decorators.
 
-    Source: torch._jit_internal.boolean_dispatch (2.13.0).
+    If torch dispatches the function by a flag, it returns the branch without the flag. Source:
+    torch._jit_internal.boolean_dispatch (2.13.0).
     """
     function = inspect.unwrap(function)
     if getattr(function, "__qualname__", "").startswith("boolean_dispatch."):
@@ -237,7 +241,7 @@ def _unwrapped(function: Any) -> list[Any]:
 
 
 def trace_ranks(folder: Path) -> None:
-    """Makes every rank that this process forks note the names that its cases call."""
+    """Makes every rank that this process forks record the names that its cases call."""
     from equivtest.ranks import rank
 
     tracer: list[Tracer] = []
@@ -254,14 +258,14 @@ def trace_ranks(folder: Path) -> None:
 
 
 def _program_of(task: Any) -> str:
-    """Returns the subject's name; for a program of modules the name of its parallel function or step."""
+    """Returns the name of the subject; for a program, the name of its parallel function or step."""
     functions = (task.case.get("parallelize"), task.case.get("step"), task.case.get("build"))
     named = next((name for name in functions if isinstance(name, str) and ":" in name), task.subject)
     return str(named).rpartition(":")[2]
 
 
 def calls_of(profile: str) -> Calls:
-    """Returns the names that the shipped properties call, by program."""
+    """Runs the shipped properties in a profile; returns the public names that they call, each with its programs."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--profile", profile, "--import", "studies.surface", "--audit", "off"]
         command = [sys.executable, "-m", "equivtest.cli", "run", *options]
@@ -281,7 +285,7 @@ def reason_of(name: str) -> str:
 
 
 def page(calls: Calls) -> Iterator[str]:
-    """Yields the lines of the map."""
+    """Yields the lines of docs/reference/surface.md."""
     areas = public_names()
     yield from (
         "# Torch's parallel surface",

@@ -34,7 +34,7 @@ def header(command: str) -> str:
 
 
 def main(name: str, *arguments: str) -> int:
-    """Prints each line as it comes; returns the exit code of the study."""
+    """Runs the study, prints each line as it comes, and writes the file; returns the exit code of the study."""
     begin, text = header(shlex.join(["python", "-m", f"studies.{name}", *arguments])), ""
     command = [sys.executable, "-u", "-m", f"studies.{name}", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as study:

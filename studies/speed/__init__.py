@@ -1,1 +1,1 @@
-"""Speed of the harness beside bare rank programs: ratios within one run, medians, never asserted."""
+"""Measures the speed of the harness beside bare rank programs: ratios within one run, medians, never asserted."""

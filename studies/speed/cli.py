@@ -1,4 +1,4 @@
-"""The command: runs and prints the requested measurements."""
+"""Defines the command, which runs the requested measurements and prints their tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from studies.speed.show import fetches_table, phases_table, remote_table, throug
 from studies.speed.throughput import measure_throughput
 
 SUBJECTS = ("colwise_linear", "rowwise_linear", "zero3_fetch_all_gather", "zero3_fetch_all_reduce")
-"""The default subjects: to measure all takes most of an hour."""
+"""Subjects that are measured by default; measuring all subjects takes most of an hour."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

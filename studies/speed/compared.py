@@ -1,4 +1,4 @@
-"""Two ways to compute one thing, timed turn by turn in the same ranks: seconds, and ratios within each turn."""
+"""Times two ways to compute the same thing in turn, in the same ranks: seconds, and ratios within each turn."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ VISIT = "studies.speed.rank_timing:visit_timed"
 WORLD_SIZES = (2, 4)
 NUM_PARAMETERS = 200
 NUMELS = {10: 20, 1_000: 20, 100_000: 5}
-"""Elements of each parameter that is fetched -> how often that is timed for each repetition asked for."""
+"""Number of elements of each fetched parameter -> how often that size is timed per requested repetition."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One part of the work at one setting.
+    """Times of two ways to compute one thing, for one part of the work.
 
     Attributes:
         setting: What is computed, in words.
         part: 'forward', 'submit', ...
-        seconds: Way -> of the slowest rank.
-        ratio: Of the second way over the first, turn by turn.
+        seconds: Way -> seconds of the slowest rank.
+        ratio: Seconds of the second way over those of the first, turn by turn.
     """
 
     setting: str
@@ -38,7 +38,7 @@ class Compared:
 
 
 def measure_fetches(repeats: int) -> list[Compared]:
-    """200 parameters fetched at once by all_gather and by all_reduce, for every size of them."""
+    """Times how 200 parameters are fetched at once by all_gather and by all_reduce, for several sizes."""
     found = []
     with Pool(max_worlds=1, visit=VISIT) as pool:
         for world_size in WORLD_SIZES:
@@ -56,7 +56,7 @@ def measure_fetches(repeats: int) -> list[Compared]:
 
 
 def _times(pool: Pool, function: str, case: Case, repeats: int) -> torch.Tensor:
-    """Times of the slowest rank: (times, ways, parts), seconds."""
+    """Returns the seconds of the slowest rank, as a tensor of (times, ways, parts)."""
     found = []
     for _ in range(repeats):
         replies = pool.run(f"studies.speed.rank_timing:{function}", case)

@@ -1,4 +1,4 @@
-"""Repeated measurements, and the cases that they are made on."""
+"""Provides what all benchmarks need: repeated measurements, and the cases on which they are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equivtest.verdicts.claims import refuses
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest of some repetitions."""
+    """Median, smallest and largest value of several repetitions."""
 
     median: float
     low: float
@@ -41,11 +41,11 @@ class Spread:
 
 
 class RankFailed(Exception):
-    """A rank did not answer a case that it should have answered."""
+    """Raised if a rank did not answer a case that it should have answered."""
 
 
 def require_answers(subject: str, case: Case, replies: Sequence[Reply]) -> None:
-    """Raises RankFailed, with the first cause in full, unless every rank has answered."""
+    """Raises RankFailed, with the whole message of the rank that failed first, unless every rank has answered."""
     cause = first_cause(replies)
     if cause is not None:
         raise RankFailed(f"{subject} {case}: rank {cause.rank} {cause.outcome}: {cause.error_text}\n{cause.detail}")
@@ -58,7 +58,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def main_properties(subjects: Collection[str] = ()) -> list[Property]:
-    """Returns the shipped properties about values of these subjects, or of all installed subjects if none is named.
+    """Returns the shipped properties about values of these subjects; of all installed subjects if none is named.
 
     Raises:
         Misuse: there is no such subject.
@@ -76,7 +76,8 @@ def main_properties(subjects: Collection[str] = ()) -> list[Property]:
 def draw_cases(prop: Property, world_size: int, num_cases: int) -> list[Case]:
     """Returns the first cases that the gate draws, except cases that torch is known not to survive.
 
-    All run on the whole world, unrecorded, because the compared program supports neither.
+    All cases run on all ranks and record no collectives, because the compared program supports neither groups nor
+    records.
     """
     known = KnownFailures.load(SHIPPED)
     cases = chunk_cases(prop, Chunk(world_size, limits.DTYPES, 0, num_cases))

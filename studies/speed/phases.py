@@ -1,6 +1,6 @@
-"""Where does the time of one case go, from drawing it to its verdicts?
+"""Measures how the time of one case divides into phases, from drawing the case to its verdicts.
 
-One case at a time, nothing overlapping: of the ranks, the one that answers last counts.
+One case runs at a time, nothing overlaps, and the rank that answers last counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from studies.speed.programs import PARTS
 
 VISIT = "studies.speed.programs:timed_visit"
 PHASES = ("draw", "send", *PARTS, "receive", "oracle", "compare")
-"""draw: by Hypothesis.  send: until the rank begins.  hand out: values drawn and sliced in the
-rank.  receive: from the rank's last result to its reply decoded in the parent."""
+"""Phases of a case, in order.
+
+draw: by Hypothesis.  send: until the rank begins.  hand out: values drawn and sliced in the rank.  receive: from the
+rank's last result to its reply decoded in the parent.
+"""
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Median milliseconds per case of each of PHASES, for one kind of case."""
+    """Median milliseconds of each phase, for cases of one family on one world size."""
 
     family: str  # of case: linear or fetch
     world_size: int
@@ -38,7 +41,7 @@ class Breakdown:
 
 
 def measure_phases(num_cases: int, subjects: Collection[str]) -> list[Breakdown]:
-    """Each kind of case at each world size, every case once, in worlds that begin cold."""
+    """Measures each family's cases on each world size; every case runs once, in new ranks."""
     samples: dict[tuple[str, int], list[dict[str, float]]] = {}
     with Pool(visit=VISIT) as pool:
         for prop in main_properties(subjects):
@@ -67,7 +70,7 @@ def _measure_case(pool: Pool, prop: Property, case: Case) -> dict[str, float]:
 
 
 def _parts(reply: Reply) -> dict[str, float]:
-    """Seconds of each part of the visit, over all draws."""
+    """Returns the seconds of each part of a rank's work, over all draws."""
     totals = sum(answer.tensors["times"].local for answer in reply.answers)
     return dict(zip(PARTS, totals.tolist(), strict=True))  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Programs that ranks run for the benchmarks.  Imported inside ranks: no Hypothesis here."""
+"""Defines programs that ranks run for the benchmarks.  Ranks import this module, so it does not import Hypothesis."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from equivtest.tensors import Placed
 Given = Mapping[str, torch.Tensor]
 
 PARTS = ("hand out", "subject", "collect")
-"""Parts of a rank's visit; `timed_visit` answers seconds in this order, under 'times'."""
+"""Parts of a rank's work on a case; `timed_visit` returns their seconds in this order, under 'times'."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseList(Case):
-    """Cases for ranks to run one after the other: no word to the parent until the last is done."""
+    """A list of cases that ranks run one after the other; they reply only once, after the last case."""
 
     written: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class CaseList(Case):
 
 
 def visit_one_or_list(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """The harness's own visit; of a list the same for each case, with nothing sent."""
+    """Runs a case as the harness does; runs each case of a `CaseList` the same way, but returns no tensors for it."""
     if not isinstance(case, CaseList):
         return visit(subject, case, backend)
     resolve(subject)  # which imports the class of its cases

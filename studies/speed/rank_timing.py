@@ -1,4 +1,4 @@
-"""Timings that ranks take for the benchmarks of subjects, with no harness in between.  No Hypothesis here."""
+"""Measures times on ranks for the benchmarks of subjects, without the harness in between; it imports no Hypothesis."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ NUM_TIMED = 10  # of each of the two that are compared, turn by turn
 NUM_WARM = 2
 FETCHES: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
 FETCH_PARTS = ("submit", "wait", "total", "host")
-"""Seconds until the fetch has returned, from there until it has been waited for, both; of this thread's CPU in both."""
+"""Measured times of a fetch, in seconds.
+
+submit: until the call returns. wait: from then until its results are there. total: both. host: CPU seconds of this
+thread in both.
+"""
 
 
 def visit_timed(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...] | None:
-    """Answers the times of `subject`, a function of the case and the mesh: one tensor of seconds, under 'times'."""
+    """Calls `subject`, a function of the case and the mesh that returns seconds, and answers these under 'times'."""
     mesh = mesh_for(case, backend.device)
     if mesh is None:
         return None
@@ -37,7 +41,11 @@ def visit_timed(subject: str, case: Case, backend: Backend) -> tuple[Answer, ...
 
 
 def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> torch.Tensor:
-    """Times each function repeatedly, started together on all ranks: (times, functions, parts), float64."""
+    """Times each function several times, in turn, started together on all ranks.
+
+    Returns:
+        Seconds as float64 of shape (times, functions, parts).
+    """
     found = []
     for number in range(-NUM_WARM, num_timed):
         row = {}
@@ -51,11 +59,11 @@ def in_turns(timed: Mapping[str, Callable[[], list[float]]], num_timed: int) -> 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ManyParameters(Case):
-    """Parameters of one size, fetched with one collective.
+    """Parameters of one size that are fetched with one collective.
 
     Attributes:
-        num_parameters: How many.
-        numel: Elements of each.
+        num_parameters: Number of parameters.
+        numel: Number of elements of each parameter.
         num_timed: How often each fetch is timed.
     """
 
@@ -68,7 +76,7 @@ class ManyParameters(Case):
 
 
 def time_fetches(case: ManyParameters, mesh: DeviceMesh) -> torch.Tensor:
-    """Seconds of each of FETCH_PARTS by each of FETCHES: (num_timed, 2, 4)."""
+    """Returns the seconds of each of FETCH_PARTS for each of FETCHES, of shape (num_timed, 2, 4)."""
     whole = torch.arange(case.numel, dtype=torch.float32)
     parameters = [partition(whole, mesh, padding=0.0) for _ in range(case.num_parameters)]
 

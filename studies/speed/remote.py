@@ -1,4 +1,4 @@
-"""Measures the cost of ranks on other hosts: the same cases on them and on ranks of this machine, in turn.
+"""Measures the cost of ranks on other hosts: the same cases run there and on ranks of this machine, in turn.
 
 The hosts are this machine too, reached over loopback.  So it measures the way of the harness there and back, with
 replies over TCP instead of shared memory, but no network.  Each measurement starts in a fresh world, as in
@@ -30,7 +30,7 @@ WORLD_SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Distant:
-    """One subject at one world size: seconds of each repetition, for ranks over TCP and for ranks of this machine.
+    """Seconds of each repetition for one subject on one world size, with ranks over TCP and with ranks of this machine.
 
     Attributes:
         start: Time to a new world's first answer over TCP, as a multiple of the time without TCP.
@@ -45,12 +45,12 @@ class Distant:
 
     @property
     def ratio(self) -> Spread:
-        """Throughput over TCP as a part of that without, repetition by repetition."""
+        """Throughput over TCP as a fraction of the throughput without TCP, repetition by repetition."""
         return Spread.of(local / remote for remote, local in zip(self.remote_s, self.local_s, strict=True))
 
 
 def measure_remote(repeats: int, num_cases: int, subjects: Collection[str]) -> list[Distant]:
-    """The main property of each subject at each of WORLD_SIZES."""
+    """Measures the main property of each subject on each of WORLD_SIZES."""
     with (
         _hub(max(WORLD_SIZES)) as hub,
         Pool(max_worlds=1, visit=VISIT) as local,
@@ -65,7 +65,7 @@ def measure_remote(repeats: int, num_cases: int, subjects: Collection[str]) -> l
 
 @contextlib.contextmanager
 def _hub(num_slots: int) -> Iterator[RunHub]:
-    """Starts a hub with so many slots; each slot takes itself for a host."""
+    """Starts a hub and as many slots as `num_slots`; each slot counts as a host of its own."""
     secret, processes = secrets.token_hex(16), []
     try:
         with RunHub(("127.0.0.1", 0), secret.encode()) as hub:

@@ -1,4 +1,4 @@
-"""Tables of the measurements."""
+"""Makes tables of the measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from studies.speed.throughput import TARGET, Pair, overall
 
 
 def throughput_table(pairs: Sequence[Pair]) -> Table:
-    """One line per subject and world size, and all together."""
+    """Returns a table with one line per subject and world size, and one for all together."""
     columns = ("subject", "ranks", "cases", "cases/s", "/ bare loop", "min..max")
     table = make_table("Speed of the harness beside a bare loop over the same rank programs", columns)
     for pair in pairs:
@@ -28,7 +28,7 @@ def throughput_table(pairs: Sequence[Pair]) -> Table:
 
 
 def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
-    """One line per kind of case and world size."""
+    """Returns a table with one line per family and world size."""
     table = make_table("Duration of each phase of a case, median ms", ("case", "ranks", *PHASES))
     for found in breakdowns:
         parts = [f"{found.median_ms[phase]:.1f}" for phase in PHASES]
@@ -37,7 +37,7 @@ def phases_table(breakdowns: Iterable[Breakdown]) -> Table:
 
 
 def fetches_table(found: Sequence[Compared]) -> Table:
-    """One line per size of the parameters, world size and part."""
+    """Returns a table with one line per size of the parameters, world size and part."""
     return _compared_table("200 parameters fetched by all_reduce beside all_gather, slowest rank, median ms", found)
 
 
@@ -52,7 +52,7 @@ def _compared_table(title: str, found: Sequence[Compared]) -> Table:
 
 
 def remote_table(found: Sequence[Distant]) -> Table:
-    """One line per subject and world size."""
+    """Returns a table with one line per subject and world size."""
     columns = ("subject", "ranks", "cases", "throughput / local", "min..max", "start / local", "min..max")
     table = make_table("Ranks over TCP beside ranks of this machine", columns)
     for each in found:
@@ -62,12 +62,12 @@ def remote_table(found: Sequence[Distant]) -> Table:
 
 
 def ratio_cells(spread: Spread) -> tuple[str, str]:
-    """Median, and smallest to largest."""
+    """Returns two cells: the median, and the range from smallest to largest."""
     return f"{spread.median:.2f}", f"{spread.low:.2f}..{spread.high:.2f}"
 
 
 def make_table(title: str, columns: Iterable[str]) -> Table:
-    """A table without rows; numbers stand to the right."""
+    """Makes a table without rows, with numbers aligned to the right."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )

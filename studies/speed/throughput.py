@@ -1,8 +1,8 @@
-"""How many cases per second does the harness judge, beside a bare loop over the same rank programs?
+"""Measures how many cases per second the harness judges, beside a bare loop over the same rank programs.
 
-In the bare loop the ranks have the whole list of cases and run one after the other: values
-handed out, subject, answers collected, and no parent in between.  Each measurement starts in
-a fresh world, so that DTensor's caches are cold in both, and the two take turns at going first.
+In the bare loop the ranks have the whole list of cases and run one after the other: values handed out, subject, answers
+collected, and no parent in between.  Each measurement starts in a fresh world, so that DTensor's caches are cold in
+both, and the two take turns at going first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRIES = 3  # of one measurement
 
 @dataclass(frozen=True)
 class Pair:
-    """One subject at one world size: seconds of each repetition, of the harness and of the bare loop."""
+    """Seconds of each repetition for one subject on one world size, of the harness and of the bare loop."""
 
     subject: str
     world_size: int
@@ -38,17 +38,17 @@ class Pair:
 
     @property
     def ratio(self) -> Spread:
-        """Speed of the harness as a part of the bare loop's, repetition by repetition."""
+        """Speed of the harness as a fraction of the bare loop's, repetition by repetition."""
         return Spread.of(bare / harness for harness, bare in zip(self.harness_s, self.bare_s, strict=True))
 
     @property
     def rate(self) -> Spread:
-        """Cases per second of the harness."""
+        """Number of cases per second of the harness."""
         return Spread.of(self.num_cases / seconds for seconds in self.harness_s)
 
 
 def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) -> list[Pair]:
-    """The main property of each subject at every world size."""
+    """Measures the main property of each subject on every world size."""
     with Pool(max_worlds=1, visit=VISIT) as pool:
         return [
             _measure_pair(pool, prop, world_size, repeats, num_cases)
@@ -58,7 +58,7 @@ def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) 
 
 
 def overall(pairs: Sequence[Pair]) -> Spread:
-    """Ratio over all cases: all seconds of the bare loop over all of the harness, by repetition."""
+    """Returns the ratio over all cases: all seconds of the bare loop over all seconds of the harness, by repetition."""
     harness_s = [sum(times) for times in zip(*(pair.harness_s for pair in pairs), strict=True)]
     bare_s = [sum(times) for times in zip(*(pair.bare_s for pair in pairs), strict=True)]
     return Spread.of(bare / harness for harness, bare in zip(harness_s, bare_s, strict=True))
@@ -89,7 +89,7 @@ def _seconds_in_fresh_world(pool: Pool, world_size: int, way: Callable[[], None]
 
 
 def start_fresh_world(pool: Pool, world_size: int) -> None:
-    """Ends the world there is, starts another one, and has it probe every dtype if none has."""
+    """Ends the ranks of this world size and starts new ones, which probe every dtype that was not probed yet."""
     pool.renew(world_size)
     for dtype in limits.DTYPES:
         pool.run("", CaseList(world_size=world_size, dtype=dtype))
@@ -102,6 +102,9 @@ def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
 
 
 def run_bare(pool: Pool, subject: str, cases: Sequence[Case]) -> None:
-    """Has the ranks of a pool that visits as VISIT says run the cases, of one world size, one after the other."""
+    """Makes the ranks run all cases, which have one world size, one after the other.
+
+    The pool's ranks must call the function VISIT.
+    """
     everything = CaseList.of(cases[0].world_size, cases)
     require_answers(subject, everything, pool.run(subject, everything, limit_s=LIMIT_S))
