@@ -23,7 +23,7 @@ class EquivtestError(Exception):
 
 
 class Misuse(EquivtestError, ValueError):
-    """A mistake of the caller: the message names the value, the limit and the way out.
+    """Raised for a mistake of the caller; the message names the value, the limit and the way out.
 
     The message shows at most VALUE_CHARS characters of each value.
     """
@@ -33,11 +33,11 @@ class Misuse(EquivtestError, ValueError):
 
 
 class PropertyMisuse(Misuse):
-    """A mistake in a property itself: every case would show it, so no other case is tried."""
+    """Raised for a mistake in a property itself: every case would show it, so no other case is tried."""
 
 
 class ReferenceRefuses(PropertyMisuse):
-    """The reference, which defines the right result, says that it does not support a case.
+    """Raised if the reference, which defines the right result, does not support a case.
 
     Args:
         who: The function or module that raised.

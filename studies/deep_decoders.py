@@ -66,7 +66,7 @@ def cpu_s() -> float:
 
 
 class Repeated(nn.Module):
-    """Returns three times the first row of a weight, then its second: of four experts three have the same score."""
+    """Returns the first row of a weight three times, then its second: three of four experts have the same score."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return weight[[0, 0, 0, 1]]

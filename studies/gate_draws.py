@@ -142,7 +142,10 @@ def mixed_suite(folder: Path, files: str = "test_*.py") -> Path:
 
 
 def wheel_python(folder: Path) -> str:
-    """Installs a wheel of this checkout in a new environment, beside this one's packages; returns its Python."""
+    """Installs a wheel of this checkout in a new environment, which also sees this environment's packages.
+
+    It returns the path of the new environment's Python.
+    """
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", f"--outdir={folder / 'dist'}", str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)

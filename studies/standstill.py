@@ -38,7 +38,7 @@ sys.stdin.read()  # until the other end is closed, however its process ends
 
 
 class Standstills:
-    """The standstills that the watching processes have recorded so far, in one file for each.
+    """Times at which a core ran nothing, as the watching processes have recorded them, in one file for each.
 
     Attributes:
         pids: Process ids of the watching processes.

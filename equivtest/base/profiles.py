@@ -13,7 +13,7 @@ ANY = "any"  # shard kind of every case of a property of refusals
 PER_CELL = 20
 """Number of conclusive verdicts that a conformance run needs on each claim in each cell."""
 MAX_INCONCLUSIVE = 0.05
-"""Fraction of a cell's verdicts that may be inconclusive; a conformance run draws more cases until it is reached."""
+"""Largest fraction of a cell's verdicts that may be inconclusive; above it, a conformance run draws more cases."""
 
 
 @dataclass(frozen=True)

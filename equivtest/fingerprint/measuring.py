@@ -117,7 +117,7 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields one line for each further field of a record, with its value and the measurement behind it."""
+    """Yields one line per field, from libm_ulp on: the field's value, and the measurement behind it."""
     if function:
         yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
     else:

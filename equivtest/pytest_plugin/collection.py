@@ -98,7 +98,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
 
 
 def arrange(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Sorts equivtest's items by world size, behind all other items, so that each process keeps few worlds alive.
+    """Sorts equivtest's items by world size, behind all other items, so that each process keeps few ranks alive.
 
     With a time budget, searches come before audits.
 

@@ -101,7 +101,7 @@ class Settings:
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """Same as of the run's backend."""
+        """True if the run itself is on gloo and the CPU, see `Backend.is_gloo_on_cpu`."""
         return self.make_backend().is_gloo_on_cpu
 
     def expects(self, known: KnownFailure) -> bool:

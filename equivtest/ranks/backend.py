@@ -86,7 +86,7 @@ def _check_device(device: str) -> None:
 
 
 def _is_available(kind: str) -> bool:
-    """Asks the device type's own module whether a device works."""
+    """True if the device type's own module says that a device works."""
     import torch
 
     try:

@@ -18,7 +18,7 @@ from typing import Any
 WORKERS = 1
 """Threads of each group that run collectives; torch starts two for each network interface (2.13.0)."""
 TIMEOUT = timedelta(minutes=30)
-"""Torch's default for a group of gloo."""
+"""Time-out that torch gives a gloo group by default."""
 
 
 def let_senders_finish() -> None:

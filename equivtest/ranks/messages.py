@@ -1,4 +1,4 @@
-"""Requests from the parent to a rank: plain data, one struct per request."""
+"""Defines the requests that a parent process sends to a rank: plain data, one struct per request."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 LARGE_BYTE = 0x7B
-"""Repeated it is 61,280 in float16, about 1e36 in bfloat16 and float32, and about 4e286 in float64."""
+"""Byte that fills memory: repeated, it is 61,280 in float16, about 1e36 in bfloat16 and float32, 4e286 in float64."""
 
 _M_PERTURB = -6  # of mallopt(3)
 _NO_CACHE = "glibc.malloc.tcache_count=0"

@@ -316,7 +316,7 @@ class Pool:
         return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
 
     def _world(self, world_size: int) -> World:
-        """Returns the living world of this size, starts it if necessary, and marks it as most recently used."""
+        """Returns the running ranks of this world size; starts them if necessary, and marks them as just used."""
         self._check_usable()
         world = self._worlds.pop(world_size, None)
         if world is None or not world.alive:
@@ -329,7 +329,10 @@ class Pool:
         return world
 
     def _faulty_world(self, world_size: int) -> World:
-        """Returns a living world of this size whose groups spoil collectives; ends the one of another size."""
+        """Returns running ranks of this world size whose groups can spoil collectives.
+
+        It ends such ranks of another world size.
+        """
         self._check_usable()
         if self._faulty is None or not self._faulty.alive or self._faulty.world_size != world_size:
             self._end_faulty()

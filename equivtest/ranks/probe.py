@@ -12,19 +12,19 @@ from equivtest.errors import EquivtestError
 
 
 class ProbeFailed(EquivtestError):
-    """A collective does not work as documented."""
+    """Raised if a collective does not work as documented."""
 
 
 class Wrong(ProbeFailed):
-    """A collective returned a wrong value."""
+    """Raised if a collective returned a wrong value."""
 
 
 class Refused(ProbeFailed):
-    """A backend said that it does not support a collective."""
+    """Raised if the backend said that it does not support a collective."""
 
 
 class Raised(ProbeFailed):
-    """A collective raised any other exception."""
+    """Raised if a collective raised any other exception."""
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:

@@ -219,7 +219,7 @@ class Rank:
 
 
 class SentNotes(io.BytesIO):
-    """A file of notes that lies nowhere: each write is sent to the parent as a message."""
+    """A file object that sends each written note to the parent as a message, and stores nothing."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()

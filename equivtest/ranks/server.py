@@ -31,17 +31,17 @@ from equivtest.ranks.messages import Ready, interpreter_command
 from equivtest.ranks.scratch import sweep_after
 
 FORK = b"f"
-"""Requests one rank; comes with two descriptors: the rank's channel, and the pipe for its exit code."""
+"""Byte that requests one rank; two descriptors come with it: the rank's channel, and the pipe for its exit code."""
 CLOSE = b"c"
-"""Announces that the parent ends the server on purpose."""
+"""Byte by which the parent announces that it ends the server on purpose."""
 PID = struct.Struct("q")
 ENDING = struct.Struct("qd")
-"""Exit code, negative for a signal, and time.monotonic() of a rank's end."""
+"""Format of a rank's end: its exit code, negative for a signal, and time.monotonic()."""
 _WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or start='auto', which chooses what works"
 
 
 def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
-    """Serves the parent until it closes the connection, then ends with all ranks.
+    """Runs the server: forks ranks for the parent until it closes the connection, then ends them and itself.
 
     Args:
         fd: Stream socket to the parent.
@@ -66,7 +66,7 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
 
 def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequence[str], reason: str) -> NoReturn:
-    """Becomes a server that starts new interpreters, without torch's threads and memory."""
+    """Replaces this process by a server that starts new interpreters and has none of torch's threads and memory."""
     os.set_inheritable(fd, True)  # noqa: FBT003
     arguments = (fd, parent, "spawn", tuple(imports), tuple(preload), reason)
     command = interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})")
@@ -191,7 +191,7 @@ class _Server:
         self._control.sendall(PID.pack(-errno.EMFILE))
 
     def _become_rank(self, channel: int, others: tuple[int, ...]) -> None:
-        """Runs in the child: closes everything that belongs to the server; never returns."""
+        """Turns this forked child into a rank: closes the server's descriptors, runs the rank, and never returns."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGIO, signal.SIG_DFL)

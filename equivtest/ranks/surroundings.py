@@ -58,7 +58,7 @@ def enter(start: Start) -> None:
 
 
 class _BoundedFile(io.FileIO):
-    """A file that restarts instead of growing beyond limits.OUTPUT_BYTES, and whose writes never fail."""
+    """A file that is emptied when it would exceed limits.OUTPUT_BYTES, and whose writes never fail."""
 
     def write(self, data: Buffer, /) -> int:
         kept = memoryview(data).cast("B")

@@ -65,7 +65,7 @@ class Level:
 
 
 def level_of(subject: str) -> int:
-    """Returns the level to which a subject belongs."""
+    """Returns the level of conformance, from 1, to which a subject belongs."""
     names = SUBJECTS.get(subject, "").split(".")
     family = names[2] if names[:2] == ["equivtest", "families"] else PROGRAMS
     return next(number for number, (_, families) in enumerate(LEVELS, start=1) if family in families)

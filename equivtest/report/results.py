@@ -107,7 +107,7 @@ class Results:
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns a line if the backend lacked a support that is not `allowed` to lack, see `on_lacking`."""
+        """Returns a line if the backend lacked something that is not `allowed`, and [] otherwise; see `on_lacking`."""
         return on_lacking(self.ordered(), allowed)
 
     def conclude(

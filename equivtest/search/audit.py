@@ -90,7 +90,7 @@ def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Cas
 
 @dataclass
 class _Running:
-    """An audit while it runs."""
+    """State of an audit while it runs: the property, the ranks, and the results so far."""
 
     prop: Property
     pool: Pool

@@ -23,7 +23,7 @@ from equivtest.property import Space
 
 T = TypeVar("T")
 Value = tuple[str, Hashable]
-"""(axis, class of the table's entry that the case takes on it)."""
+"""(name of an axis, class of the entry that a case takes from the axis's table)."""
 
 Combination = tuple[Value, ...]
 """Values of different axes, in the order in which the builder first met the axes."""
@@ -55,7 +55,7 @@ class CoveringRow(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A covering array.
+    """A covering array: few cases in which every feasible combination of values of any few axes occurs.
 
     Attributes:
         rows: Its cases; the first ones cover the most combinations.

@@ -136,7 +136,7 @@ class _Enough(BaseException):
 
 @dataclass
 class Searching:
-    """A search while it runs: the cases so far, and what each has shown."""
+    """State of a search while it runs: the property, the ranks, and what each case has shown so far."""
 
     prop: Property
     chunk: Chunk

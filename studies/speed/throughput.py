@@ -48,7 +48,7 @@ class Pair:
 
 
 def measure_throughput(repeats: int, num_cases: int, subjects: Collection[str]) -> list[Pair]:
-    """Measures the main property of each subject on every world size."""
+    """Measures the throughput of the harness and of a bare loop, for each subject on every world size."""
     with Pool(max_worlds=1, visit=VISIT) as pool:
         return [
             _measure_pair(pool, prop, world_size, repeats, num_cases)
@@ -102,9 +102,9 @@ def run_harness(pool: Pool, prop: Property, cases: Sequence[Case]) -> None:
 
 
 def run_bare(pool: Pool, subject: str, cases: Sequence[Case]) -> None:
-    """Makes the ranks run all cases, which have one world size, one after the other.
+    """Makes the ranks run all cases one after the other, without the harness in between.
 
-    The pool's ranks must call the function VISIT.
+    All cases have one world size, and the pool's ranks must call the function VISIT.
     """
     everything = CaseList.of(cases[0].world_size, cases)
     require_answers(subject, everything, pool.run(subject, everything, limit_s=LIMIT_S))

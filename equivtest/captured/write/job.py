@@ -16,8 +16,10 @@ from equivtest.captured.format.tensor_file import digest_of
 from equivtest.captured.write.group import Group
 
 PlacedBy = Callable[[nn.Module, str], "tuple[torch.Tensor, torch.Tensor] | None"]
-"""Function of (module, name of a parameter) that returns this rank's shard, and the position of each element in the
-flattened whole parameter."""
+"""Function that returns this rank's shard of a parameter, and its elements' positions in the flattened parameter.
+
+Its arguments are the module and the parameter's name.
+"""
 
 
 class Kept(NamedTuple):
@@ -33,7 +35,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Job:
-    """The job that is captured; all keepers of its modules share this.
+    """The job that is captured; the `Keeper`s of all its modules share this object.
 
     Attributes:
         module: The whole parallel module.

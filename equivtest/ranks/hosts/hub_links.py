@@ -1,4 +1,7 @@
-"""Defines what the hub knows about a slot, a pool or a rank, and chooses the slots for the ranks of a world."""
+"""Defines what the hub of a run knows about a slot (a process on a host that forks ranks), a pool or a rank.
+
+It also chooses the slots for the ranks of a world.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ class SlotLink:
         self._outbox.put_nowait(len(content).to_bytes(8, "little") + content)
 
     async def keep_sending(self) -> None:
-        """Sends the outbox until the connection ends."""
+        """Sends the messages of the outbox, as they come, until the connection ends."""
         with contextlib.suppress(OSError):  # the receiving task notices it too
             while True:
                 await asyncio.get_running_loop().sock_sendall(self.connection, await self._outbox.get())
@@ -109,7 +112,7 @@ class SlotLink:
 
 @dataclass(eq=False)
 class PoolLink:
-    """The hub's connection to a pool of this machine."""
+    """The hub's connection to a pool of this machine, and the tokens of the pool's ranks."""
 
     connection: socket.socket
     tokens: set[str] = field(default_factory=set)

@@ -33,9 +33,8 @@ from equivtest.ranks.surroundings import bound, end_with_starter, temporary_file
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
-"""Variables that describe torchrun's world, which is not a rank's world here.
-
-Source: "Environment Variables" of torch.distributed.run (2.13.0)."""
+"""Environment variables with which torchrun describes its own world; ranks have another world, so they must not see
+them."""
 
 RESTARTS, MOST_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
 

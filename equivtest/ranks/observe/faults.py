@@ -274,7 +274,7 @@ def _wait(work: Work) -> None:
 
 
 def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
-    """Returns a finished work with the results as its value, from which DistributedDataParallel reads them."""
+    """Returns a finished work whose value is the results, because DistributedDataParallel reads them from it."""
     if call is CALLS[FROM_ANY]:
         return Taken(group)
     future: Any = torch.futures.Future()

@@ -138,13 +138,16 @@ def _nothing(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
-    """Fills entry `rank` of each list of results, in all_gather and gather; only the root of a gather has lists."""
+    """All_gather and gather, into lists: copies the rank's operand to entry `rank` of each list of results.
+
+    Only the root of a gather has lists.
+    """
     for result, operand in zip(results, operands, strict=False):
         result[rank].copy_(operand)
 
 
 def _own_part(result: Any, operand: Any, rank: int) -> None:
-    """Fills part `rank` of the one tensor that an all_gather returns."""
+    """All_gather into one tensor: copies the rank's operand to part `rank` of the result."""
     start = rank * operand.numel()
     result.view(-1)[start : start + operand.numel()].copy_(operand.reshape(-1))
 
@@ -155,13 +158,16 @@ def _own_parts(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
-    """Fills each result with entry `rank` of its list of operands, in reduce_scatter and in the root of a scatter."""
+    """Reduce_scatter and scatter, from lists: copies entry `rank` of each list of operands to its result.
+
+    Only the root of a scatter has operands.
+    """
     for result, operand in zip(results, operands, strict=False):
         result.copy_(operand[rank])
 
 
 def _own_slice(result: Any, operand: Any, rank: int) -> None:
-    """Fills a reduce_scatter's result with part `rank` of the rank's own operand."""
+    """Reduce_scatter from one tensor: copies part `rank` of the rank's operand to the result."""
     start = rank * result.numel()
     result.view(-1).copy_(operand.reshape(-1)[start : start + result.numel()])
 
@@ -172,7 +178,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """Fills an all_to_all's results with the rank's own operands, in order, as far as they fit."""
+    """All_to_all: copies the rank's operands to its results, in order, as far as they fit."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])

@@ -58,8 +58,10 @@ OpDispatcher.__init__ in torch/distributed/tensor/_dispatch.py, and torch/distri
 """
 
 PLACEMENTS = ("Shard", "_StridedShard", "Replicate", "Partial")
-"""Classes of placements from which the whole tensor can be put together; _MaskPartial and _NormPartial are not
-(2.13.0)."""
+"""Classes of placements from which a whole tensor can be put together.
+
+_MaskPartial and _NormPartial are not among them (2.13.0).
+"""
 
 REDUCTIONS = {
     getattr(dist.ReduceOp, op): op.lower() for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -280,7 +282,7 @@ def _in_short(error: Exception) -> str:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each operator of torch on DTensors, and each on plain tensors that runs alone or below those."""
+    """A mode that notes every operator of torch on DTensors, and every local operation on plain tensors."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
