@@ -35,7 +35,7 @@ test_what_is_no_cross_entropy_is_named = refuses(
     ({"positions": (0,)}, r"positions must have .* of at least 1, got \(0,\)"),
     ({"num_classes": 0}, r"num_classes must be in 1\.\.4096, got 0"),
     ({"requires_grad": ("weight",)}, r"requires_grad must be one of \(\), \('x',\), got \('weight',\)"),
-    ({"weight_is_dtensor": True}, "weight_is_dtensor goes with weights: set weighted=True"),
+    ({"weight_is_dtensor": True}, "weight_is_dtensor needs weights: set weighted=True"),
 )
 
 

@@ -117,7 +117,7 @@ test_invalid_case_is_refused_by_name = refuses(
     ),
     ({"clip_norm": 1.0}, "gradients are clipped before an update: set optimizer"),
     ({"optimizer": "sgd", "steps": 2, "clip_norm": -1.0}, "clip_norm must be at least 0 and finite"),
-    ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type is clipping's: set clip_norm"),
+    ({"optimizer": "sgd", "steps": 2, "norm_type": "inf"}, "norm_type needs clipping: set clip_norm"),
     ({"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "norm_type": "3"}, "norm_type must be one of 2, 1, inf"),
 )
 
@@ -127,7 +127,7 @@ test_invalid_case_is_refused_by_name = refuses(
     [
         ({"style": "ddp"}, "misfits of sharding require style fsdp2, got 'ddp'"),
         ({"by_columns": ("in_proj.weight",)}, "leave by_columns out"),
-        ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even: nothing is refused"),
+        ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even, which FSDP2 does not refuse"),
         ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),
     ],
 )

@@ -48,10 +48,10 @@ test_what_is_no_dropout_is_named = refuses(
     ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),
     ({"layout": "partial(sum)"}, r"layout must be replicate or shard\(DIM\), got 'partial\(sum\)'"),
     ({"p": 1.5}, r"p must be in 0\.\.1, got 1\.5"),
-    ({"values": (("special", 0),)}, "special values are for what changes nothing: p=0 or training=False"),
+    ({"values": (("special", 0),)}, "special values need a dropout that drops nothing: set p=0 or training=False"),
     ({"requires_grad": ("y",)}, r"requires_grad must be one of \(\), \('x',\), got \('y',\)"),
-    ({"x_is_dtensor": False}, "style dtensor is of a DTensor: set x_is_dtensor=True"),
-    ({"use_local_output": True}, "use_local_output is SequenceParallel's: leave it at False"),
+    ({"x_is_dtensor": False}, "style dtensor needs a DTensor: set x_is_dtensor=True"),
+    ({"use_local_output": True}, "only SequenceParallel has use_local_output: leave it at False"),
     (
         {"style": "sequence_parallel", "layout": "replicate"},
         r"SequenceParallel divides x: layout must be shard\(DI",

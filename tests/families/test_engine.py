@@ -28,7 +28,7 @@ SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "re
         ("persistence_numel", -1, "must be in 0.."),
         ("reduce_bucket_numel", 0, "must be in 1.."),
         ("clip_norm", 1.0, "clips by gradient_clipping"),
-        ("stopped_steps", (2,), "all go through"),
+        ("stopped_steps", (2,), "leave stopped_steps out"),
         ("live_numel", EVERYTHING + 1, "got 1000000001"),
         ("gradient_clipping", -1.0, "at least 0 and finite"),
         ("gradient_clipping", 1.0, "before an update: set optimizer"),

@@ -31,14 +31,14 @@ def case_of(**fields: Any) -> GatheredCrossEntropyCase:
 test_what_is_no_such_loss_is_named = refuses(
     case_of,
     ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
-    ({"shares": "positions", "positions": ()}, "a single row of logits has no positions to share"),
-    ({"shares": "positions", "records": True}, "collectives are documented of gathered classes alone"),
+    ({"shares": "positions", "positions": ()}, "shares='positions' needs a dim of positions"),
+    ({"shares": "positions", "records": True}, "only the collectives of gathered classes are documented"),
     (
         {"shares": "positions", "reduction": "mean"},
-        r"a mean of \(8,\) positions takes an equal number on each rank",
+        r"a mean needs equally many positions on each rank, got \(8,\)",
     ),
     ({"target_is_dtensor": False}, "a DTensor's target is a DTensor too"),
-    ({"weighted": True}, "so are its weights: set weight_is_dtensor where weighted"),
+    ({"weighted": True}, "the weight must be a DTensor too: set weight_is_dtensor if weighted"),
 )
 
 
@@ -52,7 +52,7 @@ test_what_is_no_misfit_is_named = refuses(
     ({"misfit": "plain_weight"}, "misfit plain_weight needs the weights of two classes or more"),
     (
         {"misfit": "batch_mean", "reduction": "mean"},
-        "misfit batch_mean is a mean of positions that are shared unev",
+        "misfit batch_mean, and no other, needs a mean of unev",
     ),
 )
 

@@ -74,7 +74,7 @@ def test_sequence_and_hidden_features_are_sharded() -> None:
         ({"optimizer": "sgd", "steps": 2, "lr": 0.0}, "lr must be above 0"),
         ({"optimizer": "sgd", "steps": 2, "weight_decay": 2.0}, "weight_decay must be in 0..1"),
         ({"optimizer": "sgd", "steps": 2, "momentum": 1.0}, "momentum must be at least 0 and below 1"),
-        ({"optimizer": "adamw", "steps": 2, "momentum": 0.5}, "momentum is SGD's"),
+        ({"optimizer": "adamw", "steps": 2, "momentum": 0.5}, "only SGD has a momentum"),
         ({"optimizer": "adamw", "steps": 2, "dtype": "float16"}, "eps of 1e-8 is zero in float16"),
         ({"optimizer": "sgd", "steps": 2, "values": (("wide-x", 0),)}, "leaves no bits for an update"),
     ],

@@ -52,7 +52,7 @@ def drawn_cases() -> tuple[ChainCase, ...]:
         ({"steps": (("neg", ("y0",), ()),)}, r"step 0 may take x0, got \('y0',\)"),
         (
             {"steps": ((REDISTRIBUTE, ("x0",), (("placements", "partial(sum)"),)),)},
-            "nothing is redistributed to partial",
+            "a step cannot redistribute to partial",
         ),
         ({"steps": (("mm", ("x0", "x0"), ()),)}, "chain does not take"),
         ({"context": "flattened mesh"}, r"a flattened mesh is made of two axes of all ranks: \(\)"),

@@ -27,7 +27,7 @@ test_what_is_no_prepared_module_is_named = refuses(
     ({"road": "local"}, "road and cotangent follow from the module: omit them"),
     ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
     ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),
-    ({"style": "output", "as_kwarg": True}, "as_kwarg is for what prepares inputs"),
+    ({"style": "output", "as_kwarg": True}, "as_kwarg needs a style that prepares inputs"),
     ({"middle": "shard(1)"}, "middle and use_local_input are for style 'input_output'"),
     ({"source": ("shard(1)",)}, r"\(4, 3\) is uneven: set x_is_dtensor=True"),
     (

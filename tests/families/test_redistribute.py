@@ -67,7 +67,7 @@ test_what_is_no_redistribution_is_named = refuses(
     ({"target": ("partial(sum)",)}, r"target may be partial only on axes with the same partial source, got"),
     ({"road": "full_tensor", "target": ("shard(0)",)}, r"road full_tensor ends replicated, got target"),
     ({"road": "full_tensor", "async_op": True}, "full_tensor always waits: set async_op=False"),
-    ({"road": "distribute", "source": ("partial(sum)",)}, "road distribute has no operands, got source"),
+    ({"road": "distribute", "source": ("partial(sum)",)}, "road distribute needs a source that is not partial, got"),
     ({"road": "local", "cotangent": ("shard(0)",)}, "the cotangent of a plain tensor must have its local shape"),
     ({"states_shape": False}, r"set states_shape=True for \(4, 5\) under \('shard\(1\)',\)"),
     ({"source": ("shard(2)",)}, "x: "),

@@ -55,9 +55,9 @@ def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_
 
 test_what_cannot_be_tied_is_refused_by_name = refuses(
     tied_case,
-    ({"out_features": 2}, r"as many features everywhere, got \(3, 3, 2\)"),
-    ({"tied": "transposed", "out_features": 2}, r"in_features as many as out_features, got \(3, 5, 2\)"),
-    ({"values": (("wide-in", 0),)}, "a tied weight meets itself: use another mode than wide-in"),
+    ({"out_features": 2}, r"equal in_features, hidden_features and out_features, got \(3, 3, 2\)"),
+    ({"tied": "transposed", "out_features": 2}, r"equal in_features and out_features, got \(3, 5, 2\)"),
+    ({"values": (("wide-in", 0),)}, "a tied weight is multiplied by itself: use another mode than wide-in"),
     ({"requires_grad": ("out_proj.weight",)}, "requires_grad must list some of x, in_proj.weight, in_proj.bias"),
 )
 

@@ -56,7 +56,7 @@ test_invalid_case_is_refused_by_name = refuses(
     ({"operations": ("fetch",)}, "fetch names a parameter, got 'fetch'"),
     ({"operations": ("step 0",)}, "step names no parameter, got 'step 0'"),
     ({"operations": ("use 0 0",)}, "use names each parameter once, got 'use 0 0'"),
-    ({"operations": ("fetch 1",)}, "'fetch 1' names a parameter that is not there"),
+    ({"operations": ("fetch 1",)}, "'fetch 1' names an unknown parameter"),
     ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
     ({"requires_grad": (True, True)}, "requires_grad must have one flag per parameter: 1, got 2"),
 )

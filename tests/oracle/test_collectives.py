@@ -140,7 +140,7 @@ def test_a_class_without_documentation_is_a_misuse() -> None:
 
 
 def test_a_recorded_fetch_says_its_collective() -> None:
-    with pytest.raises(Misuse, match="say collective='all_gather' or collective='all_reduce'"):
+    with pytest.raises(Misuse, match="set collective='all_gather' or collective='all_reduce'"):
         FetchCase(world_size=1, records=True)
 
 

@@ -224,9 +224,9 @@ class CollectivesCase(Case):
         is_waited = self.waits in ("at_once", "async")
         require(
             self.memory == "new" or is_waited,
-            f"memory={self.memory!r} needs waits='at_once' or 'async', got {self.waits!r}: calls in flight share none",
+            f"memory={self.memory!r} needs waits='at_once' or 'async', got {self.waits!r}",
         )
-        require(not self.records, "the collectives are what is judged, nothing else is documented: set records=False")
+        require(not self.records, "no collectives besides the judged ones are documented: set records=False")
 
     @property
     def calls(self) -> tuple[Call, ...]:

@@ -53,7 +53,7 @@ class CrossEntropyCase(ActivationCase):
     cotangent_contiguous: bool = True
 
     def check_fields(self) -> None:
-        require(self.weighted or not self.weight_is_dtensor, "weight_is_dtensor goes with weights: set weighted=True")
+        require(self.weighted or not self.weight_is_dtensor, "weight_is_dtensor needs weights: set weighted=True")
 
     @property
     def class_dim(self) -> int:

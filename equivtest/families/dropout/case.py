@@ -61,13 +61,13 @@ class DropoutCase(ActivationCase):
         require(placed, f"layout must be replicate or shard(DIM), got {self.layout!r}")
         require(
             self.is_identity or all(mode != "special" for mode, _ in self.values),
-            "special values are for what changes nothing: p=0 or training=False",
+            "special values need a dropout that drops nothing: set p=0 or training=False",
         )
 
     def check_layouts(self) -> None:
         if self.style == "dtensor":
-            require(self.x_is_dtensor, "style dtensor is of a DTensor: set x_is_dtensor=True")
-            require(not self.use_local_output, "use_local_output is SequenceParallel's: leave it at False")
+            require(self.x_is_dtensor, "style dtensor needs a DTensor: set x_is_dtensor=True")
+            require(not self.use_local_output, "only SequenceParallel has use_local_output: leave it at False")
             return
         require(self.is_sharded, f"SequenceParallel divides x: layout must be shard(DIM), got {self.layout!r}")
         require(

@@ -268,7 +268,7 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     odd = case.world_size // (case.world_size & -case.world_size)
     for name in case.passed_on if odd > 1 else ():
         if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
-            raise InexactData(f"{name} is no multiple of {odd}, and may be divided by as many ranks on its way")
+            raise InexactData(f"{name} is no multiple of {odd}, which a subject may divide it by")
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 

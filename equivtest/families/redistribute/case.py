@@ -106,7 +106,7 @@ class RedistributeCase(ActivationCase):
         require(self.road != "full_tensor" or not self.async_op, "full_tensor always waits: set async_op=False")
         require(
             self.road != "distribute" or not any(text.startswith("partial") for text in self.source),
-            f"road distribute has no operands, got source {self.source}",
+            f"road distribute needs a source that is not partial, got {self.source}",
         )
         if self.cotangent and self.leaves_as_plain_tensor:
             pairs = zip(self.target, self.cotangent, strict=True)

@@ -35,4 +35,4 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
 
     @property
     def refusal(self) -> str:
-        return f"the placements asked for do not fit: {self.misfit}"
+        return f"the requested placements do not fit: {self.misfit}"

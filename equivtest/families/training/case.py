@@ -95,14 +95,17 @@ class PerceptronCase(TrainingCase):
     def _check_tie(self) -> None:
         sizes = (self.in_features, self.hidden_features, self.out_features)
         require(
-            self.tied != "same" or len(set(sizes)) == 1, f"tied='same' needs as many features everywhere, got {sizes}"
+            self.tied != "same" or len(set(sizes)) == 1,
+            f"tied='same' needs equal in_features, hidden_features and out_features, got {sizes}",
         )
         require(
             self.tied != "transposed" or self.in_features == self.out_features,
-            f"tied='transposed' needs in_features as many as out_features, got {sizes}",
+            f"tied='transposed' needs equal in_features and out_features, got {sizes}",
         )
         wide = [mode for mode, _ in self.values if mode in ("wide-in", "wide-out")]
-        require(not self.tied or not wide, f"a tied weight meets itself: use another mode than {', '.join(wide)}")
+        require(
+            not self.tied or not wide, f"a tied weight is multiplied by itself: use another mode than {', '.join(wide)}"
+        )
 
     @property
     def num_dims(self) -> int:

@@ -47,13 +47,13 @@ class TrainingCase(Case):
 
     def _check_clipping(self) -> None:
         require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
-        require(self.clips or self.norm_type == "2", "norm_type is clipping's: set clip_norm")
+        require(self.clips or self.norm_type == "2", "norm_type needs clipping: set clip_norm")
 
     def _check_optimizer(self) -> None:
         require(2 <= self.steps <= MAX_STEPS, f"steps must be in 2..{MAX_STEPS} with an optimizer, got {self.steps}")
         require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
         require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
-        require(self.momentum == 0 or self.optimizer == "sgd", f"momentum is SGD's, got it for {self.optimizer}")
+        require(self.momentum == 0 or self.optimizer == "sgd", f"only SGD has a momentum, got one for {self.optimizer}")
         require(
             self.optimizer != "adamw" or self.dtype != "float16",
             "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",

@@ -32,17 +32,20 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
 
     def check_fields(self) -> None:
         super().check_fields()
-        require(self.shares == "classes" or len(self.positions) > 0, "a single row of logits has no positions to share")
+        require(self.shares == "classes" or len(self.positions) > 0, "shares='positions' needs a dim of positions")
         require(
             self.shares == "classes" or not self.records,
-            "collectives are documented of gathered classes alone: set records=False",
+            "only the collectives of gathered classes are documented: set records=False",
         )
         self._check_wrapping()
 
     def _check_wrapping(self) -> None:
         require(self.target_is_dtensor, "a DTensor's target is a DTensor too: leave target_is_dtensor at True")
-        require(self.weight_is_dtensor == self.weighted, "so are its weights: set weight_is_dtensor where weighted")
-        require(not self.has_mean_of_uneven, f"a mean of {self.positions} positions takes an equal number on each rank")
+        require(
+            self.weight_is_dtensor == self.weighted,
+            "the weight must be a DTensor too: set weight_is_dtensor if weighted",
+        )
+        require(not self.has_mean_of_uneven, f"a mean needs equally many positions on each rank, got {self.positions}")
 
     @property
     def has_mean_of_uneven(self) -> bool:
@@ -88,7 +91,7 @@ class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
         )
         require(
             self.has_mean_of_uneven == (self.misfit == "batch_mean"),
-            f"misfit batch_mean is a mean of positions that are shared unevenly, no other misfit is: {self.positions}",
+            f"misfit batch_mean, and no other, needs a mean of unevenly sharded positions, got {self.positions}",
         )
 
     @property

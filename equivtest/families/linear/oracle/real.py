@@ -23,7 +23,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.layout import shard_bounds
 from equivtest.oracle.contractions import linear, linear_grad_bias, linear_grad_weight, linear_grad_x
 from equivtest.oracle.declared import arithmetic_of
-from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import Arithmetic, Bounded
 
 
@@ -49,7 +49,7 @@ def expect_real_linear(case: LinearCase, index: int) -> Expected:
             allowed=None,
             layout=layouts[f"param.{name}"],
             dtype=case.dtype,
-            derivation="equal: handed over, nothing is computed",
+            derivation=COPIED,
             requires_grad=flags[name],
         )
     return Expected({name: tensors[name] for name in case.answer_names()}, {})

@@ -16,7 +16,7 @@ from equivtest.layout import shard_bounds
 from equivtest.oracle import expect
 from equivtest.oracle.collectives import Collectives, expected_collectives
 from equivtest.oracle.declared import arithmetic_of
-from equivtest.oracle.expected import Expected, ExpectedTensor
+from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 from equivtest.oracle.rounding import Bounded
 
 
@@ -34,7 +34,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
             allowed=None if copied else found[name].allowed.reshape(shapes[name]),
             layout=layouts[name],
             dtype=case.dtype,
-            derivation="equal: handed over, nothing is computed" if copied else found[name].derivation,
+            derivation=COPIED if copied else found[name].derivation,
             requires_grad=bool(case.requires_grad) if name == "output" else flags.get(name.removeprefix("param.")),
         )
     return Expected(tensors, {})

@@ -63,7 +63,7 @@ class ChainCase(OperatorCase):
             names = {f"x{each}" for each in range(len(self.operands))} | {f"y{each}" for each in range(number)}
             require(set(sources) <= names, f"step {number} may take {', '.join(sorted(names))}, got {sources}")
             is_partial = any(isinstance(each, Partial) for each in placements_named(self.steps[number]))
-            require(not is_partial, f"nothing is redistributed to partial shares, got {self.steps[number]}")
+            require(not is_partial, f"a step cannot redistribute to partial, got {self.steps[number]}")
         is_split = len(self.mesh) == MAX_AXES and not self.members
         require(self.context != FLATTENED or is_split, f"a {FLATTENED} is made of two axes of all ranks: {self.mesh}")
         are_exact = all(mode == EXACT_MODE for mode, _ in self.values)

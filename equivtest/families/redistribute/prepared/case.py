@@ -50,17 +50,20 @@ class PreparedCase(RedistributeCase):
             self.source[0] in ("replicate", "partial(sum)") or isinstance(parse_placement(self.source[0]), Shard),
             f"source must be replicate, shard(DIM) or partial(sum), got {self.source[0]!r}",
         )
-        require(not self.as_kwarg or self.style != "output", "as_kwarg is for what prepares inputs")
+        require(not self.as_kwarg or self.style != "output", "as_kwarg needs a style that prepares inputs")
         require(
             self.style == "input_output" or (self.middle, self.use_local_input) == ("replicate", False),
             "middle and use_local_input are for style 'input_output'",
         )
 
     def check_layouts(self) -> None:
-        require(self.x_is_dtensor or self.is_even(self.source[0]), f"{self.shape} is uneven: set x_is_dtensor=True")
+        require(
+            self.x_is_dtensor or self.is_even(self.source[0]),
+            f"x of shape {self.shape} is uneven: set x_is_dtensor=True",
+        )
         require(
             not self.use_local_input or self.is_even(self.middle),
-            f"{self.shape} is uneven under {self.middle}: set use_local_input=False",
+            f"x of shape {self.shape} is uneven under {self.middle}: set use_local_input=False",
         )
 
     def is_even(self, text: str) -> bool:

@@ -87,7 +87,7 @@ class DataParallelCase(PerceptronCase):
             columns = self.tensors[name].shape[1]
             require(
                 columns % self.num_shards == 0,
-                f"{name} has {columns} columns, which {self.num_shards} ranks cannot hold as many of each",
+                f"{name} has {columns} columns, which {self.num_shards} ranks cannot shard evenly",
             )
 
     @property

@@ -33,7 +33,7 @@ class RefusedShardingCase(Refused, DataParallelCase):
         require(not self.by_columns, f"misfit says how shards lie: leave by_columns out, got {self.by_columns}")
         require(
             self.misfit != "uneven" or self.in_features % self.world_size != 0,
-            f"{self.in_features} columns on {self.world_size} ranks are even: nothing is refused",
+            f"{self.in_features} columns on {self.world_size} ranks are even, which FSDP2 does not refuse",
         )
         require(
             self.misfit != "not_contiguous" or min(self.in_features, self.hidden_features) > 1,

@@ -82,7 +82,9 @@ class EngineCase(DataParallelCase):
                 getattr(self, name) == getattr(EngineCase, name),
                 f"stage {self.stage} divides no parameters: leave {name} out, got {getattr(self, name)}",
             )
-        require(not self.stopped_steps, f"an engine's steps all go through, got stopped_steps {self.stopped_steps}")
+        require(
+            not self.stopped_steps, f"an engine runs whole backwards: leave stopped_steps out, got {self.stopped_steps}"
+        )
         require(not self.clips, f"an engine clips by gradient_clipping: leave clip_norm out, got {self.clip_norm}")
         super().check_fields()
         require(

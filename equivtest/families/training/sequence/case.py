@@ -36,7 +36,7 @@ class MlpCase(PerceptronCase):
         require(not self.tied, f"W1 and W2 are sharded on different dims: omit tied, got {self.tied!r}")
         require(
             not self.checkpointed,
-            f"only data parallelism computes again: leave checkpointed out, got {self.checkpointed!r}",
+            f"only data parallelism supports checkpointed: leave it out, got {self.checkpointed!r}",
         )
         require(
             self.x_is_dtensor or not self.sequence_is_uneven,

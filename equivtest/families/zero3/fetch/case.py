@@ -54,7 +54,7 @@ class FetchCase(Case):
         )
         require(
             bool(self.collective) or not self.records,
-            "a recorded fetch is judged by its collective: say collective='all_gather' or collective='all_reduce'",
+            "a recorded fetch needs its documented collective: set collective='all_gather' or collective='all_reduce'",
         )
 
     @property

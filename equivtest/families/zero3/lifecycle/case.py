@@ -122,7 +122,7 @@ class LifecycleCase(Case):
             named = parse_operation(text).parameters
             require(
                 max(named, default=0) < len(self.parameters),
-                f"{text!r} names a parameter that is not there: they are 0 to {len(self.parameters) - 1}",
+                f"{text!r} names an unknown parameter: the parameters are 0 to {len(self.parameters) - 1}",
             )
 
     @property

@@ -10,7 +10,7 @@ from equivtest.families.zero3.lifecycle.oracle.model import Moment, moments
 from equivtest.oracle import expect
 from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 
-TOLD = "equal: what the unsharded model says"
+TOLD = "equal: the state of the unsharded model"
 COMPUTED = "equal: integers times a power of two"
 
 
