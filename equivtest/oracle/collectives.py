@@ -1,4 +1,4 @@
-"""Derives from a case's layouts the collectives that it is documented to call.
+"""Derives the collectives that a case is documented to call from the layouts of its tensors.
 
 On one mesh axis, a tensor that changes its placement is documented to call
 

@@ -52,7 +52,7 @@ Choice = Callable[[torch.Tensor], Any]
 
 
 def is_boundary(name: str) -> bool:
-    """True if `name` names a tensor that enters or leaves a part, or the gradient of such a tensor."""
+    """True if `name` names an input or output of a submodule, or the gradient of one."""
     return name.removeprefix("grad.").startswith(BOUNDARY)
 
 
@@ -71,7 +71,7 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Lists the floating-point inputs or outputs of a part in its `number`-th call, from 0, with their names.
+    """Lists (name, tensor) of the floating-point inputs or outputs of a submodule in its call `number`, from 0.
 
     The name is 'layers.1', or 'layers.1#2' in the second call; 'layers.1[0]' if there are several leaves; and
     'layers.1:input' for an input.
@@ -104,7 +104,7 @@ class Known(NamedTuple):
 
 
 class Boundaries(TorchFunctionMode):
-    """Calls `meet` once for each input and output of every part; a tensor that is passed on counts as an output only.
+    """Calls `meet` for each input and output of each part, a submodule; a tensor passed on counts only as an output.
 
     An input that nothing computed, such as an input of the module itself, is left out.  As a torch function mode it
     also records the operands of `FUNCTIONS` within the part that calls them.
@@ -307,7 +307,7 @@ def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[
 
 
 class Capture(Boundaries):
-    """Keeps the inputs, outputs and gradients of all parts during one forward and backward.
+    """Keeps the inputs, outputs and gradients of all submodules during one forward and backward.
 
     Recomputations of checkpointing in the backward are left out.
 
@@ -344,7 +344,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps the shapes and dtypes of all parts' inputs and outputs, and of the gradients that a backward would make."""
+    """Keeps shape and dtype of all submodules' inputs and outputs, and of the gradients that a backward would make."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(
@@ -360,7 +360,7 @@ class Facts(Capture):
 
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
-    """Returns answer -> shape and dtype, for the inputs, outputs and gradients of all parts of an unsharded module.
+    """Returns answer -> shape and dtype, for all inputs, outputs and gradients of an unsharded module's submodules.
 
     Raises:
         Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.

@@ -82,10 +82,10 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
-    """Widens a gradient's error if a program takes the factors of `runs` out; call it outside of the mode `counted`.
+    """Widens a gradient's error by the removal of the constant factors that `runs` found in the ranks' backward.
 
-    Scaling by a power of two is exact unless a value underflows.  A factor below 1 is taken out by a division, which
-    enlarges the error of such values.
+    Call it outside of the mode `counted`.  Scaling by a power of two is exact unless a value underflows.  A factor
+    below 1 is taken out by a division, which enlarges the error of such values.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:
