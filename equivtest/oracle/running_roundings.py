@@ -153,8 +153,8 @@ class Roundings:
         """Bounds the roundings of averaging a result over the ranks, if each rank holds a share or the whole of it.
 
         A program may divide the shares, or their sum, or both.  Division by a power of two is exact; any other rounds
-        twice, like a product with a reciprocal.  The addition of shares was counted before; here replicas are added,
-        and two halves round nothing.
+        twice, like a product with a reciprocal.  The addition of shares was counted before.  If each rank holds the
+        whole, copies of it are added here; on two ranks that rounds nothing.
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2

@@ -121,7 +121,7 @@ def mul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _is_unit(operand: Any) -> torch.Tensor:
-    """Returns the mask of elements that are 0, 1 or -1 in every program; an input, which may be in shares, has none."""
+    """Returns the mask of elements that are 0, 1 or -1 in every program; none of an input, which ranks may share."""
     a = Parts.of(operand)
     is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
     return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)

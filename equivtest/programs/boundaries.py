@@ -183,7 +183,7 @@ class Boundaries(TorchFunctionMode):
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
-        """Returns the tensor that a function gets in place of an operand: here the operand itself."""
+        """Returns what one of `FUNCTIONS` gets in place of an operand; here the operand itself."""
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:

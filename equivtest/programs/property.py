@@ -252,7 +252,7 @@ def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[Mod
 
 
 _batches: dict[tuple[ModuleCase, Backend], str] = {}
-"""(case, backend) -> the one of BATCHES that the ranks decided on with this case."""
+"""(case, backend) -> 'mean of parts' or 'whole', as the ranks decided with this case."""
 
 
 def forget_batches() -> None:

@@ -121,7 +121,7 @@ def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_buffers(module: nn.Module, counted: RunningError, names: Iterable[str]) -> None:
-    """Tracks the errors of the buffers with these names, as the forward writes to them."""
+    """Tracks the errors of the named buffers, because the forward writes to them."""
     floating = [name for name in names if module.get_buffer(name).is_floating_point()]
     _put_buffers(module, {name: counted.exactly(module.get_buffer(name)) for name in floating})
 

@@ -167,7 +167,7 @@ class WholeMet:
         return replaced(given, aliases)
 
     def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Makes an alias for autograd's next user, and keeps the gradient of the alias."""
+        """Returns an alias of a tensor for its next users, and passes the gradient of the alias to `keep`."""
         alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
         alias.register_hook(functools.partial(self._keep, self.at(name)))  # type: ignore[no-untyped-call]
         return alias
