@@ -63,7 +63,7 @@ dtensor_cross_entropy = Property(
     cases=gathered_cross_entropy_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
     examples=(
-        # Vocabularies that the ranks share unevenly, and so that some go without.
+        # Vocabularies that are sharded unevenly, or with empty shards.
         *(
             GatheredCrossEntropyCase(
                 world_size=world_size, dtype=dtype, positions=(3,), num_classes=num_classes, reduction="mean",

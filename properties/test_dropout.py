@@ -41,7 +41,7 @@ parallel_dropout = Property(
     claims=(*DEFAULT_CLAIMS, is_exact_without_reduction, repeats_itself, drops_at_random, uses_only_collectives),
     examples=(
         *on_all_ranks(),
-        # Nothing, and everything.
+        # Drops nothing, then everything.
         DropoutCase(world_size=2, shape=(2, 3), layout="shard(0)", p=0.0, values=(("special", 0), ("dense", 1)),
                     style="sequence_parallel"),
         DropoutCase(world_size=2, shape=(2, 3), layout="shard(0)", p=1.0, values=(("dense", 0), ("real", 1))),

@@ -51,7 +51,7 @@ rowwise_embedding = Property(
     examples=(
         EmbeddingCase(world_size=2, style="rowwise", leading=(2, 6), num_embeddings=8, embedding_dim=4,
                       output_layout="shard(1)", values=ALL_MODES, records=True),
-        # A vocabulary of 5 over four ranks: parts of 2, 2, 1 and 0 ids, with the padding id at an edge.
+        # A vocabulary of 5 over four ranks: shards of 2, 2, 1 and 0 ids, with the padding id at an edge.
         EmbeddingCase(world_size=4, style="rowwise", leading=(8,), num_embeddings=5, embedding_dim=3,
                       padding_idx=2, values=ALL_MODES, records=True),
     ),

@@ -21,7 +21,7 @@ gated_block = module_property(
 
 SEQUENCE_PARALLEL = "equivtest.programs.examples.plans:sequence_parallel"
 
-# Tokens that the ranks share evenly, unevenly, and so that some go without.
+# Tokens that are sharded evenly, unevenly, or with empty shards.
 sequence_parallel_block = module_property(
     BUILD,
     SEQUENCE_PARALLEL,
@@ -64,7 +64,7 @@ decoder = module_property(
 DATA_PARALLEL = "equivtest.programs.examples.plans:data_parallel"
 FULLY_SHARDED = "equivtest.programs.examples.plans:fully_sharded"
 
-# Under data parallelism each rank has its own rows, as many as the others or not; nothing need be configured for it.
+# Under data parallelism each rank has its own rows, equally many or not; no option is needed.
 # Also six and eight ranks: with (15, 2), one of eight ranks has fewer rows than the others.
 ROWS = ((2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (4, 3, 2), (6, 2), (8, 2), (15, 2))
 
@@ -96,7 +96,7 @@ fully_sharded_block_by_layers = module_property(
 
 TOKEN_MEAN = "equivtest.programs.examples.token_mean:"
 
-# A whole step: loss, gradients and update are of the mean over all tokens, unevenly cut over ranks and micro-batches.
+# A whole step: its loss is the mean over all tokens, which ranks and micro-batches divide unevenly.
 token_mean_step = module_property(
     "equivtest.programs.examples.next_token:next_token",
     FULLY_SHARDED,

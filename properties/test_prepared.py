@@ -20,7 +20,7 @@ prepared_module = Property(
     cases=prepared_cases,
     claims=(*DEFAULT_CLAIMS, is_exact_without_reduction, repeats_itself, uses_only_collectives),
     examples=(
-        # An attention block under sequence parallelism: gathered before, divided again behind.
+        # An attention block under sequence parallelism: x is gathered before it and sharded again after it.
         PreparedCase(world_size=2, shape=(2, 6, 4), source=("shard(1)",), target=("shard(1)",), style="input_output",
                      use_local_output=True, values=(("dense", 0), ("special", 1), ("index", 2)), records=True),
         PreparedCase(world_size=4, shape=(5, 3), source=("shard(0)",), target=("shard(1)",), x_is_dtensor=True,

@@ -74,14 +74,14 @@ redistribute = Property(
     examples=(
         # A reduce_scatter of one element: the second rank gets nothing.
         RedistributeCase(world_size=2, source=("partial(sum)",), target=("shard(0)",), records=True),
-        # Three elements over 2 x 2 ranks, 1, 1, 1 and none: which mesh axis divides first shows.
+        # Three elements over 2 x 2 ranks, 1, 1, 1 and none: they show which mesh axis shards first.
         RedistributeCase(world_size=4, mesh=(2, 2), shape=(3,), source=("replicate", "replicate"),
                          target=("shard(0)", "shard(0)")),
         *on_all_ranks(),
         # Nested shards of 5 over 2 x 2 ranks: 3 and 2, then 2, 1, 1 and 1; from there to the other dim.
         RedistributeCase(world_size=4, mesh=(2, 2), shape=(5, 3), source=("shard(0)", "shard(0)"),
                          target=("shard(1)", "shard(0)"), values=ALL_MODES),
-        # Operands of both axes reduced and scattered over a flattened mesh in one step.
+        # Terms of both axes, reduced and scattered over a flattened mesh in one step.
         RedistributeCase(world_size=4, mesh=(2, 2), flattened=True, shape=(8, 3), source=("partial(avg)",) * 2,
                          target=("shard(0)", "shard(0)"), values=ALL_MODES),
         # An axis that stays partial while the other one is gathered.

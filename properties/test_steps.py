@@ -38,7 +38,7 @@ def clipped(
     )
 
 
-# Parameters that all ranks hold, that are divided along one axis or both, frozen and unused.  If a rank has an empty
+# Parameters that are replicated, sharded along one axis or both, frozen, and unused.  If a rank has an empty
 # shard, torch hangs for the largest magnitude (finding 23).
 norm_of_one_mesh_by_largest = clipped("mixture", "on_one_mesh", "in_one_call_by_largest", math.inf, world_sizes=FULL)
 

@@ -91,7 +91,7 @@ def _reductions(function: str, result: str, ops: tuple[str, ...]) -> tuple[Call,
     return tuple(Call(function, result, op) for op in ops)
 
 
-_COMMON = ("sum", "max", "min")  # a backend that reduces at all has these
+_COMMON = ("sum", "max", "min")  # every backend that reduces has these
 
 BUNDLES: dict[str, tuple[Call, ...]] = {
     "all_reduce": _reductions("all_reduce", "reduced", (*_COMMON, *BITWISE)),
@@ -198,7 +198,7 @@ class CollectivesCase(Case):
         memory: 'new': operands and results lie in memory that no call had before.
             'kept': each call is made twice, first on other elements, with the same operands and results in memory;
             the result of the second call counts.
-            'freed': the same, and the tensors of the second call are others, at the addresses of those of the first.
+            'freed': like 'kept', but the second call has other tensors, at the addresses of the first call's tensors.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")

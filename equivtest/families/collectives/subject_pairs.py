@@ -143,7 +143,7 @@ def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begu
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)
     if room.rank == room.ranks - 1:
         for other in _others(room):
-            store.get(f"{key} {other}")  # waits until it is there
+            store.get(f"{key} {other}")  # waits until the other rank has written
         time.sleep(LATE_S)
     store.set(f"{key} {room.rank}", as_bits(mine).cpu().numpy().tobytes().hex())
     store.get(f"{key} {room.rank}")  # a TCPStore's set returns before the store has it
@@ -169,7 +169,7 @@ def _as_tensor(found: dict[str, list[int]], like: torch.Tensor) -> torch.Tensor:
     return bits.view(like.dtype).to(like.device)
 
 
-LATE_S = 0.005  # for ranks that were let through to look meanwhile; they take microseconds
+LATE_S = 0.005  # time for ranks that did not wait to read the store; they take microseconds
 _barriers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """Processes of a group -> number of its next barrier, equal on all of them."""
 

@@ -110,9 +110,9 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
     """Fixes a cross entropy that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'label_smoothing': is not supported; 'probabilities': the target has the
-            logits' shape and dtype; 'replicated': no rank's logits are a part of the classes;
-            'weight': it has one class too many; 'above', 'below': one target is C or -1.
+        misfit: 'label_smoothing': this option is set; 'probabilities': the target has the logits' shape and dtype;
+            'replicated': the logits are replicated; 'weight': the weight has one class too many; 'above', 'below':
+            one target is C or -1.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "label_smoothing"

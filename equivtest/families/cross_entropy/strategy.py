@@ -64,7 +64,7 @@ def refused_gathered_cross_entropy_cases(draw: Draw, space: Space) -> RefusedGat
     """Draws cases of targets, weights and layouts that a cross entropy of DTensors does not support."""
     fields, misfit = _pick_loss(draw, space), pick(draw, "misfit", GATHERED_MISFITS)
     if misfit == "batch_mean" and fields["world_size"] == 1:
-        misfit = "above"  # of one rank nothing is uneven
+        misfit = "above"  # one rank has no uneven shards
     if misfit == "batch_mean":
         fields |= {"reduction": "mean", "positions": (fields["world_size"] + 1, *fields["positions"][1:])}
     if misfit == "plain_target":

@@ -26,7 +26,7 @@ class Call:
             root's first part. 'gathered': the first parts of all ranks. 'scattered': one part of the root for each
             rank. 'exchanged': one part from each rank. 'uneven': `DifferentiableCase.split` elements from each rank.
         is_rooted: Whether one rank is the root; each rank is the root once.
-        op: 'sum' or 'avg', of what reduces.
+        op: 'sum' or 'avg', for collectives that reduce.
     """
 
     function: str

@@ -32,7 +32,7 @@ class DropoutCase(ActivationCase):
         p: Probability that an element is dropped, 0 to 1.
         training: Whether the module is in training mode; if not, the output is x.
         seeding: Seeds of torch's generator before the call: 'same' on every rank, as torch documents
-            for DTensors, or 'by_shard', equal on ranks with the same part.
+            for DTensors, or 'by_shard', equal on ranks with the same shard.
         x_is_dtensor: Pass x as a DTensor; required for style 'dtensor', and for uneven shards,
             since torch computes the global shape of a plain tensor as local size times ranks.
         use_local_output: Option of SequenceParallel: answer a plain tensor instead of a DTensor.

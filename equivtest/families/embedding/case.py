@@ -48,7 +48,7 @@ class EmbeddingCase(Case):
         style: 'colwise' shards the weight (V, D) on D; 'rowwise' on V.
         leading: Dims of the ids, none to three; the output is (*leading, D).
         input_layout: Placement of the ids, 'replicate' or 'shard(DIM)'.
-        output_layout: Placement of the output, the same; DIM may be len(leading), for D.
+        output_layout: Placement of the output, 'replicate' or 'shard(DIM)'; DIM may be len(leading), for D.
         ids_dtype: 'int64' or 'int32'.
         ids_is_dtensor: Pass the ids as a DTensor; required for uneven shards, since
             torch computes the global shape of a plain tensor as local size times ranks.

@@ -24,7 +24,7 @@ Kernels of 16-bit dtypes also round intermediate values, for which no bound is k
 """
 
 MAX_AXES = 2
-MAX_DIMS = 5  # of a batch of volumes
+MAX_DIMS = 5  # a batch of volumes has five
 MAX_RESULTS = 16
 
 Placements = tuple[str, ...]

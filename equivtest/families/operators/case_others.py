@@ -43,7 +43,7 @@ ROWS = (
         lambda shape: (Signature((shape, (3,))),),
         domain=DISTINCT,
     ),
-    # Copies of what the views above see, and of what is written into these.
+    # Copies of views, and copies into which a view is written.
     chooses("slice", torch.ops.aten.slice.Tensor, moved(slices)),
     chooses("constant_pad_nd", torch.constant_pad_nd, moved(pads), num_dims=(1, 2, 3)),
     chooses("expand_copy", lambda x, sizes: torch.expand_copy(x, sizes), moved(expands)),
@@ -80,7 +80,7 @@ ROWS = (
     chooses("transpose in place", in_place("transpose_"), moved(swaps)),
     chooses("squeeze in place", in_place("squeeze_"), moved(squeezes)),
     chooses("unsqueeze in place", in_place("unsqueeze_"), moved(unsqueezes)),
-    # Made like another.
+    # Tensors made like another tensor.
     chooses("full_like", torch.full_like, each(fill_value=2.0)),
     chooses("new_zeros", lambda x: x.new_zeros(x.shape)),
     chooses("new_full", lambda x: x.new_full((3, 2), 2.0)),

@@ -260,7 +260,7 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
     cotangents = {name: tensor.double().abs() for name, tensor in _cotangents(given).items()}
     with certificate:
         _run(case, sizes, cotangents)
-    spare = (case.world_size & -case.world_size).bit_length() - 1  # halves, quarters: a smaller unit
+    spare = (case.world_size & -case.world_size).bit_length() - 1  # dividing by a power of two takes a finer unit
     if certificate.bits_used + spare > SIGNIFICAND_BITS[fewest]:
         raise InexactData(f"sums take {certificate.bits_used} bits, and {spare} more divided by the ranks")
     whole = [_whole(case, given, number) for number in range(len(case.operands))]
@@ -296,7 +296,7 @@ def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningErro
         InexactData: no bound is known for some operation.
     """
     numbers = range(len(case.operands))
-    if mode == EXACT_MODE:  # whoever needs the whole of a partial operand reduces it exactly
+    if mode == EXACT_MODE:  # partial operands of exact draws are reduced exactly
         operands = [_exactly_reduced(case, given, number) for number in numbers]
     ranged = {name: counted.exactly(tensor) if tensor.is_floating_point() else tensor for name, tensor in given.items()}
     with counted:

@@ -138,7 +138,7 @@ def _parts_of(value: torch.Tensor, op: str, num: int, mode: str, source: torch.G
     if op == "sum":
         parts = torch.cat([other, (value - other.sum(0)).unsqueeze(0)])
     elif op == "avg":
-        other = other * num  # so that integers are divided without a rest
+        other = other * num  # so that integers are divided without a remainder
         parts = torch.cat([other, (value * num - other.sum(0)).unsqueeze(0)])
     else:
         apart = other.abs() if op == "min" else -other.abs()

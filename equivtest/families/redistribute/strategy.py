@@ -35,7 +35,7 @@ NO_ELEMENTS = (None,) * 20 + (0, 1)
 
 OPS = ("sum",) * 4 + ("avg", "max", "min")
 ROADS_DRAWN = ("dtensor",) * 6 + ("local",) * 3 + ("distribute", "distribute", "full_tensor")
-WHOLE = ("replicate",) * 2  # a table of one entry is no draw, and counts as simpler
+WHOLE = ("replicate",) * 2  # twice, because a table of one entry would be no draw
 COTANGENTS = (False, False, True)
 STAYS_PARTIAL = (False,) * 7 + (True,)
 REDISTRIBUTE_MODES = (
@@ -167,7 +167,7 @@ def _nested(placements: list[str]) -> list[str]:
 
 def _pick_source(draw: Draw, shape: Shape, num_axes: int, *, operands: bool) -> tuple[str, ...]:
     op = pick(draw, "op", OPS)
-    partial = ("partial",) * 6 if operands else ()  # of the sources of two dims six in sixteen
+    partial = ("partial",) * 6 if operands else ()  # six of the sixteen entries for two dims
     found: list[str] = []
     for axis in range(num_axes):
         table = (*WHOLE, *partial, *_shards(shape) * 4, *_nested(found))

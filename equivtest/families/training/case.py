@@ -55,9 +55,9 @@ class PerceptronCase(TrainingCase):
         tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
             'transposed': out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters.
             A tied weight is called in_proj.weight.
-        checkpointed: The part that the backward computes again, so that the forward does not store it: a layer,
-            'hidden': in_proj and the activation together, or 'wrapped': each layer separately, in torch's wrapper of
-            modules; ''.  If a layer is computed twice, the captures are from the second time.
+        checkpointed: What the backward computes again, so that the forward does not store it. '': nothing; 'in_proj',
+            'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each layer separately, in
+            torch's wrapper module. If a layer is computed twice, the captures are from the second time.
         x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
     """
 
@@ -270,7 +270,7 @@ class PerceptronCase(TrainingCase):
         return (*self.captured_names(step), *(f"grad.{name}" for name in self.graded_names(step)))
 
 
-@functools.lru_cache(maxsize=2**12)  # asked again for every tensor of every case
+@functools.lru_cache(maxsize=2**12)  # called for every tensor of every case
 def base_of(name: str) -> str:
     """Returns a name without its step and prefix: 'step2.grad.in_proj.weight' -> 'in_proj.weight', 'step2.x' -> 'x'.
 

@@ -20,10 +20,10 @@ class TrainingCase(Case):
 
     Attributes:
         optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
-        steps: Forward, backward and update, this many times; 1 without an optimizer, else 2 or more.
+        steps: Number of steps, each a forward, a backward and an update; 1 without an optimizer, else 2 or more.
         lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is
-            at most about this; 0: they are not.
+            at most about this; 0: gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
     """
 

@@ -21,9 +21,9 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
     It may have label smoothing, which moves a fraction of each target to all classes.
 
     Attributes:
-        label_smoothing: s of (1 - s) times the loss plus s / C times the sum of all classes' losses, 0 to 1.
-        shares: The dim of the logits that is divided among the ranks: 'classes', which are gathered, or the
-            first dim of the 'positions', all equally many per rank for a mean.
+        label_smoothing: s, 0 to 1, in (1 - s) * loss + s / C * the sum of all classes' losses.
+        shares: The sharded dim of the logits: 'classes', which torch gathers, or 'positions', their first dim. A mean
+            needs equally many positions on each rank.
     """
 
     target_is_dtensor: bool = True

@@ -55,7 +55,7 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
     if case.requires_grad:
         g, e_g = loss.backward(given["cotangent"].double().reshape(-1).expand(len(x)))
         bound = _through(y, log_softmax_grad(x, g, arithmetic), e_g, x, arithmetic)
-        allowed = torch.where(g.any(1, keepdim=True), bound.allowed, 0.0)  # zeros less p times zero
+        allowed = torch.where(g.any(1, keepdim=True), bound.allowed, 0.0)  # 0 - p * 0
         answers["grad.x"] = Bounded(bound.value, allowed, bound.derivation)
     return answers
 

@@ -1,4 +1,4 @@
-"""Values of a linear layer for which floating point loses nothing, in any order and any split.
+"""Draws values of a linear layer that no floating-point operation rounds, in any order and any split.
 
 Letters: T tokens, K in_features, N out_features, w ranks, p significand bits of the dtype.
 Tensors are flat here: x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).

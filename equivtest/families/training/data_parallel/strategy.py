@@ -21,8 +21,8 @@ from equivtest.families.zero3.fetch.case import PADDINGS
 from equivtest.property import Space
 
 MICRO_BATCHES = (1, 1, 2, 3)
-ROWS = (1, 2, 3, 5)  # of one rank in one micro-batch
-CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # none; nearly always, sometimes, hardly ever below the norm
+ROWS = (1, 2, 3, 5)  # rows of one rank in one micro-batch
+CLIP_NORMS = (0.0, 0.0, 0.0, 1.0, 16.0, 1024.0)  # no clipping; then limits that clip nearly always, sometimes, seldom
 NORM_TYPES_DRAWN = ("2", "2", "1", "inf")
 STOPPED_STEPS: tuple[tuple[int, ...], ...] = ((), (), (), (), (2,), (2, 3), (3,))
 TIES_DRAWN = ("", "", "", "", "", "", "same", "transposed")

@@ -33,10 +33,10 @@ class EngineCase(DataParallelCase):
 
     Attributes:
         stage: The tensors divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
-            latter two; 1: states, and the parts of gradients that they need.  In stages 1 and 2 every rank has
-            whole parameters; all of one kind form one flat tensor.  A rank's part of it
-            may begin and end within a parameter: it answers that part with zeros around it, as an operand
-            of a sum.
+            latter two; 1: states, and the elements of gradients that they need.  In stages 1 and 2 every rank has
+            whole parameters; all of one kind form one flat tensor, and each rank has a range of it, which may begin
+            and end within a parameter. The rank answers the elements in its range and zeros elsewhere, as a term of a
+            sum.
         persistence_numel: Parameters of up to this many elements stay fetched until the update.
         prefetch_numel: Number of elements that are fetched ahead, from the second forward on.
         reuse_numel: Parameters used again within this many elements stay fetched, from the second forward on.

@@ -204,7 +204,7 @@ class Reference:
         """Records forward and backward of one step; returns the gradients that the update takes, by parameter.
 
         Args:
-            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, as of before the step.
+            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, before the step.
         """
         case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())

@@ -66,7 +66,7 @@ def _norm_within(
     if not bool(elements.any()):
         return Bounded(elements.max(), torch.zeros_like(elements.max()), "equal: the norm of zeros alone")
     num_tensors, largest = len(gradients), max(gradient.numel() for gradient in gradients)
-    num_norms = len(axes) + 2  # stored: of a rank's share, along each axis, of all tensors
+    num_norms = len(axes) + 2  # norms stored: of a rank's shard, along each axis, of all tensors
     num_shares = num_tensors * math.prod(axes)
     root = 2 * arithmetic.libm_ulp + 2
     roundings = growth(

@@ -150,14 +150,14 @@ def adamw_step(
     """Returns 'param', 'exp_avg' and 'exp_avg_sq' after one step of AdamW, with bounds.
 
     Args:
-        num_steps: Steps made with this one, at least 1: the exponent of the bias corrections.
+        num_steps: Number of steps including this one, at least 1: the exponent of the bias corrections.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     right = _adamw_exact(value_of(param), value_of(exp_avg), value_of(exp_avg_sq), value_of(grad), num_steps, options)
     first = _first_moment(exp_avg, grad, options, arithmetic)
     second = _second_moment(exp_avg_sq, grad, options, arithmetic)
 
-    # one that overflows is infinite, or not: it may be kept in more bits until it is stored
+    # a second moment that overflows is infinite, or finite if more bits hold it until it is stored
     reach = torch.maximum(Interval.of(grad).low.abs(), Interval.of(grad).high.abs()) ** 2
     overflows = (second.high > arithmetic.largest) | (reach > arithmetic.largest_a)
     second = Interval(second.low, torch.where(overflows, torch.inf, second.high))

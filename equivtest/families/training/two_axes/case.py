@@ -23,11 +23,10 @@ class TwoAxisCase(DataParallelCase):
 
     Attributes:
         mesh: (d, t).
-        style: 'fsdp2_tp': the hidden features are divided among the t ranks of a row, and each rank's part
-            of a parameter is divided on dim 0 among the d ranks of its column.  The d
-            rows of the mesh take different rows of the batch, and all ranks of one row the same.
-            'hsdp': parameters are divided, usually on dim 0, among the t ranks of a row, and each row of the mesh
-            has all of them; every rank takes different rows.
+        style: 'fsdp2_tp': the hidden features are sharded over the t ranks of a row, and each such shard of a parameter
+            is sharded on dim 0 over the d ranks of its column. The d rows of the mesh have different rows of the
+            batch, all ranks of one row the same. 'hsdp': parameters are sharded, usually on dim 0, over the t ranks
+            of a row, and replicated over the rows of the mesh; every rank has different rows of the batch.
         use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then
             computes its global size as local size times t, so that t must divide H.
     """

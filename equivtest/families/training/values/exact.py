@@ -1,4 +1,4 @@
-"""Values of a perceptron of two layers for which floating point cannot round, in either layer or backward.
+"""Draws values of a perceptron of two layers that no floating-point operation rounds, forward or backward.
 
 Letters: T tokens, K in_features, H hidden_features, N out_features, p significand bits, w ranks;
 x (T, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), G (T, N) the cotangent.
@@ -37,7 +37,7 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 _LARGEST_UPDATE = 4  # in units of the parameters, in float16
 _LOWEST_EXPONENT = -3  # of a tensor's power of two; float16 stays far above its subnormals
-_FINER_BITS = 8  # by which the unit of every other part of a batch is finer: two parts then exceed any 16-bit dtype
+_FINER_BITS = 8  # bits by which the unit of every other part of a batch is finer: two parts exceed 16-bit dtypes
 
 
 def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from equivtest.families.training.case import PerceptronCase, base_of
 from equivtest.tensors import DTYPES
 
 _SCALES = (1.0, 0.3, 3.0)  # of x, each bias and each cotangent: far from overflow and subnormals in float16
-_OFFSETS = (1.0, 2.0, 0.5)  # of the features of x and of a cotangent, in scales
+_OFFSETS = (1.0, 2.0, 0.5)  # of x and of cotangents, in units of their scale
 _FEW = 3  # elements of a weight, which a few steps of AdamW may reduce to almost nothing
 
 

@@ -104,8 +104,8 @@ def launch(parameters: Sequence[PartitionedParameter]) -> None:
     """Marks the parameters IN_FLIGHT.
 
     Raises:
-        StatusError: one is not NOT_AVAILABLE, or comes twice.
-        DtypeError: they differ in dtype.
+        StatusError: a parameter is not NOT_AVAILABLE, or is listed twice.
+        DtypeError: the parameters have several dtypes.
     """
     for index, parameter in enumerate(parameters):
         if parameter.status is not Status.NOT_AVAILABLE:

@@ -66,7 +66,7 @@ def parse_operation(text: str) -> Operation:
     """Parses an operation such as 'fetch 0 1'.
 
     Raises:
-        Misuse: unknown verb, names that are no numbers, or names for a verb without parameters.
+        Misuse: the verb is unknown, a name is no number, or a verb without parameters names one.
     """
     verb, *names = text.split(" ")
     require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")

@@ -12,7 +12,7 @@ from equivtest.property import Space
 
 LIFECYCLE_MODES = (("dense",), ("index",), ("dense", "index"))
 NUM_PARAMETERS = (1, 1, 1, 2, 2, 3)
-RECORDS = (False, False, False, True)  # oftener than elsewhere: what a sequence calls, no single fetch shows
+RECORDS = (False, False, False, True)  # more often than elsewhere: a single fetch shows no sequence
 VERBS_DRAWN = (
     *("fetch",) * 3,
     *("release",) * 3,

@@ -74,7 +74,7 @@ class Layer:
         """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
 
         Raises:
-            RuntimeError: one is not NOT_AVAILABLE, and no other layer has it too.
+            RuntimeError: a parameter that no other layer shares is not NOT_AVAILABLE.
         """
         tied = self.earlier | self.later
         absent = [
@@ -91,7 +91,7 @@ class Layer:
         """Drops the whole parameters, except those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
-            RuntimeError: one is not AVAILABLE, and no other layer shares it.
+            RuntimeError: a parameter that no other layer shares is not AVAILABLE.
         """
         tied = self.earlier | self.later
         for kind, parameter in self.partitioned.items():

@@ -60,8 +60,8 @@ class Store:
         """Starts one collective that makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT.
 
         Raises:
-            StatusError: one is not NOT_AVAILABLE, or comes twice.
-            DtypeError: they differ in dtype.
+            StatusError: a parameter is not NOT_AVAILABLE, or is listed twice.
+            DtypeError: the parameters have several dtypes.
         """
         ordered = tuple(sorted(indices))
         self.fetching.append((ordered, self.fetcher([self.parameters[index] for index in ordered], self.mesh)))
@@ -85,7 +85,7 @@ class Store:
         """Drops the whole parameters: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
-            StatusError: one is not AVAILABLE.
+            StatusError: a parameter is not AVAILABLE.
         """
         self.need(indices, Status.AVAILABLE, "released")
         release([self.parameters[index] for index in indices])
@@ -96,13 +96,13 @@ class Store:
         """Runs forward and backward of parameter * x. Adds the ranks' average gradients to the gradients before.
 
         Args:
-            x, cotangent: By parameter, of its shape and dtype; each rank's own.
+            x, cotangent: Tensors by parameter, of its shape and dtype, different on each rank.
 
         Returns:
             whole * x by parameter.
 
         Raises:
-            StatusError: one is not AVAILABLE.
+            StatusError: a parameter is not AVAILABLE.
         """
         self.need(indices, Status.AVAILABLE, "used")
         outputs = {}
@@ -121,7 +121,7 @@ class Store:
         """Runs one step of SGD on the partitions of all parameters with a gradient, and deletes the gradients.
 
         Raises:
-            StatusError: one of these is not NOT_AVAILABLE: its whole tensor would keep the old value.
+            StatusError: one of these parameters is not NOT_AVAILABLE: its whole tensor would keep the old value.
         """
         trained = [index for index in range(len(self.parameters)) if self.gradient(index) is not None]
         self.need(trained, Status.NOT_AVAILABLE, "updated")
@@ -139,10 +139,10 @@ class Store:
         """Writes new values to whole parameters and to their partitions.
 
         Args:
-            new: By parameter, of its shape and dtype; the same on every rank.
+            new: New values by parameter, of its shape and dtype, equal on every rank.
 
         Raises:
-            StatusError: one is not AVAILABLE.
+            StatusError: a parameter is not AVAILABLE.
         """
         self.need(indices, Status.AVAILABLE, "updated from outside")
         for index in indices:
@@ -162,7 +162,7 @@ class Store:
         """Saves copies of whole parameters.
 
         Raises:
-            StatusError: one is not AVAILABLE.
+            StatusError: a parameter is not AVAILABLE.
         """
         self.need(indices, Status.AVAILABLE, "saved")
         self.saved |= {index: whole_of(self.parameters[index]).detach().clone() for index in indices}
@@ -171,8 +171,8 @@ class Store:
         """Writes the saved values to the partitions.
 
         Raises:
-            StatusError: one is not NOT_AVAILABLE: its whole tensor would keep the old value.
-            NeverSavedError: one was never saved.
+            StatusError: a parameter is not NOT_AVAILABLE: its whole tensor would keep the old value.
+            NeverSavedError: a parameter was never saved.
         """
         self.need(indices, Status.NOT_AVAILABLE, "loaded")
         for index in indices:
