@@ -24,7 +24,7 @@ ALL_MODES = (("real", 0), ("peaked", 1), ("real", 2), ("peaked", 3), ("real", 4)
 
 parallel_cross_entropy = Property(
     subject="parallel_cross_entropy",
-    statement="F.cross_entropy of logits divided by class, within loss_parallel, equals that function of whole logits.",
+    statement="Within loss_parallel, F.cross_entropy of logits sharded by class equals that of whole logits.",
     source=SOURCE,
     cases=cross_entropy_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
@@ -48,7 +48,7 @@ parallel_cross_entropy = Property(
 
 parallel_cross_entropy_refuses = Property(
     subject="parallel_cross_entropy",
-    statement="Targets, weights, layouts and options that loss_parallel does not take are refused on every rank alike.",
+    statement="Every rank refuses targets, weights, layouts and options that loss_parallel does not support.",
     source=f"{SOURCE}, its docstring; torch.nn.functional.cross_entropy",
     cases=refused_cross_entropy_cases,
     claims=(refuses,),
@@ -58,7 +58,7 @@ GATHERED = "torch/distributed/tensor/_ops/_math_ops.py, softmax_strategy and nll
 
 dtensor_cross_entropy = Property(
     subject="dtensor_cross_entropy",
-    statement="F.cross_entropy of DTensors divided by class or by position equals that function of whole logits.",
+    statement="F.cross_entropy of DTensors sharded by class or by position equals F.cross_entropy of whole logits.",
     source=GATHERED,
     cases=gathered_cross_entropy_cases,
     claims=(*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives),
@@ -81,7 +81,7 @@ dtensor_cross_entropy = Property(
 
 dtensor_cross_entropy_refuses = Property(
     subject="dtensor_cross_entropy",
-    statement="Plain targets and weights, targets that are no class and uneven means are refused on every rank alike.",
+    statement="Every rank refuses plain targets and weights, targets that are no class, and means over uneven shards.",
     source=f"{GATHERED}; torch/distributed/tensor/_dispatch.py: mixed torch.Tensor and DTensor",
     cases=refused_gathered_cross_entropy_cases,
     claims=(refuses,),

@@ -126,7 +126,7 @@ fsdp2_mlp_refuses = Property(
 
 fsdp2_mixed_mlp = Property(
     subject="fsdp2_mixed_mlp",
-    statement="A fully sharded perceptron of mixed precision trains as the unsharded one with the same casts.",
+    statement="A fully sharded perceptron with mixed precision trains as the unsharded one with the same casts.",
     source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0)",
     cases=mixed_cases,
     claims=CLAIMS,
@@ -157,7 +157,7 @@ zero3_mlp_all_reduce = Property(
 
 fsdp2_tp_mlp = Property(
     subject="fsdp2_tp_mlp",
-    statement="A perceptron that is tensor parallel on one axis and fully sharded on another trains as the unsharded.",
+    statement="A perceptron under tensor parallelism on one axis and FSDP2 on another trains as the unsharded one.",
     source="torch's tutorial of two-dimensional parallelism; _init_sharding_spec_tp in _fully_shard/_fsdp_param.py "
     "(2.13.0)",
     cases=partial(two_axis_cases, style="fsdp2_tp"),
@@ -168,7 +168,7 @@ fsdp2_tp_mlp = Property(
 
 hsdp_mlp = Property(
     subject="hsdp_mlp",
-    statement="A perceptron sharded on one axis and replicated on another trains as the unsharded one on the batch.",
+    statement="A perceptron sharded on one axis and replicated on another trains as the unsharded one.",
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard on a mesh of two axes (2.13.0)",
     cases=partial(two_axis_cases, style="hsdp"),
     claims=(*CLAIMS, uses_only_collectives),

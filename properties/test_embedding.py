@@ -60,7 +60,7 @@ rowwise_embedding = Property(
 
 colwise_embedding_refuses = Property(
     subject="colwise_embedding",
-    statement="ColwiseParallel(nn.Embedding) refuses ids that nn.Embedding refuses, on every rank alike.",
+    statement="Every rank of ColwiseParallel(nn.Embedding) refuses ids that nn.Embedding refuses.",
     source=f"{COLWISE}; torch.nn.Embedding",
     cases=partial(refused_embedding_cases, style="colwise"),
     claims=(refuses,),
@@ -68,7 +68,7 @@ colwise_embedding_refuses = Property(
 
 rowwise_embedding_refuses = Property(
     subject="rowwise_embedding",
-    statement="RowwiseParallel(nn.Embedding) refuses ids that nn.Embedding refuses, on every rank alike.",
+    statement="Every rank of RowwiseParallel(nn.Embedding) refuses ids that nn.Embedding refuses.",
     source=f"{ROWWISE}; torch.nn.Embedding",
     cases=partial(refused_embedding_cases, style="rowwise"),
     claims=(refuses,),

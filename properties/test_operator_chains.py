@@ -19,7 +19,7 @@ from equivtest.verdicts.claims import (
 
 dtensor_operator_chains = Property(
     subject="dtensor_operator_chains",
-    statement="Operators of DTensors in a row give at each step what they give of the whole tensors, gradients too.",
+    statement="Each operator of a chain gives the same result on DTensors as on whole tensors, and the same gradients.",
     source="torch.distributed.tensor.DTensor and torch/distributed/tensor/_ops (2.13.0)",
     cases=chain_cases,
     claims=(

@@ -19,7 +19,7 @@ from equivtest.verdicts.claims import (
 
 dtensor_operators = Property(
     subject="dtensor_operators",
-    statement="An operator of DTensors gives what it gives of the whole tensors, and so do its gradients.",
+    statement="An operator gives the same result on DTensors as on whole tensors, and the same gradients.",
     source="torch.distributed.tensor.DTensor and torch/distributed/tensor/_ops (2.13.0)",
     cases=operator_cases,
     claims=(

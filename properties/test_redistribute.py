@@ -60,7 +60,7 @@ def of_many_elements() -> tuple[RedistributeCase, ...]:
 
 redistribute = Property(
     subject="redistribute",
-    statement="A DTensor taken to other placements is the same tensor, and so is its gradient.",
+    statement="A DTensor redistributed to other placements is the same tensor, and so is its gradient.",
     source="torch/distributed/tensor/_api.py, DTensor.redistribute, from_local, to_local, full_tensor and "
     "distribute_tensor; torch/distributed/tensor/_redistribute.py (2.13.0)",
     cases=redistribute_cases,
@@ -94,7 +94,7 @@ redistribute = Property(
 
 redistribute_refuses = Property(
     subject="redistribute",
-    statement="Placements that the tensor or the mesh cannot have are refused, on every rank alike.",
+    statement="Every rank refuses placements that the tensor or the mesh cannot have.",
     source="torch/distributed/tensor/_api.py, DTensor.redistribute: `placements` (2.13.0)",
     cases=refused_redistribute_cases,
     claims=(refuses,),

@@ -66,7 +66,7 @@ rowwise_linear = Property(
 
 colwise_linear_refuses = Property(
     subject="colwise_linear",
-    statement="ColwiseParallel(nn.Linear) refuses an input that does not fit the weight, on every rank alike.",
+    statement="Every rank of ColwiseParallel(nn.Linear) refuses an input that does not fit the weight.",
     source=COLWISE,
     cases=partial(refused_linear_cases, style="colwise"),
     claims=(refuses,),
@@ -74,7 +74,7 @@ colwise_linear_refuses = Property(
 
 rowwise_linear_refuses = Property(
     subject="rowwise_linear",
-    statement="RowwiseParallel(nn.Linear) refuses an input that does not fit the weight, on every rank alike.",
+    statement="Every rank of RowwiseParallel(nn.Linear) refuses an input that does not fit the weight.",
     source=ROWWISE,
     cases=partial(refused_linear_cases, style="rowwise"),
     claims=(refuses,),

@@ -87,7 +87,7 @@ zero3_fetch_all_reduce = Property(
 
 zero3_fetch_all_gather_refuses = Property(
     subject="zero3_fetch_all_gather",
-    statement="A fetch by all_gather of mixed dtypes, or of parameters in flight, is refused on every rank alike.",
+    statement="Every rank refuses to fetch by all_gather several dtypes together, or parameters in flight.",
     source=SOURCE,
     cases=refused_fetch_cases,
     claims=(refuses,),
@@ -95,7 +95,7 @@ zero3_fetch_all_gather_refuses = Property(
 
 zero3_fetch_all_reduce_refuses = Property(
     subject="zero3_fetch_all_reduce",
-    statement="A fetch by all_reduce of mixed dtypes, or of parameters in flight, is refused on every rank alike.",
+    statement="Every rank refuses to fetch by all_reduce several dtypes together, or parameters in flight.",
     source=SOURCE,
     cases=refused_fetch_cases,
     claims=(refuses,),

@@ -80,7 +80,7 @@ def looked_at(cases: Iterable[LifecycleCase], collective: str) -> tuple[Lifecycl
 
 zero3_lifecycle_all_gather = Property(
     subject="zero3_lifecycle_all_gather",
-    statement="Parameters under ZeRO-3, fetched by all_gather, live as unsharded ones do, whatever is done with them.",
+    statement="Parameters under ZeRO-3, fetched by all_gather, equal unsharded parameters after every operation.",
     source=SOURCE,
     cases=partial(lifecycle_cases, collective="all_gather"),
     claims=CLAIMS,
@@ -90,7 +90,7 @@ zero3_lifecycle_all_gather = Property(
 
 zero3_lifecycle_all_reduce = Property(
     subject="zero3_lifecycle_all_reduce",
-    statement="Parameters under ZeRO-3, fetched by all_reduce, live as unsharded ones do, whatever is done with them.",
+    statement="Parameters under ZeRO-3, fetched by all_reduce, equal unsharded parameters after every operation.",
     source=SOURCE,
     cases=partial(lifecycle_cases, collective="all_reduce"),
     claims=CLAIMS,

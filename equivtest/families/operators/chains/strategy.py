@@ -194,11 +194,8 @@ def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) ->
         return ()
     factor = pick(draw, f"factor {number}", (2.0, -3.0, 0.0)) if name != REDISTRIBUTE else 0.0
     if name == WRITE and len(shape) >= 2:
-        return (
-            ("dim0", 0),
-            ("dim1", pick(draw, f"dim {number}", (-1, 1))),
-            ("factor", factor),
-        )  # no view of one row: findings/64
+        # findings/64 is about views of one row
+        return (("dim0", 0), ("dim1", pick(draw, f"dim {number}", (-1, 1))), ("factor", factor))
     if name == WRITE or (name == MODULE and not shape):
         return None
     table = placements_of(len(shape), INDEX, len(mesh))
