@@ -78,7 +78,7 @@ class Call:
 
     @property
     def lays_out_itself(self) -> bool:
-        """True if the function itself makes its arguments from the operand, in memory of its `Room`."""
+        """True if the function copies its operand into memory of the `Room` itself, so that its caller must not."""
         return self.is_coalesced or self.function.startswith("int64_")
 
     @property

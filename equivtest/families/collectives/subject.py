@@ -208,8 +208,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers n elements of each rank, with each rank as the root in turn; returns what this rank gathers as the
-    root."""
+    """Gathers n elements of each rank, to each rank in turn; returns what this rank gathers as the root."""
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -220,8 +219,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces n elements of each rank, with each rank as the root in turn; returns what this rank reduces as the
-    root.
+    """Reduces n elements of each rank, to each rank in turn; returns what this rank gets as the root.
 
     The result on any other rank is undefined.
     """

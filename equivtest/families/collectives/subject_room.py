@@ -24,7 +24,7 @@ GUARD = 8
 
 @dataclass(frozen=True)
 class Room:
-    """Describes one call's surroundings: the group, this rank's number in it, and the layout of its memory.
+    """Holds what one call needs: the group, this rank's number in it, and the layout of its memory.
 
     Attributes:
         stride, offset, order: Fields of the case.
@@ -193,5 +193,5 @@ def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """Fills the elements up with zeros to `numel`."""
+    """Appends zeros until there are `numel` elements."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

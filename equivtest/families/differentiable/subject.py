@@ -29,7 +29,7 @@ nn: Any = untyped
 
 @dataclass(frozen=True)
 class Room:
-    """Describes one call's surroundings: the group, this rank's number in it, and the root.
+    """Holds what one call needs: the group, this rank's number in it, and the root.
 
     Attributes:
         root: The root, as a rank of the group.

@@ -32,12 +32,12 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns one operand: square matrices."""
+    """Returns a call with one operand, square matrices of the size of the shape's last dim."""
     return (Signature((_square(shape),)),)
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """Returns a square matrix and a right-hand side of two columns, or of as many columns as the matrix has."""
+    """Returns calls with a square matrix and a right-hand side, of two columns or of as many as the matrix has."""
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 

@@ -144,7 +144,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """Returns pairs of shapes that broadcast, of which the first operand always has the whole shape."""
+    """Returns calls with two operands that broadcast to the shape; the first operand always has the whole shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 

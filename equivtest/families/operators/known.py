@@ -101,7 +101,7 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a replicated index picks one row of an operand of which some rank has no row.
+    """True if a replicated index picks one row, and some rank has no row of the operand.
 
     The operand is partial, or sharded along `dim`.
     """

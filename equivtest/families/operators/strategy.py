@@ -179,7 +179,7 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Replicates right-hand sides along each axis where DTensor would shard them by batch but not the matrices."""
+    """Replicates right-hand sides along each axis where they would be sharded by batch and the matrices are not."""
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
     return tuple(
@@ -297,7 +297,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns all of the numbers in most draws, sometimes one of them or none."""
+    """Draws a subset of the numbers: mostly all, sometimes one or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

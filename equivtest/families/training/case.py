@@ -256,7 +256,7 @@ class PerceptronCase(TrainingCase):
         yield from self._answered_later()
 
     def _answered_later(self) -> Iterator[str]:
-        """Yields the answers of step 1 after the output, then those of each update and the step after it."""
+        """Yields the answers of step 1 after the output, then the answers of each update and of the step after it."""
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:

@@ -118,9 +118,10 @@ class Reference:
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
-        """Records an expected answer and returns the operand of the next operation: the ranks' value of that answer.
+        """Records an expected answer; returns its value, for use as an operand of the next operation.
 
-        It returns the computed value if the ranks' values are unknown, or if the answer must be exact.
+        The value is the ranks' if it is known, so that errors do not add up. It is the computed one if the answer must
+        be exact.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
@@ -166,9 +167,9 @@ class Reference:
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        """Records that this step's update changes neither the parameter nor its optimizer state.
+        """Records an unchanged parameter and optimizer state after this step's update.
 
-        This holds for a frozen parameter, and for one without a gradient in this step.
+        This is so for a frozen parameter, and for one without a gradient in this step.
         """
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():

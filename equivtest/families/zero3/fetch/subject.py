@@ -203,7 +203,7 @@ def run_fetch(
 
 
 def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
-    """Returns the number that the case puts into padding, in place of uninitialised memory."""
+    """Returns the fill value of padding, which stands for uninitialised memory: NaN or a large number."""
     return float("nan") if case.padding == "nan" else torch.finfo(dtype).max / 4
 
 

@@ -69,9 +69,9 @@ class Engine:
         layer.fetch()
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
-        """Hooks the parameters that are not in `hooked`.
+        """Hooks each parameter that is not in `hooked`, so that its gradient is reduced once it is complete.
 
-        Call it while they are whole, because autograd notes their shapes.
+        Call it while the parameters are whole, because autograd notes their shapes.
         """
         for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:
@@ -102,7 +102,7 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Sets, for each layer, which of its parameters earlier and later layers share.
+    """Sets `earlier` and `later` of each layer: the parameters that earlier and later layers share with it.
 
     `layers` are in the forward's order.
     """

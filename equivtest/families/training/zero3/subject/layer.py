@@ -88,7 +88,7 @@ class Layer:
             parameter.data = self._whole(kind)
 
     def release(self, keeping: Collection[str] = ()) -> None:
-        """Drops the whole parameters, except those of the kinds `keeping`: AVAILABLE -> NOT_AVAILABLE.
+        """Drops the whole parameters of all kinds except `keeping`: AVAILABLE -> NOT_AVAILABLE.
 
         Raises:
             RuntimeError: a parameter that no other layer shares is not AVAILABLE.

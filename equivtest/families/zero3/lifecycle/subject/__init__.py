@@ -167,7 +167,7 @@ class Life:
 
 
 def padding_of(case: LifecycleCase) -> float:
-    """Returns the number that the case puts into padding, a finite value of every dtype of the case or NaN."""
+    """Returns the fill value of padding: NaN, or a finite number that every dtype of the case can hold."""
     if case.padding == "nan":
         return float("nan")
     return min(torch.finfo(DTYPES[case.dtype_of(index)]).max for index in range(case.num_parameters)) / 4
