@@ -232,10 +232,8 @@ class OperatorCase(Case):
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Describes the tensors by name.
 
-        A partial operand has one more dim per partial axis, with the term of each rank.
-
-        The answers `refused` and `grad.refused` hold the text of an error, of any length, by which the operator or its
-        backward refuses the call.
+        A partial operand has one more dim per partial axis, with the term of each rank. The answers `refused` and
+        `grad.refused` hold the text of an error, of any length, by which the operator or its backward refuses the call.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}

@@ -54,7 +54,7 @@ class Operator:
         kinds: Kind of each operand; all further operands are floats.
         domain: Domain of the values of operands that are floats.
         domains: Domains of the first operands if they differ; all further ones have ANY.
-        is_exact: True if results are values of the domain, or numbers of as few bits, so that results must be equal.
+        is_exact: True if results are values of the domain, or have no more bits, so that results must be equal.
             Sums and products need no mark: the certificate proves them exact.
         adds_cotangents: True if the gradient of an exact operator adds up cotangents, or parts of them, and computes
             nothing else.

@@ -60,9 +60,8 @@ def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
 def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
     """Draws cases of a perceptron under data parallelism.
 
-    Three in four train; in all some parameter needs a gradient.
-
-    Collectives are recorded only if `fetch` names the documented one. Shrinks to one forward and backward of one row.
+    Three in four train; in all some parameter needs a gradient. Collectives are recorded only if `fetch` names the
+    documented one. Shrinks to one forward and backward of one row.
     """
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 

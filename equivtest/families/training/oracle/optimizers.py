@@ -113,9 +113,7 @@ class Interval:
     def widened(self, relative: float, underflow: float) -> Interval:
         """Returns the interval widened by relative roundings and underflow.
 
-        Elements that are certainly zero stay zero.
-
-        The roundings of this float64 evaluation are included.
+        Elements that are certainly zero stay zero. The roundings of this float64 evaluation are included.
         """
         relative += SLACK_TERMS * U_REFERENCE
         absolute = ((self.low != 0) | (self.high != 0)).double() * underflow  # zero does not underflow

@@ -18,9 +18,8 @@ from equivtest.tensors import DTYPES
 def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Returns the collectives of one rank: each micro-batch gathers every layer along the row.
 
-    Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together.
-
-    If gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
+    Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together. If
+    gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
     shard along the column. Each rank's shard of a parameter is ceil(rows / t) rows, padded, or 1 / t of its columns. A
     row of one rank gathers and scatters nothing; a column of one rank still takes its all_reduce. The backward gathers
     the next layer ahead, whether or not gradients reach it.
