@@ -123,7 +123,7 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Returns the result in the order of rows: (n,), or (w, n) if it is gathered or exchanged."""
+    """Flattens the result row by row: (n,), or (w, n) if it is gathered or exchanged."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
