@@ -38,7 +38,8 @@ class Plant:
     """A planted fault, and the property that must reveal it.
 
     Attributes:
-        names: What the line must name besides the layer: the collective or the operator; '' for a parallelization.
+        layer: 'collective', 'kernel' or 'parallelization': what must be blamed.
+        names: The collective or the operator that must be blamed by name; '' for a parallelization.
     """
 
     layer: str

@@ -1,1 +1,1 @@
-"""Limits, names of functions for other processes, files and plain data, which all other packages may import."""
+"""Provides what all other packages may import: limits, names of functions for other processes, files, plain data."""

@@ -56,7 +56,7 @@ class Profile:
 
     @property
     def draws_many(self) -> bool:
-        """True if a run has so many cases that it finds more than the profile gate."""
+        """True for profiles with more cases than the gate: soak and conformance."""
         return self.repeats or self.requires_cells
 
 

@@ -309,7 +309,7 @@ class Controller:
 
 
 STOPS = {int(pytest.ExitCode.USAGE_ERROR): "mistaken options", int(pytest.ExitCode.INTERNAL_ERROR): "an internal error"}
-"""Exit status of a session that did not end -> the reason, for a session that no exception ended."""
+"""Exit status of a session that did not end -> the reason; it counts only if no exception ended the session."""
 
 
 def state_of(exitstatus: int, ended_by: BaseException | None) -> str:

@@ -24,14 +24,17 @@ _MEMORY = Path("/dev/shm")
 
 
 def scratch_roots() -> list[Path]:
-    """Returns parents for the harness's directories, best first: /dev/shm if it has room, the temporary directory."""
+    """Returns directories in which the harness may write files, best first: /dev/shm, then the temporary directory.
+
+    /dev/shm is left out if it has no room.
+    """
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     usable = usable and shutil.disk_usage(_MEMORY).free >= limits.SCRATCH_BYTES
     return [_MEMORY] * usable + [Path(tempfile.gettempdir())]
 
 
 def temporary_roots() -> list[Path]:
-    """Returns the parents for a subject's files, best first: the temporary directory, then /dev/shm.
+    """Returns directories in which a subject may write files, best first: the temporary directory, then /dev/shm.
 
     The files of a subject may exceed the memory.
     """

@@ -1,4 +1,4 @@
-"""Imports and traces once, in the process from which ranks are forked, what every rank needs first."""
+"""Prepares the process from which ranks are forked: imports modules and traces calls that every rank needs."""
 
 from __future__ import annotations
 

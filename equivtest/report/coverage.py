@@ -54,7 +54,10 @@ class Covered:
 
     @property
     def text(self) -> str:
-        """Numbers of combinations that are covered, known to fail, open and infeasible; '' without a covering array."""
+        """Numbers of combinations of axis values that are covered, known to fail, open and infeasible, as text.
+
+        It is '' without a covering array.
+        """
         if not self.strength:
             return ""
         what = {1: "values", 2: "pairs of values"}.get(self.strength, f"combinations of {self.strength} values")

@@ -27,10 +27,13 @@ def parts_of(
 def pinned_sizes(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], *, is_limited: bool = False
 ) -> tuple[int, ...]:
-    """Returns the world sizes above the profile's that some example of the property has.
+    """Returns the world sizes of the property's examples that are larger than the profile's world sizes.
 
-    Such examples run only if nothing limits the ranks: neither --world-sizes, nor the number of devices or of slots on
-    other hosts (`is_limited`), and only if the run is more than a first look. Otherwise the result is ().
+    It returns () for a first look, and if the number of ranks is limited: by --world-sizes, by the number of devices,
+    or by the slots on other hosts.
+
+    Args:
+        is_limited: True if devices or slots limit the number of ranks.
     """
     if is_limited or world_sizes != profile.world_sizes or profile.several < 2:
         return ()
