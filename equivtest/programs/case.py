@@ -137,6 +137,11 @@ class ModuleCase(MeshCase):
 
     def _check_real_steps(self) -> None:
         require(
+            not self.training.optimizer or bool(self.training.step) or bool(self.facts.roots),
+            f"{self.build}: no output has a gradient, so the optimizer updates nothing: leave out detach() and "
+            "torch.no_grad(), or training=",
+        )
+        require(
             not self.training.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
             f"steps are judged on real values, got {self.values}: take (('real', 0),)",
         )

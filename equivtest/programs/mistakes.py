@@ -8,14 +8,18 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs", "no NVIDIA driver", "no NVIDIA GPU", "device type at start")
 """Parts of torch's messages (2.13.0) about a device that the machine does not have."""
+IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
+"""Part of a message of torch (2.13.0) on an input that is changed."""
 
 
 def way_out_of(error_type: str, text: str) -> str:
-    """Returns advice for the error of a missing package or a missing device; '' for any other error."""
+    """Returns advice for a missing package, a missing device or a changed input; '' for any other error."""
     if error_type in ("ModuleNotFoundError", "ImportError"):
         return "install that package in this environment, or leave the import out"
     if any(part in text for part in NO_DEVICE):
         return "take mesh.device_type in place of a fixed device; build leaves the module on the CPU"
+    if IN_PLACE in text:
+        return "inputs have gradients, so change a copy: x.clone()"
     return ""
 
 

@@ -126,7 +126,7 @@ def _run(program: Program, seed: int) -> Facts:
     except Exception as error:
         short = f"an x of shape {program.inputs[0][2]}" if program.is_short else program.takes
         by_name = [name for name, _, _ in program.inputs if name not in program.positional and not program.is_short]
-        way_out = "; inputs= must hold what its forward takes"
+        way_out = f"; {way_out_of(type(error).__name__, str(error)) or 'inputs= must hold what its forward takes'}"
         if by_name and isinstance(error, TypeError):
             way_out = (
                 f"; {by_name[0]} is passed by name: use the name of the forward's argument, or list it in positional"

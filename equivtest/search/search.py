@@ -35,7 +35,7 @@ from equivtest.search.local_constants import no_local_constants
 from equivtest.search.records import records_of, refused_in
 from equivtest.search.replay import write_replay
 from equivtest.verdicts.judging import judge_replies, raise_for
-from equivtest.verdicts.message import write_message
+from equivtest.verdicts.message import write_brief_message
 from equivtest.verdicts.verdict import CONCLUSIVE, WHOLE_RUN, ClaimFailed, Judgement, Verdict
 
 ROUNDS = 30
@@ -118,7 +118,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
         subject=smallest.subject,
         claim=smallest.claim,
         kind=smallest.kind,
-        message=write_message(smallest, replay=str(path)),
+        message=write_brief_message(smallest, str(path)),
         replay=str(path),
         case=repr(smallest.case),
         fault=smallest.fault,

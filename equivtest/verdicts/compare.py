@@ -104,7 +104,7 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
     lines = [f"{case.name_rank(cause.rank)} {_in_words(cause)}", _without_repetition(cause)]
     alike = [reply for reply in replies if (reply.outcome, reply.error_text) == ("raised", cause.error_text)]
     if len(alike) == len(replies) > 1:
-        return "\n".join([*lines, "every other rank raised the same", *case.on_raise()])
+        return "\n".join([f"every rank {_in_words(cause)}", *lines[1:], *case.on_raise()])
     for reply in replies:
         if reply.rank != cause.rank:
             name = case.name_rank(reply.rank) if case.members else f"rank {reply.rank}"

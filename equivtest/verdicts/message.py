@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from equivtest.ranks.support import NOT_RUN
@@ -10,6 +11,9 @@ from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 MOST_NAMES = 16
 MOST_TIMES = 1e9
 """Ratio of error and bound from which the message uses an exponent."""
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
@@ -32,8 +36,31 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     if verdict.history:
         lines.append(f"  {'history':9} {verdict.history}")
     if replay:
-        lines.append(f"  {'again':9} equivtest replay {replay}")
+        lines.append(f"  {_again(replay)}")
     return "\n".join(lines)
+
+
+def write_brief_message(verdict: Verdict, replay: str) -> str:
+    """Describes the failure; in five lines, without the traceback, if every rank of a user's program raised the same.
+
+    The replay file has the traceback.
+    """
+    first, *others = verdict.detail.splitlines() or [""]
+    frames = [_FRAME.fullmatch(line) for line in others if line.startswith("  ")]
+    way_out = [line for line in others if not line.startswith("  ")]
+    own = [frame for frame in frames if frame is not None and "site-packages" not in frame[1]]
+    is_alike = verdict.kind == "raised" and first.startswith("every rank ")
+    if not (is_alike and own and len(way_out) == 1) or verdict.history:
+        return write_message(verdict, replay=replay)
+    file, line, name = own[-1].groups()
+    rows = [f"{first}, at {file}:{line} in {name}", *way_out, f"{'case':9} {verdict.case!r}"]
+    if not verdict.fault.startswith("parallelization: "):
+        rows.append(f"{'fault':9} {verdict.fault}")
+    return "\n".join([describe_failure(verdict)[0], *(f"  {row}" for row in (*rows, _again(replay)))])
+
+
+def _again(replay: str) -> str:
+    return f"{'again':9} equivtest replay {replay}"
 
 
 def describe_failure(verdict: Verdict) -> list[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equivtest.errors import Misuse
+from equivtest.programs import checking
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.property import _on_silence
 from equivtest.programs.reference import _built
 from equivtest.ranks.failure import describe_exception
+from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
 from equivtest.verdicts.claims import equals_unsharded
 from equivtest.verdicts.compare import compare
-from equivtest.verdicts.message import describe_failure
+from equivtest.verdicts.message import describe_failure, write_brief_message, write_message
+from equivtest.verdicts.verdict import Verdict
+from studies.mistakes import MISTAKES, Mistake, problem_of
 from tests.programs import mistakes
 
 CASE = ModuleCase(
@@ -52,6 +58,42 @@ def test_build_that_raises_names_place_and_way_out(name: str, way_out: str) -> N
     assert place in message and message.endswith(f": {way_out}") and "\n" not in message
 
 
+def test_optimizer_without_gradient_is_refused() -> None:
+    with pytest.raises(Misuse, match=r"so the optimizer updates nothing: leave out detach\(\)"):
+        ModuleCase(
+            world_size=2,
+            build="tests.programs.mistakes:Detached",
+            parallelize="tests.programs.mistakes:rowwise",
+            x_shape=(2, 3),
+            optimizer="tests.programs.mistakes:sgd",
+            values=(("real", 0),),
+        )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_message_is_short_and_names_the_way_out(
+    mistake: Mistake, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(checking._pools, pool.backend, pool)
+
+    assert problem_of(mistake, mistake.message()) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("", "not found"),
+        ("\n".join("abcdef"), "6 lines"),
+        ('  File "a.py", line 3', "a traceback"),
+        ("wrong", "no way out: inputs="),
+    ],
+)
+def test_message_of_a_mistake_can_be_wrong(message: str, problem: str) -> None:
+    assert problem_of(MISTAKES[0], message) == problem
+
+
 @pytest.mark.parametrize(
     ("name", "way_out"), [("without_package", "leave the import out. "), ("without_device", "take mesh.device_type ")]
 )
@@ -61,14 +103,41 @@ def test_parallelize_that_raises_names_place_and_way_out(name: str, way_out: str
     assert way_out in lines[0] and str(Path(mistakes.__file__)) in lines[1] and len(lines) == 3
 
 
-def test_error_of_every_rank_is_shown_once_with_its_own_lines() -> None:
+def odd_heads() -> Verdict:
     replies = [reply_of("with_odd_heads", rank) for rank in range(2)]
+    (verdict,) = compare("module", CASE, 0, [], replies, [equals_unsharded])
+    return verdict
 
-    verdicts = compare("module", CASE, 0, [], replies, [equals_unsharded])
 
-    lines = describe_failure(verdicts[0])[2:]
+def test_error_of_every_rank_is_shown_once_with_its_own_lines() -> None:
+    lines = describe_failure(odd_heads())[2:]
 
     files = [line for line in lines if line.startswith("    File ")]
     assert len(files) == 3 and "in forward" in files[-1]  # the others are this test's
-    assert len(lines) == 1 + 2 * len(files) + 2
-    assert lines[-2] == "  every other rank raised the same" and "raise equivtest.NotSupported" in lines[-1]
+    assert len(lines) == 1 + 2 * len(files) + 1
+    assert lines[0].startswith("  every rank raised RuntimeError: ") and "raise equivtest.NotSupported" in lines[-1]
+
+
+def test_error_of_every_rank_has_five_lines_in_a_run() -> None:
+    headline, error, way_out, case, again = write_brief_message(
+        replace(odd_heads(), fault="parallelization: every call is right"), "a/b.json"
+    ).splitlines()
+
+    assert headline == "RankRaised: module: a rank raised"
+    assert re.fullmatch(rf"  every rank raised RuntimeError: .*, at {mistakes.__file__}:\d+ in forward", error)
+    assert "raise equivtest.NotSupported" in way_out and case == f"  case      {CASE!r}"
+    assert again == "  again     equivtest replay a/b.json"
+
+
+@pytest.mark.parametrize("change", [{"fault": "collective: all_reduce"}, {"history": "holds alone in new ranks"}])
+def test_error_of_every_rank_keeps_what_another_line_says(change: dict[str, str]) -> None:
+    (text,) = change.values()
+
+    assert text in write_brief_message(replace(odd_heads(), **change), "a/b.json")  # type: ignore[arg-type]
+
+
+def test_error_of_one_rank_keeps_its_traceback() -> None:
+    replies = [reply_of("with_odd_heads"), replace(reply_of("with_odd_heads", 1), error_text="another")]
+    (verdict,) = compare("module", CASE, 0, [], replies, [equals_unsharded])
+
+    assert write_brief_message(verdict, "a/b.json") == write_message(verdict, replay="a/b.json")
