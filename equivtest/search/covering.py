@@ -2,9 +2,9 @@
 
 A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  Each row, which is one case, begins with a combination that no row has yet, every other axis
-takes the value that adds the most new combinations, and the best of some tries is kept.  The family's own function
-builds each try from its tables, so that every row is a valid case.  A combination that occurs in no try counts as
-infeasible.
+takes the value that adds the most new combinations, and the best of some tries is kept.  At the end one row replaces
+two, as often as some try has all combinations that only these two have.  The family's own function builds each try from
+its tables, so that every row is a valid case.  A combination that occurs in no try counts as infeasible.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ SAMPLES = 300
 """Number of random cases from which the builder learns which axes and values there are."""
 TRIES = 10
 """Number of cases that are tried for a combination; every second one is random on the other axes."""
+MERGES = 5
+"""Number of cases that are tried in place of two rows."""
 EXPECTED = 15.0
 """Evidence that a combination is infeasible: so many random cases should have it, by its values' frequencies.
 
@@ -139,6 +141,46 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
     return {value: tuple(indices) for value, indices in found.items()}
 
 
+class _Merging:
+    """Rows by their numbers, and the combinations that each row has."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, CoveringRow] = {}
+        self.has: dict[int, set[Combination]] = {}
+        self.num_added = 0
+        self.seen: set[frozenset[int]] = set()
+
+    def add(self, row: CoveringRow, has: set[Combination]) -> None:
+        self.rows[self.num_added], self.has[self.num_added] = row, has
+        self.num_added += 1
+
+    def drop(self, *numbers: int) -> None:
+        for number in numbers:
+            del self.rows[number], self.has[number]
+
+    def pairs(self) -> Iterator[tuple[int, int, set[Combination]]]:
+        """Yields each pair of rows once, with the combinations that no other row has; small ones first."""
+        counts = Counter(itertools.chain.from_iterable(self.has.values()))
+        alone = {number: {each for each in has if counts[each] == 1} for number, has in self.has.items()}
+        ascending = sorted(alone, key=lambda number: len(alone[number]))
+        for one, other in itertools.combinations(ascending, 2):
+            if (pair := frozenset((one, other))) not in self.seen:
+                self.seen.add(pair)
+                both = {each for each in self.has[one] & self.has[other] if counts[each] == 2}
+                yield one, other, alone[one] | alone[other] | both
+
+    def in_order(self) -> list[CoveringRow]:
+        """Returns the rows; each is the one that adds the most combinations to the rows before it."""
+        left, ordered = {number: set(has) for number, has in self.has.items()}, []
+        while left:
+            first = max(left, key=lambda number: len(left[number]))
+            ordered.append(self.rows[first])
+            added = left.pop(first)
+            for has in left.values():
+                has -= added
+        return ordered
+
+
 class _Builder:
     """Builds a covering array case by case."""
 
@@ -148,12 +190,12 @@ class _Builder:
         self.build, self.space, self.strength, self.dangerous, self.chance = build, space, strength, dangerous, chance
         self.order: dict[str, int] = {}
         self.open: dict[Combination, None] = {}
+        self.covered: dict[Combination, None] = {}
         self.partners: defaultdict[Value, set[Value]] = defaultdict(set)
 
     def array(self) -> Array:
         samples = [row for _ in range(SAMPLES) if (row := self._try((), None)) is not None]
-        infeasible = self._list_combinations(samples)
-        rows, covered = [], dict[Combination, None]()
+        infeasible, rows = self._list_combinations(samples), list[CoveringRow]()
         while self.open:
             target = next(iter(self.open))
             row = self._best_row(target)
@@ -164,9 +206,34 @@ class _Builder:
             rows.append(row)
             for combination in self._combinations(row.values):
                 if combination in self.open:
-                    covered[combination] = None
+                    self.covered[combination] = None
                     self._close(combination)
-        return Array(tuple(rows), tuple(covered), tuple(infeasible))
+        return Array(tuple(self._merged(rows)), tuple(self.covered), tuple(infeasible))
+
+    def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
+        """Returns fewer rows with the same combinations."""
+        merging = _Merging()
+        for row in rows:
+            merging.add(row, self._covered(row))
+        while any(self._merge(merging, *pair) for pair in merging.pairs()):
+            pass
+        return merging.in_order()
+
+    def _merge(self, merging: _Merging, one: int, other: int, needed: set[Combination]) -> bool:
+        """Replaces two rows by one that has the needed combinations; returns False if no try has them."""
+        values = {value for combination in needed for value in combination}
+        if len(dict(values)) < len(values):
+            return False
+        tries = (self._try(tuple(values), None) for _ in range(MERGES))
+        for row in itertools.chain((merging.rows[other],), tries):
+            if row is not None and needed <= (has := self._covered(row)):
+                merging.drop(one, other)
+                merging.add(row, has)
+                return True
+        return False
+
+    def _covered(self, row: CoveringRow) -> set[Combination]:
+        return {combination for combination in self._combinations(row.values) if combination in self.covered}
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
         """Marks all feasible combinations of values in the samples as not yet covered; returns the infeasible ones."""

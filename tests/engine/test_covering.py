@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -84,6 +85,24 @@ def test_dangerous_axes_are_covered_three_at_a_time() -> None:
     triples = {tuple(getattr(row.case, name) for name in "abd") for row in array.rows}
 
     assert len(triples) == 27 - 3
+
+
+def test_each_row_has_a_combination_that_no_other_row_has() -> None:
+    array = covering_array_of(colwise(), GATE)
+    assert array is not None
+    covered = set(map(frozenset, array.covered))
+    pairs = [covered.intersection(map(frozenset, itertools.combinations(row.values, 2))) for row in array.rows]
+    counts = Counter(itertools.chain.from_iterable(pairs))
+
+    assert set(counts) == covered
+    assert all(any(counts[pair] == 1 for pair in of_row) for of_row in pairs)
+
+
+def test_one_row_takes_the_place_of_two() -> None:
+    """Without that the array has 42 rows."""
+    array = covering_array_of(colwise(), GATE)
+
+    assert array is not None and len(array.rows) < 40
 
 
 def test_first_rows_cover_most() -> None:
