@@ -306,7 +306,8 @@ def judge_(
     if parts := parts_in(folder):
         if other is not None:
             raise Misuse(
-                f"{folder} has parts that were captured alone, and two runs are compared part by part: name one part "
+                f"{folder} holds parts captured with alone=, and two runs are compared one part at a time: name one "
+                "part "
                 f"and {other}"
             )
         codes = []

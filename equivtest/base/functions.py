@@ -64,8 +64,8 @@ def name_of(function: object, what: str) -> str:
         )
     if _attribute(module, qualified) != function:
         raise Misuse(
-            f"{what} {qualified!r} is another object than {qualified} of {home}: a decorator or a second definition "
-            "has replaced it; give it another name at the top level of the file"
+            f"{what} {qualified!r} is not what {home} has under this name: a decorator or a second definition "
+            "has replaced it; give each its own name at the top level of the file"
         )
     return f"{home}:{qualified}"
 
@@ -110,7 +110,7 @@ def _home_of(module: ModuleType) -> str:
     else:
         home = str(path)
     if set(home) & set(":#("):
-        raise Misuse(f"{home} cannot be named to the ranks: rename what has a ':', '#' or '(' in its name")
+        raise Misuse(f"ranks cannot import {home}: its path holds a ':', '#' or '('; rename that folder or file")
     return home
 
 
@@ -174,7 +174,9 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
         values = tuple(map(ast.literal_eval, call.args))
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
     except (AssertionError, ValueError, SyntaxError) as error:
-        raise Misuse(f"{shorten(name)}: {text} are no plain arguments: write them as in (8, bias=False)") from error
+        raise Misuse(
+            f"{shorten(name)}: the arguments {text} must be plain values, written as in (8, bias=False)"
+        ) from error
     return values, named
 
 
@@ -251,7 +253,7 @@ def _execute(file: Path) -> ModuleType:
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no file of Python")
+        raise ImportError(f"{file} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -110,7 +110,7 @@ def _absolute(folder: str) -> str:
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
     """Raises Misuse unless `function` accepts as many arguments as `names` has; functions without a signature pass."""
     if not callable(function):
-        raise Misuse(f"{what} is no function: {function!r}")
+        raise Misuse(f"{what} is not a function: {function!r}")
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # a decorator's own arguments count
     except (TypeError, ValueError):

@@ -88,10 +88,10 @@ def read_bag(path: Path) -> Bag:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             return _checked(_files_of(archive))
     except Misuse as error:
-        raise Misuse(f"{shorten(str(path))} is no bundle: {error}") from error
+        raise Misuse(f"{shorten(str(path))} is not a bundle: {error}") from error
     except _BROKEN as error:
         reason = reason_of(error) if isinstance(error, OSError | ValueError) else str(error)
-        raise Misuse(f"{shorten(str(path))} is no bundle: {reason or type(error).__name__}") from error
+        raise Misuse(f"{shorten(str(path))} is not a bundle: {reason or type(error).__name__}") from error
 
 
 def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
@@ -107,7 +107,7 @@ def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
         if base != entries[0].filename.partition("/")[0]:
             raise Misuse(f"it has two folders at its top: {entries[0].filename!r} and {entry.filename!r}")
         if name in files:
-            raise Misuse(f"it has two files {name!r}")
+            raise Misuse(f"it has the file {name!r} twice")
         files[name] = data = _content(archive, entry, left)
         left -= len(data)
     return files
@@ -115,11 +115,11 @@ def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:
     if not _NAME.fullmatch(entry.filename):
-        raise Misuse(f"{shorten(repr(entry.filename))} is no path of a bag")
+        raise Misuse(f"{shorten(repr(entry.filename))} is not a path of a bundle, BASE/name or BASE/data/name")
     if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
-        raise Misuse(f"{entry.filename!r} is no regular file")
+        raise Misuse(f"{entry.filename!r} is not a regular file")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Misuse(f"{entry.filename!r} is compressed by method {entry.compress_type}, bundles are by deflate")
+        raise Misuse(f"{entry.filename!r} is compressed by method {entry.compress_type}, a bundle by deflate")
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> bytes | str:
@@ -136,7 +136,7 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> byt
     except _BROKEN as error:
         return f"cannot be read: {shorten(str(error)) or type(error).__name__}"
     if len(data) > left:
-        raise Misuse(f"its files have more than {MOST_BYTES >> 20} MiB, which no bundle has")
+        raise Misuse(f"its files have more than {MOST_BYTES >> 20} MiB, the limit for a bundle")
     return data
 
 
@@ -165,12 +165,12 @@ def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes],
     for line in manifest.decode("utf-8", "replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None or match[2] in sums:
-            return [f"{named} has a line that is no checksum, or one twice: {shorten(line)!r}"]
+            return [f"{named} has a line that is not a checksum, or a file twice: {shorten(line)!r}"]
         sums[match[2]] = match[1]
     found = [f"{name} is missing: {named} lists it" for name in sums if name not in files and name not in unread]
     found += [f"{name} was added: {named} does not list it" for name in files if name not in sums]
     return found + [
-        f"{name} has another content than {named} says"
+        f"{name} does not match its checksum in {named}"
         for name, data in files.items()
         if name in sums and _sha256(data) != sums[name]
     ]

@@ -166,7 +166,7 @@ def read_records(data: bytes) -> list[Record]:
     """
     records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
     if write_records(records) != data:
-        raise ValueError("it has lines in another form than equivtest writes")
+        raise ValueError("its lines do not have the form that equivtest writes")
     return records
 
 
@@ -178,7 +178,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
     """
     value = msgspec.json.decode(data, type=kind)
     if write_json(value) != data:
-        raise ValueError("it has another form than equivtest writes")
+        raise ValueError("it does not have the form that equivtest writes")
     return value
 
 

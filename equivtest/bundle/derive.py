@@ -50,7 +50,10 @@ class Derived(Searching):
         for case, entry in barred.items():
             wanted = barred_records(self.prop.subject, case, entry)
             if self._take(case) != wanted:
-                self.problems.append(f"the known failure {entry.id} keeps {case!r} from running: its record is another")
+                self.problems.append(
+                    f"the known failure {entry.id} says that {case!r} does not run, but the bundle records something "
+                    "else"
+                )
             self.records += wanted
         left: list[Case] = []
         for case in cases:
@@ -81,11 +84,13 @@ class Derived(Searching):
         for number, record in enumerate(records):
             place = (record.draw, record.mode, record.seed)
             if record.draw != number or number >= len(case.values) or place[1:] != case.values[number]:
-                found.append(f"draw {record.draw} has mode {record.mode!r} and seed {record.seed}, not the case's")
+                found.append(
+                    f"draw {record.draw} has mode {record.mode!r} and seed {record.seed}, but the case has others"
+                )
             if (record.schema, record.subject) != (RECORD_SCHEMA, self.prop.subject):
                 found.append(f"a verdict on {record.subject!r} of schema {record.schema}")
             if (record.world_size, record.dtype, record.shard_kind, record.refusal) != _place_of(case):
-                found.append("another world size, dtype, shard kind or refusal than the case has")
+                found.append("its world size, dtype, shard kind or refusal differs from the case's")
             found += self._faults_of_verdicts(case, record)
         has_ended = bool(records) and _ended(records[0])
         if records and not has_ended and not case.refusal and len(records) != len(case.values):
@@ -103,16 +108,18 @@ class Derived(Searching):
             if margin is None or not margin >= 0 or (kind == "holds" and margin > 1):
                 found.append(f"{claim}: {kind} with margin {margin}")
             if (kind == "known") != (claim in record.known):
-                found.append(f"{claim}: {kind}, and a reason of a known failure that does not fit")
+                found.append(f"{claim}: {kind}, but its reason of a known failure says otherwise")
             elif kind == "known" and record.known[claim] not in {*self._reasons(case), *self.torchs}:
-                found.append(f"{claim}: known to fail, which no entry says")
+                found.append(f"{claim}: recorded as known to fail, but no entry of the known failures says so")
         if record.margins.keys() != record.verdicts.keys():
-            found.append("margins and verdicts on different claims")
+            found.append("its margins and its verdicts are on different claims")
         if not _ended(record):
             found += [f"no verdict on {name}" for name in self._required(case, record.draw) - record.verdicts.keys()]
         if set(record.verdicts.values()) <= {"holds"}:
             beyond = [name for name, margin in record.tensor_margins.items() if not 0 <= margin <= 1]
-            found += [f"no claim fails, and the margin of {name} is {record.tensor_margins[name]}" for name in beyond]
+            found += [
+                f"no claim fails, although the margin of {name} is {record.tensor_margins[name]}" for name in beyond
+            ]
         return found
 
     def _reasons(self, case: Case) -> set[str]:
@@ -167,7 +174,7 @@ def derive(
     searching = Derived(prop, chunk, pool, known, recorded=recorded, torchs=torchs)
     mistake = searching.run()
     problems = [mistake] if mistake else searching.problems
-    problems += [f"a verdict on {_code(data)}, a case that this search does not have" for data in searching.recorded]
+    problems += [f"a verdict on {_code(data)}, but this search has no such case" for data in searching.recorded]
     return searching.records, searching.coverage(), dict(searching.left_out), problems
 
 

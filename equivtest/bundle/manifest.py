@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own |= {name: "auto" for name in ("start",) if own[name] == "auto" and name in given}
         if twice := sorted(own.keys() & given.keys() - {"start"}):
             option = twice[0].replace("_", "-")
-            raise Misuse(f"--{option}: the manifest {shorten(path)} has it: leave the option out, or the manifest")
+            raise Misuse(f"--{option}: the manifest {shorten(path)} sets it too: leave out the option or the manifest")
         return own | dict(given)
 
 
@@ -135,7 +135,7 @@ def parse(data: Mapping[str, Any]) -> Manifest:
     if wrong := [size for size in sizes if not 1 <= size <= limits.MAX_WORLD_SIZE]:
         raise Misuse(f"claims.world_sizes: a world size must be in 1..{limits.MAX_WORLD_SIZE}, got {wrong[0]}")
     if not claims.dtypes or not sizes:
-        raise Misuse("claims: dtypes and world_sizes must have a value at least")
+        raise Misuse("claims: dtypes and world_sizes must each list at least one value")
     for number, waiver in enumerate(manifest.waiver, start=1):
         for name in ("link", "expires"):
             if not waiver.get(name):
@@ -192,7 +192,7 @@ def measured(pool: Pool, world_size: int = 2) -> tuple[Claims, list[str]]:
     notes = [f"refused: {finding}" for each in known for finding in each.refused]
     notes += [f"wrong: {fault}" for each in known for fault in each.faults]
     unprobed = ", ".join(name for name in FUNCTIONS if name not in PROBED)
-    return claims, [*(" ".join(note.split())[:200] for note in notes), f"not probed, claimed all the same: {unprobed}"]
+    return claims, [*(" ".join(note.split())[:200] for note in notes), f"claimed although not probed: {unprobed}"]
 
 
 def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> str:

@@ -36,7 +36,7 @@ def rerun_cases(found: Verified, pool: Pool, number: int, cpu: str, seed: str = 
         BrokenSetup: ranks cannot start.
     """
     if found.environment is None:
-        yield "note: no case ran again, as nothing of the bundle can be trusted", False
+        yield "note: no case ran again, because the checks of the bundle failed", False
         return
     seed = seed or secrets.token_hex(8)
     chosen = chosen_cases(found, number, seed)
@@ -93,7 +93,7 @@ def _is_same_machine(environment: Environment, pool: Pool, cpu: str) -> bool:
 
 def _differences(records: list[Record], again: list[Record], *, same: bool) -> Iterator[str]:
     if len(records) != len(again):
-        yield f"the bundle has {len(records)} verdicts, here are {len(again)}"
+        yield f"the bundle has {len(records)} verdicts, this run {len(again)}"
         return
     for recorded, here in zip(records, again, strict=True):
         for claim in sorted(recorded.verdicts.keys() | here.verdicts.keys()):

@@ -116,9 +116,13 @@ class _Check:
             self.found.levels = levels_of(self.tallies, required_of(self.properties), self.holes)
         lines = tuple(levels.in_lines(self.found.levels)) if self.found.levels else ()
         if lines != environment.levels:
-            self._say("altered", f"data/{contents.ENVIRONMENT}: levels {environment.levels} do not follow: {lines}")
+            self._say(
+                "altered", f"data/{contents.ENVIRONMENT}: levels {environment.levels}, but the verdicts give {lines}"
+            )
         if environment.failed and not self.found.problems:
-            self._say("red", f"{environment.failed} tests of the run failed, and no claim did: see its known failures")
+            self._say(
+                "red", f"{environment.failed} tests of the run failed, although no claim did: see its known failures"
+            )
 
     def _say(self, word: str, text: str) -> None:
         self.found.problems.append(f"{word}: {text}")
@@ -138,26 +142,32 @@ class _Check:
         """Checks the settings that decide which cases the run has; False if no cases can be derived from them."""
         is_planned = environment.profile in PROFILES and environment.plan.strength > 0
         if not is_planned or environment.seeds != "gate":
-            self._say("altered", f"data/{contents.ENVIRONMENT}: no bundle is of profile {environment.profile!r}")
+            self._say(
+                "altered", f"data/{contents.ENVIRONMENT}: a bundle cannot have the profile {environment.profile!r}"
+            )
             return False
         sizes = environment.world_sizes
         if list(sizes) != sorted(set(sizes)) or not set(sizes) <= set(range(1, limits.MAX_WORLD_SIZE + 1)) or not sizes:
-            self._say("altered", f"data/{contents.ENVIRONMENT}: world sizes {sizes}")
+            self._say("altered", f"data/{contents.ENVIRONMENT}: invalid world sizes {sizes}")
             return False
         if not environment.dtypes or not set(environment.dtypes) <= set(limits.DTYPES):
-            self._say("altered", f"data/{contents.ENVIRONMENT}: dtypes {environment.dtypes}")
+            self._say("altered", f"data/{contents.ENVIRONMENT}: invalid dtypes {environment.dtypes}")
             return False
         if not environment.complete:
             self._say("incomplete", f"the run did not end: {environment.state}")
         self._check_manifest(environment)
         if tuple(each.name for each in lists) != environment.own_lists:
-            self._say("altered", f"data/{contents.LISTS} has other lists than the run used")
+            self._say("altered", f"data/{contents.LISTS} lists other known failures than the run used")
         try:
             has_begun = day_of(environment.started) <= today()
         except ValueError:
             has_begun = False
         if not has_begun:
-            self._say("altered", f"data/{contents.ENVIRONMENT}: began at {shorten(environment.started)}")
+            self._say(
+                "altered",
+                f"data/{contents.ENVIRONMENT}: the run began at {shorten(environment.started)}, which is no date up "
+                "to today",
+            )
             return False
         unknown = set(environment.subjects) - {*self.properties, *(prop.subject for prop in self.properties.values())}
         if unknown:
@@ -188,7 +198,7 @@ class _Check:
         options["allow_unsupported"] = ",".join(sorted((options["allow_unsupported"] or "").split(",")))
         for name, value in used.items():
             if options[name] != value:
-                text = f"the manifest has {name} {_short(options[name])}, the run {_short(value)}"
+                text = f"{name} is {_short(options[name])} in the manifest, {_short(value)} in the run"
                 self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
@@ -218,7 +228,7 @@ class _Check:
             self._say("altered", f"data/{contents.RESULTS} has a property twice")
         left_out = [name for name, prop in wanted.items() if name not in listed and (prop.requires or prop.incomplete)]
         if left_out:
-            self.found.notes.append(f"not in the run, as a run may leave them out: {', '.join(left_out)}")
+            self.found.notes.append(f"not in the run, which may leave them out: {', '.join(left_out)}")
         for name, prop in wanted.items():
             if name in listed and prop.absent:
                 self.found.notes.append(f"{name} is not checked: {prop.absent}")
@@ -238,7 +248,9 @@ class _Check:
         planned = (*labels, AUDIT_LABEL) if audits else labels
         tally = Tally(listed_of(prop, path="", name=name, planned=planned, has_audit=audits))
         if prop.resolve is not None and self.pool is None:
-            self.found.notes.append(f"the cases of {name} are not derived: its ranks choose them; --rerun starts some")
+            self.found.notes.append(
+                f"the cases of {name} cannot be checked without ranks, which choose them: add --rerun N"
+            )
         counts = {}
         for part in parts:
             records = self._records(name, part.label)
@@ -347,7 +359,7 @@ def _require_suite(environment: Environment, results: Results) -> None:
     if environment.suite_digest != contents.suite_digest():
         commit = f" (commit {environment.equivtest_commit})" if environment.equivtest_commit else ""
         raise Misuse(
-            f"another suite: the bundle is of equivtest {environment.equivtest}{commit}, digest "
+            f"another suite made this bundle: equivtest {environment.equivtest}{commit}, digest "
             f"{environment.suite_digest[:12]}; here is {metadata.version('equivtest')}, digest "
             f"{contents.suite_digest()[:12]}: verify it with the suite that made it"
         )

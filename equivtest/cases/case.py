@@ -400,18 +400,18 @@ def from_code(text: str) -> Case:
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("no call by keywords alone")
+            raise ValueError("not a call with keyword arguments only")
         fields = {keyword.arg: _value_of(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         why = f" ({error.msg})" if isinstance(error, SyntaxError) else ""
         raise Misuse(
-            f"not the code of a case: {text!r}{why}; paste what stands behind 'case' in a message, "
+            f"not the code of a case: {text!r}{why}; paste the text behind 'case' in a message, "
             "such as FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,))"
         ) from error
     try:
         msgspec.json.encode(list(fields.values()))  # the form that ranks receive
     except (ValueError, TypeError, OverflowError) as error:
-        raise Misuse(f"a case holds texts and numbers of at most 64 bits, got {text!r}: {error}") from error
+        raise Misuse(f"a case may hold texts, and numbers of at most 64 bits, got {text!r}: {error}") from error
     return from_data({"schema": SCHEMA_VERSION, "type": call.func.id, "fields": fields})
 
 

@@ -41,7 +41,7 @@ def resolve(name: str) -> Subject:
         raise Misuse(f"unknown subject {name!r}: {suggestion(name, sorted(SUBJECTS))} Or 'package.module:function'")
     function = load_named(path, "subject")
     if not callable(function):
-        raise Misuse(f"subject {name!r} is no function: {function!r}")
+        raise Misuse(f"subject {name!r} is not a function: {function!r}")
     return cast(Subject, function)
 
 

@@ -147,7 +147,7 @@ class _Collectives:
         elif event.end is None:
             self._judge_unended(event)
         elif event.end.was_changed:
-            self.unjudged["its operand was changed before it had ended"] += 1
+            self.unjudged["the program changed its operand before it had ended"] += 1
         elif right is not None:
             wrong = first_wrong(results_of(event), right)
             self.num_right += not wrong
@@ -158,7 +158,7 @@ class _Collectives:
         """Judges a call that never ended: the rank died or hung in it, or the program did not wait for it."""
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
-            what = "the rank ended in it" if outcome == "lost" else "it did not end"
+            what = "the process of the rank ended during it" if outcome == "lost" else "it did not end"
             self._blame("collective", event, f"rank {event.rank}: {what}")
         elif outcome == "answered":
             self.unjudged["the program did not wait for it"] += 1
@@ -169,14 +169,14 @@ class _Collectives:
         if first.kind == "all_reduce":
             for event, other in zip(events, results, strict=True):
                 if not all(map(same_bits, results[0], other)):
-                    self._blame("collective", first, f"ranks {first.rank} and {event.rank} got other bits")
+                    self._blame("collective", first, f"ranks {first.rank} and {event.rank} got different bits")
                     return
         call = (first.kind, first.op, first.begun.group, repr([event.begun.given for event in events]))
         earlier = self._results.setdefault(call, results)
         if first.kind in REDUCING and not _may_vary(results):
             for event, now, before in zip(events, results, earlier, strict=True):
                 if not all(map(same_bits, now, before)):
-                    text = f"rank {event.rank} got other bits than from the same operands before"
+                    text = f"rank {event.rank} got different bits from an earlier call with the same operands"
                     self._blame("collective", event, text)
                     return
 
@@ -196,12 +196,14 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
     given, totals = _given(kind, operands), list(map(sum, sizes))
     if kind not in ("scatter", "all_to_all") and len(set(sizes)) > 1 and given != room:
         said = _each(totals) if len(set(totals)) > 1 else _each(sizes)
-        raise Inconsistent(f"the ranks give {said} elements to one {kind}")
+        raise Inconsistent(f"the ranks pass {said} elements to one {kind}")
     if kind not in ("scatter", "all_to_all") and len(set(dtypes)) > 1:
-        raise Inconsistent(f"the ranks give {_each(', '.join(each) for each in dtypes)} to one {kind}")
+        raise Inconsistent(f"the ranks pass {_each(', '.join(each) for each in dtypes)} to one {kind}")
     for event, size, total in zip(events, room, given, strict=False):
         if size != total:
-            raise Inconsistent(f"the ranks give {total} elements to rank {event.rank}, which has room for {size}")
+            raise Inconsistent(
+                f"the ranks send {total} elements to rank {event.rank}, whose output has room for {size}"
+            )
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
@@ -266,9 +268,13 @@ def _wrong_operation(event: Event) -> str:
     """
     args, kwargs = event.given
     if event.raised:
-        return "" if raised_on_cpu(event.kind, args, dict(kwargs)) else f"it raised {event.raised}, and not on the CPU"
+        return (
+            ""
+            if raised_on_cpu(event.kind, args, dict(kwargs))
+            else f"it raised {event.raised}, but does not raise on the CPU"
+        )
     if not event.has_results:
-        raise Unjudged("its operand was changed before it had ended")
+        raise Unjudged("the program changed its operand before it had ended")
     found = [as_pairs(each) for each in tree_leaves(event.got) if isinstance(each, torch.Tensor)]
     wrong = first_wrong(found, right_of_operation(event.kind, args, dict(kwargs)))
     return f"got {wrong}" if wrong else ""
@@ -277,7 +283,7 @@ def _wrong_operation(event: Event) -> str:
 def first_wrong(found: Sequence[torch.Tensor], right: Sequence[Right]) -> str:
     """Describes the first wrong element of a call's results; '' if all elements are right."""
     if len(found) != len(right):
-        return f"{len(found)} results for {len(right)}"
+        return f"{len(found)} results instead of {len(right)}"
     return next(filter(None, map(_wrong, found, right)), "")
 
 

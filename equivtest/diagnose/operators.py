@@ -70,7 +70,7 @@ def _wrong_call(calls: Sequence[Event]) -> str:
     rights = right_of_operation(calls[0].kind, args, dict(kwargs), len(calls))
     results = [[leaf for leaf in tree_leaves(call.got) if isinstance(leaf, torch.Tensor | Part)] for call in calls]
     if any(len(each) != len(rights) for each in results):
-        raise Unjudged("it has other results on whole operands")
+        raise Unjudged("it returns another number of results for unsharded operands")
     return next(filter(None, map(_wrong_result, zip(*results, strict=True), rights)), "")
 
 
@@ -78,7 +78,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
     """Describes what is wrong with one result of an operator; '' if the result is right."""
     first = parts[0]
     if not isinstance(first, Part):
-        raise Unjudged("its results are no DTensors")
+        raise Unjudged("its results are not DTensors")
     shape = tuple(right.value.shape[: right.value.dim() - first.local.is_complex()])
     if first.shape != shape:
         return f"{in_words(first)} for {shape} unsharded"
@@ -98,7 +98,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
     slice_ = Right(own(right.value), None if right.allowed is None else own(right.allowed))
     local, who = as_pairs(part.local), f"{in_words(part)}: rank {part.ranks[rank]} holds"
     if local.shape != slice_.value.shape:
-        return f"{who} a part of {tuple(part.local.shape)}, where its layout gives it {tuple(slice_.value.shape)}"
+        return f"{who} a shard of shape {tuple(part.local.shape)}, but its layout gives it {tuple(slice_.value.shape)}"
     places = wrong_places(local, slice_)
     if not len(places):
         return ""
@@ -106,7 +106,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
     starts = [start for start, _ in local_box(part.shape, part.layout, part.mesh_shape, rank)]
     global_place = tuple(index + start for index, start in zip(place, starts, strict=False))
     return (
-        f"{who} {local[place].item()} at local {place}, global {global_place}, for {slice_.value[place].item()} "
+        f"{who} {local[place].item()} at local {place}, global {global_place}, instead of {slice_.value[place].item()} "
         f"unsharded{allowed_at(slice_, place)}; {len(places)} of its {local.numel()} elements are wrong"
     )
 
@@ -115,7 +115,7 @@ def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
     """Describes an element in which the reduction of the ranks' parts differs from the right result, or returns ''."""
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
-        raise Unjudged("the right shares are unknown")
+        raise Unjudged("the right operands of the reduction are unknown")
     wide = shares.double() if shares.is_floating_point() else shares
     whole = {"max": wide.amax, "min": wide.amin}.get(op, wide.sum)(0)
     whole = whole / len(shares) if op == "avg" else whole

@@ -59,7 +59,7 @@ def right_message(sending: Event | None) -> list[Right]:
         raise Unjudged("the program did not wait for a sent message")
     given = flat_tensors(sending.given)
     if sending.raised or not all(map(same_bits, given, flat_tensors(sending.got))):
-        raise Unjudged("its operand was changed before it had ended")
+        raise Unjudged("the program changed its operand before it had ended")
     return [Right(tensor.reshape(-1), is_moved=True) for tensor in given]
 
 

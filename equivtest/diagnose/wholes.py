@@ -25,7 +25,7 @@ def whole_arguments(given: Sequence[Any]) -> Any:
     """
     flat = [tree_flatten(each) for each in given]
     if any(how != flat[0][1] for _, how in flat):
-        raise Unjudged("the ranks give different arguments")
+        raise Unjudged("the ranks pass different arguments")
     leaves = zip(*(leaves for leaves, _ in flat), strict=True)
     return tree_unflatten([_whole(each) for each in leaves], flat[0][1])
 
@@ -36,7 +36,7 @@ def _whole(held: Sequence[Any]) -> Any:
         shares, op = shares_of(held)
         return Shares(shares, op) if op else shares[0]
     if not all(same_bits(first, each) if isinstance(first, torch.Tensor) else first == each for each in held):
-        raise Unjudged("the ranks give different arguments")
+        raise Unjudged("the ranks pass different arguments")
     return first
 
 

@@ -72,7 +72,7 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
         return [_moved([item[rank if kind == "scatter" else 0]]) for item in operands[root]]
     counts = {len(items) for items in operands}
     if len(counts) > 1:
-        raise Inconsistent(f"the ranks give {', '.join(map(str, sorted(counts)))} tensors to one {kind}")
+        raise Inconsistent(f"the ranks pass {', '.join(map(str, sorted(counts)))} tensors to one {kind}")
     part = rank if kind in ("reduce_scatter", "all_to_all") else 0
     given = [[items[number][part] for items in operands] for number in range(counts.pop())]
     if kind in ("all_gather", "gather", "all_to_all"):
@@ -102,9 +102,9 @@ def _moved(parts: Sequence[torch.Tensor]) -> Right:
 def _reduced(kind: str, op: str, parts: Sequence[torch.Tensor]) -> Right:
     sizes, dtypes = sorted({len(part) for part in parts}), sorted({dtype_name(part.dtype) for part in parts})
     if len(sizes) > 1:
-        raise Inconsistent(f"the ranks give {', '.join(map(str, sizes))} elements to one {kind}")
+        raise Inconsistent(f"the ranks pass {', '.join(map(str, sizes))} elements to one {kind}")
     if len(dtypes) > 1:
-        raise Inconsistent(f"the ranks give {', '.join(dtypes)} to one {kind}")
+        raise Inconsistent(f"the ranks pass {', '.join(dtypes)} to one {kind}")
     stack = torch.stack(list(parts))
     if len(parts) == 1 and op != "unknown":
         return Right(stack[0])

@@ -174,7 +174,7 @@ class ModuleCase(MeshCase):
             require(
                 not changed,
                 f"{self.build}: buffer {''.join(changed[:1])} changes from step to step, which is not judged: "
-                "steps=1, or call eval() on what changes it",
+                "pass steps=1, or call eval() on the module that changes it",
             )
 
     @property
@@ -448,7 +448,7 @@ def _whole_outputs(programs: tuple[Program, ...], takes: str) -> dict[str, Shape
     for name in by_rank[0]:
         require(
             all(outputs.keys() == by_rank[0].keys() for outputs in by_rank),
-            f"{programs[0].build}: on parts of {takes} it gives different outputs: batch='whole'",
+            f"{programs[0].build}: on parts of {takes} its ranks return different outputs: pass batch='whole'",
         )
         parts = [outputs[name].shape or (1,) for outputs in by_rank]
         whole = (sum(shape[0] for shape in parts), *parts[0][1:])

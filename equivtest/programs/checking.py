@@ -210,9 +210,9 @@ def _judged(
         audited = audit_property(prop, pool, known, sizes, dtypes).as_data("check")
         tally.unshown = audited.problem or ("not audited" if audited.waits else "")
     if faults := [fault for fault in pool.take_faults() if known.of_fault(fault) is None]:
-        raise BrokenSetup(f"the backend is wrong, so that nothing is shown: {faults[0]}")
+        raise BrokenSetup(f"the backend is wrong, so nothing was shown: {faults[0]}")
     if deaths := pool.take_deaths():
-        raise BrokenSetup(f"ranks died between two cases, so that nothing is shown: {deaths[0]}")
+        raise BrokenSetup(f"a rank died between two cases, so nothing was shown: {deaths[0]}")
     return _result(tally)
 
 
@@ -247,7 +247,7 @@ def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...
     found = tuple(sorted(prop.among(set(sizes))))
     if not found:
         raise Misuse(
-            f"the program runs on {prop.world_sizes} ranks, so world_sizes={tuple(sizes)} leave none: take others"
+            f"the program runs on {prop.world_sizes} ranks only, and world_sizes={tuple(sizes)} names none of these"
         )
     return found
 
@@ -295,7 +295,8 @@ def _require_fresh(functions: Sequence[object]) -> None:
         if before is function and before_ns != changed:
             name = getattr(function, "__module__", "")
             raise Misuse(
-                f"{file} has changed since it was imported: importlib.reload({name}), and take its new functions"
+                f"{file} has changed since it was imported: call importlib.reload({name}) and pass the reloaded "
+                "functions"
             )
         _imported[key] = (changed, function)
 

@@ -116,7 +116,8 @@ def module_property(
     groups = ungrouped("module_property", grouped, ARGUMENTS[:5])
     if (x_shapes is None) == (inputs is None):
         raise Misuse(
-            "a module takes x_shapes, of one floating-point x, or inputs={'name': ids(vocab=11, shape=('batch', "
+            "describe the inputs by x_shapes=, if the module takes one floating-point x, or by "
+            "inputs={'name': ids(vocab=11, shape=('batch', "
             f"'seq'))}}, got {'neither' if inputs is None else 'both'}"
         )
     if is_rank():

@@ -183,7 +183,7 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
 def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
     """Returns the options that a function takes, and all arguments that it takes by name."""
     function: Any = load_named(name, what)
-    require(callable(function), f"{what} {name!r} is no function: {function!r}")
+    require(callable(function), f"{what} {name!r} is not a function: {function!r}")
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)

@@ -39,8 +39,9 @@ HELP: dict[str, str] = {
     "manifest": "equivtest.toml of a backend: backend, device, import, arithmetic, dtypes, world sizes, collectives, "
     "reductions and waivers, in place of the options; equivtest init --kind backend writes one.",
     "bundle": "File to hand in: every verdict with its case, checksums, and what equivtest verify needs to check them.",
-    "audit": "on (default) or off: whether a few cases of each property run with a collective in which no rank hears "
-    "of another, which its claims must reject; without that, nothing may have been able to turn a green red.",
+    "audit": "on (default) or off: whether a few cases of each property run again with a collective that gives each "
+    "rank its own operand instead of the other ranks'. The claims must reject that; with off, a green run may show "
+    "nothing.",
     "budget": "Seconds that a run may take: each search runs first the cases that cover most, and the summary says how "
     "many were left out.",
     "shard": "Run this part of the properties alone, such as 2/4: equivtest merge joins the reports of all parts.",

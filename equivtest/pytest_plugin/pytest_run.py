@@ -45,7 +45,9 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
         if not os.path.exists(path):  # Path.exists raises if the path is too long
             raise Misuse(f"no such file or folder: {shorten(str(path))}")
     if not paths and {"--lf", "--ff"}.intersection(flags):
-        raise Misuse("--lf and --ff go with files of yours: name them, since no run of the shipped properties is kept")
+        raise Misuse(
+            "--lf and --ff need the paths of your own test files: failures of the shipped properties are not remembered"
+        )
     args = _pytest_args(raw, _check(raw, paths), worker_args(workers, paths))
     args += ["-o", f"cache_dir={CACHE.absolute()}"] if paths else ["-p", "no:cacheprovider"]
     return _run_pytest(args + flags + (["-k", keyword] if keyword else []))

@@ -245,7 +245,7 @@ def check_subjects(settings: Settings, properties: Iterable[tuple[str, str]]) ->
         if wanted not in known:
             raise Misuse(f"--subjects: no property judges {wanted!r}; {suggestion(wanted, known)}")
         if implementation != wanted and not callable(found := load_named(implementation, "--subjects:")):
-            raise Misuse(f"--subjects: {implementation!r} is no function: {found!r}")
+            raise Misuse(f"--subjects: {implementation!r} is not a function: {found!r}")
 
 
 def _split(text: str | None, option: str) -> list[str]:

@@ -99,7 +99,7 @@ def take_answers(case: Case, returned: object) -> tuple[dict[str, Placed], dict[
     unknown = sorted(set(map(str, returned)) - set(case.answer_names()))
     if unknown:
         raise Misuse(
-            f"the subject returned {', '.join(unknown)}; a {type(case).__name__} answers "
+            f"the subject returned {', '.join(unknown)}; a {type(case).__name__} may have the answers "
             f"{', '.join(case.answer_names())}"
         )
     answers, flags = {}, {}

@@ -28,7 +28,10 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
             lines.append(f"audit   {found.property}: not audited: it held in none of the cases on several ranks")
         elif found.unseen:
             sites = ", ".join(found.unseen)
-            lines.append(f"audit   {found.property}: no claim saw whether other ranks had a part in {sites}")
+            lines.append(
+                f"audit   {found.property}: every claim still held when these collectives ignored the other ranks: "
+                f"{sites}"
+            )
         if found.hung:
             lines.append(
                 f"audit   {found.property}: spoiling {found.hung} hung the program, which a run reports; "

@@ -145,7 +145,7 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
         names = sorted({name.partition(":")[0] for name in names})
     what = ", ".join(name.replace(":", " ") for name in names)
     return [
-        f"not supported: {counts.total():,} verdicts, because the backend lacks {what}: this run is no pass. "
+        f"not supported: {counts.total():,} verdicts, because the backend lacks {what}: this run does not pass. "
         f"--dtypes leaves a dtype out, --allow-unsupported {','.join(names)} allows what is lacking"
     ]
 
@@ -251,7 +251,9 @@ def _margins_table(tallies: Sequence[Tally]) -> list[str]:
     table = margins.merged(tally.margins for tally in tallies)
     if not table:
         return []
-    title = "margins on real values: largest error over its allowance, per draw; draws up to each power of two"
+    title = (
+        "margins on real values: largest error / allowed error of each draw; number of draws up to each power of two"
+    )
     return [title, *aligned([margins.HEAD, *margins.rows(table)]), ""]
 
 

@@ -106,7 +106,8 @@ class Audit:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
-            f"{held} no rank heard of another ({sites}): when each rank took its own operand for every rank's, "
+            f"{held} its collectives ignored the other ranks ({sites}): each rank got its own operand in place of "
+            "theirs, and "
             "no claim failed. If every rank has the same batch, divide it: module_property(..., "
             "batch='mean of parts') or 'sum of parts'"
         )

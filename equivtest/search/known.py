@@ -217,7 +217,7 @@ def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
         data = {"known_failure": data.get("waiver", [])}
     listed = data.pop("known_failure", [])
     if data or not isinstance(listed, list):
-        raise Misuse(f"known failures: {path}: expected [[known_failure]] entries alone, got {', '.join(data)}")
+        raise Misuse(f"known failures: {path}: expected [[known_failure]] entries only, got {', '.join(data)}")
     return [replace(entry, is_shipped=path == SHIPPED) for entry in entries_of(listed, f"{path}", numbers)]
 
 
@@ -285,7 +285,7 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
         expires=raw.expires,
     )  # fmt: skip
     if not entry.covers(case):
-        raise Misuse("where: does not hold of the entry's own case")
+        raise Misuse("where: the condition is false for the entry's own case")
     return entry
 
 

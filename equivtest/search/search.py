@@ -230,7 +230,9 @@ class Searching:
         """Adds to the smallest failure its history, and the first failure if that concerns another tensor."""
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
-            text = f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: see if both have one cause"
+            text = (
+                f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: check if both have the same cause"
+            )
             smallest = replace(smallest, shrunk_from=text)
         return self.with_history(smallest)
 
@@ -251,8 +253,8 @@ class Searching:
         if any(is_alike(verdict, failure) for verdict in verdicts):
             return failure
         what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
-        first = f", the first of them {earlier[0]!r}" if earlier else ", but after visits of earlier searches"
-        visits = f"{len(earlier)} earlier visits of this search in worlds of that size"
+        first = f", the first of them {earlier[0]!r}" if earlier else ", but after cases of earlier searches"
+        visits = f"{len(earlier)} earlier cases of this search on as many ranks"
         return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
@@ -388,8 +390,8 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
     if limit_s == of_a_run_s:
         return ""
     return (
-        f", which is all that a try is given while a time-out is shrunk; a run gives {of_a_run_s:g} s, in which the "
-        "case that it was shrunk from had not answered"
+        f", the limit while equivtest shrinks a time-out; the case before shrinking did not answer within "
+        f"{of_a_run_s:g} s"
     )
 
 

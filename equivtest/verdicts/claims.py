@@ -50,7 +50,7 @@ def _judge_refusal(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 equals_unsharded = Claim(
     "equals_unsharded",
-    "output and parameters equal the oracle's on every rank, the output under its layout",
+    "outputs and parameters equal the oracle's on every rank, and outputs have the right layout",
     judge_outputs,
 )
 gradients_equal_unsharded = Claim(
@@ -67,34 +67,34 @@ agrees_on_all_ranks = Claim(
 )
 keeps_layout_of_parameter = Claim(
     "keeps_layout_of_parameter",
-    "parameters and their gradients live under the parameter's layout",
+    "parameters and their gradients keep the layout of the parameter",
     judge_parameter_layouts,
     lambda case, draw: case.fixes_layouts,
 )
 trains_like_unsharded = Claim(
     "trains_like_unsharded",
-    "each update, and each step after the first, equals the oracle's, computed from the state that the "
-    "ranks really held after the step before",
+    "each update, and each step after the first, equals the oracle's, which starts from the state that the ranks had "
+    "after the step before",
     judge_training,
     lambda case, draw: case.trains,
 )
 does_not_touch_its_inputs = Claim(
     "does_not_touch_its_inputs",
-    "the harness's tensors keep their bits and flags; parameters keep requires_grad",
+    "the tensors that equivtest passes in keep their bits and flags; parameters keep requires_grad",
     judge_touched,
 )
 drops_at_random = Claim(
     "drops_at_random",
-    "as many elements are dropped as chance allows, of all and of each rank's, and other ones on each rank; a "
-    "right subject fails it once in 10**12 draws",
+    "the number of dropped elements, in all and on each rank, is one that chance allows, and ranks drop different "
+    "elements; a right subject fails this claim once in 10**12 draws",
     judge_chance,
     lambda case, draw: case.draws_at_random,
     by_dtype=False,
 )
 uses_only_collectives = Claim(
     "uses_only_collectives",
-    "kinds, counts and bytes of the collectives are the documented ones on every rank, padding included; "
-    "judged on the visits that record them, one in eight, and on the examples",
+    "kinds, numbers and bytes of the collectives are the documented ones on every rank, padding included; judged on "
+    "the cases in which the ranks record collectives: one in eight, and the examples",
     judge_collectives,
     lambda case, draw: case.records,
     by_dtype=False,
@@ -102,9 +102,9 @@ uses_only_collectives = Claim(
 )
 uses_only_documented_memory = Claim(
     "uses_only_documented_memory",
-    "the bytes that each rank holds, counted by storages, are the documented ones: its partitions, "
-    "whole tensors, partitions of gradients, saved tensors, and nothing else; judged on the visits that "
-    "measure them, one in two, and on the examples",
+    "the memory of each rank, counted by storages, is the documented one: its partitions, whole tensors, partitions of "
+    "gradients, saved tensors, and nothing else; judged on the cases in which the ranks measure memory: one in two, "
+    "and the examples",
     judge_memory,
     lambda case, draw: any(tensor.role == "memory" for tensor in case.tensors.values()),
     by_dtype=False,
@@ -112,36 +112,34 @@ uses_only_documented_memory = Claim(
 )
 refuses = Claim(
     "refuses",
-    "a case outside the contract raises the same kind of error on every rank; no rank hangs or ends",
+    "a case that the contract forbids raises the same kind of error on every rank; no rank hangs or ends",
     _judge_refusal,
     by_dtype=False,
 )
 is_exact_without_reduction = Claim(
     "is_exact_without_reduction",
-    "if no sum crosses ranks, every bit equals the unsharded run's: signs of zero, NaN and payloads too",
+    "if the ranks add nothing together, every bit equals the unsharded run's, also in zeros and NaN",
     judge_bits,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
-    "every bit equals the unsharded run's, except that -0.0 may be +0.0 and a NaN any other NaN after an "
-    "all_reduce added zeros, and a subnormal number a zero if the backend declares that; never in values that "
-    "do not leave their rank",
+    "every bit equals the unsharded run's; but where an all_reduce added zeros, -0.0 may become +0.0, a NaN another "
+    "NaN, and a subnormal number a zero if the backend declares that",
     judge_bits_but_for_zeros,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_the_identity_for_one_rank = Claim(
     "is_the_identity_for_one_rank",
-    "on one rank every bit equals the module's without parallelism; for a linear layer, torch's own layer's "
-    "on exact values, except for the sign of a zero",
+    "on one rank every bit equals that of the module without parallelism; for a linear layer only on exact values, and "
+    "except for the sign of zero",
     judge_bits,
     lambda case, draw: case.world_size == 1 and not case.values[draw][0].startswith("real"),  # real values are rounded
 )
 repeats_itself = Claim(
     "repeats_itself",
-    "draw 0, run once more in the same processes after all other draws, gives the same bits; if the backend declares "
-    "that its order of summation varies, rounded values only have to be right again; the claims on values judge "
-    "whether earlier calls with other arguments harmed the other draws",
+    "the first draw of a case, run once more in the same processes after all other draws, gives the same bits; if the "
+    "backend declares that its order of summation varies, rounded values need only be right again",
     judge_repeats,
     lambda case, draw: case.repeats and draw == 0,
     by_dtype=False,

@@ -91,7 +91,7 @@ def judge_lean(
         layout=str(layout),
         derivation=(
             f"|sum of errors|, less {limits.LEAN_SKEW:g} of their sizes, is {worst.ratio:.1f} times the root of the "
-            f"sum of their squares, {limits.LEAN:g} is allowed: rounding to nearest passes that with probability "
+            f"sum of their squares, {limits.LEAN:g} is allowed: rounding to nearest exceeds that with probability "
             f"{2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
         ),
         extent=f"{worst.num_errors} errors of {worst.what}",

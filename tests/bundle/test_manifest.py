@@ -143,7 +143,7 @@ def test_bundle_of_other_settings_than_its_manifest_is_named(
 
     found = verify(packed(bundle, payload), shipped())
 
-    assert len([line for line in found.problems if "manifest.json: the manifest has dtypes" in line]) == problems
+    assert len([line for line in found.problems if "manifest.json: dtypes is" in line]) == problems
     assert len(found.problems) == problems
 
 

@@ -72,8 +72,9 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
     """A reason why none is needed does not change that: the program calls one."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
-    assert "although no rank heard of another (all_reduce in the forward): when each rank took its own operand" in (
-        audited(prop, pool).problem
+    assert (
+        "although its collectives ignored the other ranks (all_reduce in the forward): each rank got its own operand"
+        in (audited(prop, pool).problem)
     )
 
 
@@ -82,7 +83,7 @@ def test_receive_from_any_rank_is_not_seen_as_spoiled(pool: Pool) -> None:
     """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
-    assert "no rank heard of another (recv in the forward)" in found.problem
+    assert "its collectives ignored the other ranks (recv in the forward)" in found.problem
     assert any(row.runs for row in found.rows.values())
 
 
@@ -107,7 +108,10 @@ def test_gradient_without_need_of_reduction_shows_nothing(pool: Pool) -> None:
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
     found = audit(prop, pool, KnownFailures(), (2,), ("float64",))
 
-    assert "no rank heard of another (all_reduce in the backward): when each rank took its own operand" in found.problem
+    assert (
+        "its collectives ignored the other ranks (all_reduce in the backward): each rank got its own operand"
+        in found.problem
+    )
     assert "batch='mean of parts'" in found.problem
 
 

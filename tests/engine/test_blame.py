@@ -87,9 +87,9 @@ def test_right_call_does_not_blame_the_backend(pool: Pool, subject: str, case: C
 @pytest.mark.parametrize(
     ("subject", "difference"),
     [
-        ("gathers_rows_of_its_own", "the ranks give 1 and 2 elements to one all_gather"),
-        ("sends_more_than_is_awaited", "the ranks give 3 elements to rank 0, which has room for 2"),
-        ("broadcasts_more_than_is_awaited", "the ranks give 1 and 2 elements to one broadcast"),
+        ("gathers_rows_of_its_own", "the ranks pass 1 and 2 elements to one all_gather"),
+        ("sends_more_than_is_awaited", "the ranks send 3 elements to rank 0, whose output has room for 2"),
+        ("broadcasts_more_than_is_awaited", "the ranks pass 1 and 2 elements to one broadcast"),
     ],
 )
 def test_ranks_that_give_unequal_shapes_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
@@ -221,7 +221,7 @@ def test_operands_are_multiplied_first_if_no_product_rounds() -> None:
 
 
 def test_operands_that_do_not_fit_are_nobodys_right() -> None:
-    with pytest.raises(Inconsistent, match="the ranks give 1, 2 elements to one all_reduce"):
+    with pytest.raises(Inconsistent, match="the ranks pass 1, 2 elements to one all_reduce"):
         right_results("all_reduce", "sum", [items(1), items(1, 2)], 0, None)
     with pytest.raises(Unjudged, match="the right result is unknown for the reduction unknown of float32"):
         right_results("all_reduce", "unknown", [items(1), items(2)], 0, None)

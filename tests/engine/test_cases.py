@@ -103,7 +103,7 @@ for text in sys.argv[1:]:
     try:
         from_code(text)
     except Misuse as error:
-        print(str(error).partition("; paste what stands behind 'case' in a message, such as ")[0])
+        print(str(error).partition("; paste the text behind 'case' in a message, such as ")[0])
 """
     ran = subprocess.run(
         [sys.executable, "-O", "-c", code, *NO_CODE], capture_output=True, text=True, check=False, timeout=60

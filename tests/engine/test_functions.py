@@ -120,7 +120,7 @@ def typed_in() -> object:
         (nn.Identity(), "build must be a function or a class, got a Identity: write `def build(...)` in a file"),
         (typed_in(), "build 'block' was defined in a notebook or at a prompt, and ranks can import functions from"),
         (nn.Identity().forward, "build 'Identity.forward' is a method of one object: write `def build(...)`"),
-        (functools.wraps(write)(lambda: nn.Identity()), "build 'write' is another object than write of "),
+        (functools.wraps(write)(lambda: nn.Identity()), "build 'write' is not what "),
     ],
 )
 def test_function_that_no_rank_finds_is_refused_in_one_line(function: object, said: str) -> None:
@@ -137,7 +137,7 @@ def test_function_that_no_rank_finds_is_refused_in_one_line(function: object, sa
         ("test_models.py", "no ':' between module and name; write package.module:NAME, or file.py:NAME"),
         ("missing.py:block", "there is no file missing.py in "),
         ("test_models.py:blok", "did you mean 'block'?"),
-        ("test_models.py:block(width=[)", "are no plain arguments: write them as in (8, bias=False)"),
+        ("test_models.py:block(width=[)", "must be plain values, written as in (8, bias=False)"),
     ],
 )
 def test_wrong_name_is_answered_with_the_way_out(models: ModuleType, name: str, said: str) -> None:

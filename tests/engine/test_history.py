@@ -155,4 +155,4 @@ def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: st
     )
     [failure] = run(pool, tmp_path).failures
 
-    assert "holds alone in new ranks; failed after 3 earlier visits" in failure.message
+    assert "holds alone in new ranks; failed after 3 earlier cases" in failure.message

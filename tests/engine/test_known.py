@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists
             "entry 1: where: .* no field, property or predicate 'x'",
         ),
         ({"where": "[['in_features', '<', 'two']]"}, "entry 1: known_failures::.*: where: '<' not supported"),
-        ({"where": "[['in_features', '>', 7]]"}, "entry 1: where: does not hold of the entry's own case"),
+        ({"where": "[['in_features', '>', 7]]"}, "entry 1: where: the condition is false for the entry's own case"),
         ({"case": "'LinearCase('"}, "entry 1: case: not the code of a case"),
         ({"case": "\"LinearCase(style='rowwise', world_size=0)\""}, "entry 1: case: .*world_size must be in 1..64"),
         ({"versions": "{torch = '2.13'}"}, "entry 1: versions: torch: Invalid specifier"),

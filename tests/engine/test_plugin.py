@@ -173,7 +173,7 @@ def test_unsupported_collective_is_red_and_named_first(pytester: pytest.Pytester
         [
             "*= equivtest =*",
             "equivtest: not supported: * verdicts, because the backend lacks float16 all_reduce, float32 "
-            "all_reduce: this run is no pass. --dtypes leaves a dtype out, --allow-unsupported "
+            "all_reduce: this run does not pass. --dtypes leaves a dtype out, --allow-unsupported "
             "float16:all_reduce,float32:all_reduce allows *",
         ],
         consecutive=True,

@@ -33,7 +33,7 @@ def test_command_runs_again_what_failed(pytester: pytest.Pytester) -> None:
 
 
 def test_last_failed_needs_files_of_yours() -> None:
-    with pytest.raises(Misuse, match=r"--lf and --ff go with files of yours: name them"):
+    with pytest.raises(Misuse, match=r"--lf and --ff need the paths of your own test files"):
         run_properties({}, [], "0", None, ["--lf"])
 
 

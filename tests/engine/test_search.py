@@ -580,8 +580,8 @@ def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
     [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3)).failures
 
     assert (
-        "  no answer within 5 s, which is all that a try is given while a time-out is shrunk; a run gives 60 s, in "
-        "which the case that it was shrunk from had not answered\n  stacks\n" in failure.message
+        "  no answer within 5 s, the limit while equivtest shrinks a time-out; the case before shrinking did not "
+        "answer within 60 s\n  stacks\n" in failure.message
     )
 
 

@@ -50,8 +50,8 @@ def case_of(**fields: Any) -> CollectivesCase:
 test_what_is_no_case_is_named = refuses(
     case_of,
     ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
-    ({"collectives": ()}, r"collectives must hold at least one, each another one, got \(\)"),
-    ({"numels": (2, 2)}, r"numels must hold at least one, each another one, got \(2, 2\)"),
+    ({"collectives": ()}, r"collectives must hold at least one value, none of them twice, got \(\)"),
+    ({"numels": (2, 2)}, r"numels must hold at least one value, none of them twice, got \(2, 2\)"),
     ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
     ({"records": True}, "set records=False"),
     ({"order": "transposed", "stride": 2}, "a stride of 2 needs order='rows'"),

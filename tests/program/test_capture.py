@@ -63,7 +63,9 @@ def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
     found = judged(tmp_path / "run")
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
-    assert "  factor    4 in the backward, taken out again: grad.boundary." in describe(found)
+    assert "  factor    4, multiplied in by the backward and divided out by the program: grad.boundary." in describe(
+        found
+    )
 
 
 def test_factor_that_a_job_leaves_in_is_red(tmp_path: Path) -> None:
@@ -233,7 +235,9 @@ def test_parts_that_make_no_whole_are_named_rank_by_rank(run: Path) -> None:
     with pytest.raises(Misuse) as raised:
         unsharded(CapturedRun(run), held, "param.bias", (4,), "parameter bias")
     parts = "rank 0 (2,) float32 shard(0), rank 1 (4,) float64 replicate, rank 2 has none"
-    assert str(raised.value).endswith(f"the ranks' parts of parameter bias make no whole of (4,): {parts}")
+    assert str(raised.value).endswith(
+        f"the ranks' parts of parameter bias do not make up a tensor of shape (4,): {parts}"
+    )
 
 
 def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
@@ -372,19 +376,22 @@ def shared(folder: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, "is no folder that can be read"),
+    "no folder": (shutil.rmtree, "cannot be read as a folder"),
     "empty": (without(JSON, TENSORS), "holds no captured run"),
     "one file alone": (without(TENSORS), "rank-00000.safetensors is missing"),
-    "a missing rank": (says(world_size=2, mesh=[2]), "holds 1 ranks, and the run has 2"),
+    "a missing rank": (says(world_size=2, mesh=[2]), "has files of 1 ranks, but the run had 2"),
     "a gap": (gap, "rank-00000.json is missing"),
     "two runs": (lambda folder: second_rank(folder, run="f" * 32), "mixed from two runs"),
-    "a renamed rank": (lambda folder: second_rank(folder, rank=0), "is of rank 0: files of ranks were renamed"),
+    "a renamed rank": (
+        lambda folder: second_rank(folder, rank=0),
+        "belongs to rank 0: the files of ranks were renamed",
+    ),
     "a touched unknown": (
         lambda folder: edited(folder, lambda told: told.update(touched=["x"])),
         "that 'x' was changed",
     ),
     "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "say different batch"),
-    "a huge world": (says(world_size=2**62), "sizes that no run has"),
+    "a huge world": (says(world_size=2**62), "has a size outside of 0.."),
     "a newer version": (says(version=4), "of version 4, this equivtest reads"),
     "another kind": (says(kind="x"), "is a 'x' of version 3"),
     "an unknown field": (says(path="/etc"), "unknown field `path`"),
@@ -392,19 +399,19 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle for a manifest": (holds(pickle.dumps(Evil())), "no manifest"),
     "a deep manifest": (holds(b"[" * 10**5), "no manifest"),
     "a cut manifest": (lambda folder: cut(folder, JSON), "is cut off"),
-    "escapes": (says(inputs=["\x1b[2J"]), r"holds '\\x1b\[2J': a name is printable"),
+    "escapes": (says(inputs=["\x1b[2J"]), r"has the name '\\x1b\[2J': a name must be printable"),
     "no run id": (says(run="../.."), "32 hexadecimal digits"),
-    "a layout of nothing": (laid_out, "of 2 dims cannot be shard"),
+    "a layout of nothing": (laid_out, "has 2 dims, which do not fit the layout shard"),
     "a pickle for tensors": (holds(pickle.dumps(Evil()), TENSORS), "no safetensors file"),
-    "cut tensors": (lambda folder: cut(folder, TENSORS), "is no safetensors file, cut off or mixed up"),
+    "cut tensors": (lambda folder: cut(folder, TENSORS), "is not a complete safetensors file"),
     "a link": (linked, "is a link, which is never followed"),
-    "a pipe": (piped, "is no regular file"),
+    "a pipe": (piped, "is not a regular file"),
     "a huge shape": (header_says("output", shape=[2**40, 2**40]), "overflow computing buffer size"),
     "a negative size": (header_says("output", shape=[-3, -4]), "expected usize"),
     "an unknown dtype": (header_says("output", dtype="F8"), "unknown variant `F8`"),
-    "a dtype of no run": (header_says("output", dtype="U32"), "is of dtype 'U32': a run holds F64, F32"),
+    "a dtype of no run": (header_says("output", dtype="U32"), "is of dtype 'U32': a captured run may hold F64, F32"),
     "shared bytes": (shared, "invalid offset for tensor"),
-    "tensors of others": (renamed, "'other' is in one"),
+    "tensors of others": (renamed, "only one has 'other'"),
     "other bytes": (flipped, "other bytes than its rank wrote"),
 }
 
@@ -467,7 +474,7 @@ def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "batch", "words"),
     [
-        ("given.input", "whole", "ranks 0 and 1 took different input, and the batch is 'whole'"),
+        ("given.input", "whole", "ranks 0 and 1 took different input, but the batch is 'whole'"),
         ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
     ],
 )

@@ -51,7 +51,7 @@ def test_an_update_holds_and_so_does_the_state_that_it_leaves(tmp_path: Path, na
     found = updated(tmp_path / "run", name)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
-    assert found.coverage().endswith(f"tensors judged that {name} left")
+    assert found.coverage().endswith(f"tensors judged after the update of {name}")
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}])

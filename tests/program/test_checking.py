@@ -129,7 +129,7 @@ def test_file_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypat
         ({"world_size": 2}, "check has no argument 'world_size': did you mean world_sizes=?"),
         (
             {"world": equivtest.World(world_sizes=(3,)), "world_sizes": (2,)},
-            "the program runs on (3,) ranks, so world_sizes=",
+            "the program runs on (3,) ranks only, and world_sizes=",
         ),
     ],
 )

@@ -313,7 +313,7 @@ def test_ranks_are_probed_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> N
 @pytest.mark.ranks
 def test_dtensor_of_rows_as_output_raises_misuse(pool: Pool) -> None:
     with pytest.raises(
-        Misuse, match=r"each rank must give its own rows as a plain tensor, got .*: call to_local on it"
+        Misuse, match=r"each rank must return its own rows as a plain tensor, got .*: call to_local on it"
     ):
         judge("module", case_of(parallelize="dtensor_of_rows"), pool)
 

@@ -226,7 +226,7 @@ def test_the_audit_reaches_inputs_by_name(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "a module takes x_shapes, .*, or inputs=.*, got neither"),
+        ({}, "describe the inputs by x_shapes=, .*, or by inputs=.*, got neither"),
         ({"inputs": LOOKED, "x_shapes": ((2, 3),)}, "got both"),
         ({"inputs": {"ids": (2, 3)}}, r"input ids must be made by real, ids, mask, .*, got \(2, 3\)"),
         ({"inputs": {}}, "inputs must name one input at least"),

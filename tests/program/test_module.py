@@ -64,7 +64,7 @@ def test_another_function_is_refuted(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("parallelize", "message"),
     [
-        ("sharded_output", "must give its output whole on every rank, got .*Shard.*: redistribute it"),
+        ("sharded_output", "must return its whole output on every rank, got .*Shard.*: redistribute it"),
         ("nothing", "must return the parallel module, got NoneType: return it"),
         ("whole", "no collective ran, forward or backward, on 2 ranks with the whole batch each"),
         ("misspelt", "the module is not parallel. The plan may name parts that the module does not have"),

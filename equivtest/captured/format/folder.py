@@ -109,7 +109,7 @@ class CapturedRank(Mapping[str, Placed]):
         indices = self._file.read(INDICES + name)
         numel = math.prod(self.manifest.parameters[parameter_of(name)].shape)
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel:
-            raise Misuse(f"{self._file.path}: {INDICES}{name} holds places outside of the {numel} elements of {name}")
+            raise Misuse(f"{self._file.path}: {INDICES}{name} has an index outside of the {numel} elements of {name}")
         return indices
 
     def _check(self, path: Path) -> None:
@@ -124,7 +124,7 @@ class CapturedRank(Mapping[str, Placed]):
         differing = sorted((manifest.tensors.keys() | lists) ^ file.entries.keys())
         if differing:
             raise Misuse(
-                f"{file.path} and {path.name} do not hold the same tensors: {differing[0][:80]!r} is in one alone"
+                f"{file.path} and {path.name} do not hold the same tensors: only one has {differing[0][:80]!r}"
             )
         for name, entry in manifest.tensors.items():
             shape = file.entries[name].shape
@@ -139,10 +139,10 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
     if not entry.layout:
         return
     if len(entry.layout) != num_axes or (entry.whole is not None and len(entry.whole) != len(shape)):
-        raise Misuse(f"{where} has a layout of {len(entry.layout)} axes, the mesh has {num_axes}")
+        raise Misuse(f"{where} has a layout for {len(entry.layout)} axes, but the mesh has {num_axes}")
     placements = [parse_placement(text) for text in entry.layout if text]
     if any(isinstance(each, Flat) or (isinstance(each, Shard) and each.dim >= len(shape)) for each in placements):
-        raise Misuse(f"{where} of {len(shape)} dims cannot be {', '.join(entry.layout)}")
+        raise Misuse(f"{where} has {len(shape)} dims, which do not fit the layout {', '.join(entry.layout)}")
     sharded = [axis for axis, text in enumerate(entry.layout) if text.startswith("shard")]
     if entry.order and sorted(entry.order) != sharded:
         raise Misuse(f"{where}: the order {entry.order} must name each sharded axis of {', '.join(entry.layout)} once")
@@ -194,7 +194,7 @@ def parts_in(folder: Path) -> list[Path]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except (OSError, ValueError) as error:
-        raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
+        raise Misuse(f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}") from error
     if any(RANK.fullmatch(entry.name) for entry in entries):
         return []
     folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -210,7 +210,7 @@ def _ranks_in(folder: Path) -> list[int]:
     try:
         names = {path.name for path in folder.iterdir()}
     except (OSError, ValueError) as error:
-        raise Misuse(f"{shorten(str(folder))} is no folder that can be read: {reason_of(error)}") from error
+        raise Misuse(f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}") from error
     ranks = sorted({int(match[1]) for name in names if (match := RANK.fullmatch(name))})
     if not ranks:
         raise Misuse(f"{folder} holds no captured run: no rank-00000.json; equivtest.capture writes one on every rank")
@@ -227,7 +227,8 @@ def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
     for rank, manifest in manifests.items():
         if manifest.rank != rank:
             raise Misuse(
-                f"{paths_of(folder, rank)[0]} is of rank {manifest.rank}: files of ranks were renamed or mixed up"
+                f"{paths_of(folder, rank)[0]} belongs to rank {manifest.rank}: the files of ranks were renamed or "
+                "mixed up"
             )
         if manifest.run != first.run:
             raise Misuse(
@@ -235,10 +236,15 @@ def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
             )
         differing = [name for name in SHARED if getattr(manifest, name) != getattr(first, name)]
         if differing:
-            raise Misuse(f"{folder}: ranks 0 and {rank} of one run say different {differing[0]}, which all ranks share")
+            raise Misuse(
+                f"{folder}: ranks 0 and {rank} recorded different {differing[0]}, which must be the same on all ranks"
+            )
     if len(manifests) != first.world_size:
         raise Misuse(
-            f"{folder} holds {len(manifests)} ranks, and the run has {first.world_size}: some are missing, or too many"
+            f"{folder} has files of {len(manifests)} ranks, but the run had {first.world_size}: collect the files of "
+            "these ranks alone"
         )
     if math.prod(first.mesh) != first.world_size or len(first.axes) not in (0, len(first.mesh)):
-        raise Misuse(f"{folder}: a mesh of {first.mesh} with axes {first.axes} is none of {first.world_size} ranks")
+        raise Misuse(
+            f"{folder}: a mesh of shape {first.mesh} with axes {first.axes} does not fit {first.world_size} ranks"
+        )

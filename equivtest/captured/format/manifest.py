@@ -118,12 +118,12 @@ def read_manifest(path: Path) -> Manifest:
     with open_plainly(path) as file:
         data = file.read(limits.MANIFEST_BYTES + 1)
     if len(data) > limits.MANIFEST_BYTES:
-        raise Misuse(f"manifest {path} has more than {limits.MANIFEST_BYTES} bytes, which no run's has")
+        raise Misuse(f"manifest {path} has more than {limits.MANIFEST_BYTES} bytes, the limit for a manifest")
     try:
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         kind, version = (msgspec.json.decode(fields[key]) for key in ("kind", "version"))
     except (msgspec.DecodeError, KeyError, RecursionError, UnicodeDecodeError) as error:
-        raise Misuse(f"manifest {path} is cut off, or no manifest of a captured run: {error}") from error
+        raise Misuse(f"manifest {path} is cut off, or is not the manifest of a captured run: {error}") from error
     if kind != KIND or version != VERSION:
         raise Misuse(
             f"manifest {path} is a {str(kind)[:40]!r} of version {str(version)[:9]}, this equivtest reads {KIND!r} of "
@@ -147,7 +147,8 @@ def _check(path: Path, manifest: Manifest) -> None:
     for text in (text for group in texts for text in group):
         if len(text) > limits.NAME_CHARS or not text.isprintable():
             raise Misuse(
-                f"manifest {path} holds {text[:40]!r}: a name is printable, of at most {limits.NAME_CHARS} characters"
+                f"manifest {path} has the name {text[:40]!r}: a name must be printable, with at most "
+                f"{limits.NAME_CHARS} characters"
             )
     if not re.fullmatch(r"[0-9a-f]{32}", manifest.run):
         raise Misuse(f"manifest {path}: a run has 32 hexadecimal digits, got {manifest.run[:40]!r}")
@@ -155,7 +156,9 @@ def _check(path: Path, manifest: Manifest) -> None:
     sizes += [manifest.rank, manifest.world_size, manifest.size_bytes]
     sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]
     if not all(0 <= size < limits.CAPTURED_SIZE for size in sizes) or not 1 <= len(manifest.mesh) <= 2:
-        raise Misuse(f"manifest {path} has sizes that no run has, or a mesh of {len(manifest.mesh)} axes")
+        raise Misuse(
+            f"manifest {path} has a size outside of 0..{limits.CAPTURED_SIZE - 1}, or a mesh of other than 1 or 2 axes"
+        )
     unknown = [name for name in manifest.touched if name not in manifest.tensors]
     if unknown:
         raise Misuse(f"manifest {path} says that {unknown[0][:40]!r} was changed, but has no such tensor")

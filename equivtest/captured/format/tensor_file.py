@@ -82,18 +82,18 @@ class TensorFile:
             self.size_bytes = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if limits.HEADER_BYTES < length <= self.size_bytes:
-            raise Misuse(f"{path}: its header has {length} bytes, at most {limits.HEADER_BYTES} are read")
+            raise Misuse(f"{path}: its header has {length} bytes, the limit is {limits.HEADER_BYTES}")
         try:
             opened: Any = safe_open(path, "pt")
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
             self.entries = {name: Entry(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
         except (SafetensorError, OSError) as error:
-            raise Misuse(f"{path} is no safetensors file, cut off or mixed up: {error}") from error
+            raise Misuse(f"{path} is not a complete safetensors file: {error}") from error
         self._opened = opened
         for name, entry in self.entries.items():
             what = f"{path}: {name[: limits.NAME_CHARS]!r}"
             if entry.dtype not in DTYPES:
-                raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a run holds {', '.join(DTYPES)}")
+                raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a captured run may hold {', '.join(DTYPES)}")
             if len(entry.shape) > limits.CAPTURED_DIMS:
                 raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
 
@@ -109,7 +109,7 @@ class TensorFile:
             raise Misuse(f"{self.path}: {name} cannot be read any more: {error}") from error
         largest = int(read.view(torch.uint8).max()) if read.dtype == torch.bool and read.numel() else 0
         if largest > 1:
-            raise Misuse(f"{self.path}: {name} is of bool and holds a byte of {largest}, neither 0 nor 1")
+            raise Misuse(f"{self.path}: {name} is bool, but one of its bytes is {largest}, neither 0 nor 1")
         return read
 
 
@@ -131,6 +131,6 @@ def open_plainly(path: Path) -> Iterator[BufferedReader]:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # open() raises for a folder
         os.close(descriptor)
-        raise Misuse(f"{path} is no regular file")
+        raise Misuse(f"{path} is not a regular file")
     with open(descriptor, "rb") as file:
         yield file

@@ -96,7 +96,7 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
         else:
             require(
                 all(same_bits(first, other) for other in others),
-                f"{run.folder}: input {name} is not the same on all ranks, and has not the batch's rows",
+                f"{run.folder}: input {name} differs between ranks, but its first dim is not the batch's rows",
             )
         described.append((name, _kind_of(first), shape))
     return CapturedCase(
@@ -148,12 +148,13 @@ def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
         roots = _roots(rank)
         require(
             roots == case.started,
-            f"{run.folder}: on rank 0 a gradient came to {', '.join(case.started) or 'no output'}, on rank {number} to "
-            f"{', '.join(roots) or 'none'}",
+            f"{run.folder}: all ranks must begin backward at the same outputs, got "
+            f"{', '.join(case.started) or 'none'} on rank 0, "
+            f"{', '.join(roots) or 'none'} on rank {number}",
         )
-    require(bool(case.started), f"{run.folder}: no gradient came to an output: call backward within the block")
+    require(bool(case.started), f"{run.folder}: no output has a gradient: call backward within the block")
     unknown = [name for name in case.started if name not in case.facts.outputs]
-    require(not unknown, f"{run.folder}: the run's model gives {''.join(unknown[:1])}, {case.build} does not")
+    require(not unknown, f"{run.folder}: the run's model returns {''.join(unknown[:1])}, {case.build} does not")
 
 
 def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
@@ -185,7 +186,7 @@ def _of_share(
 
 
 def _read(run: CapturedRun, rank: int, name: str) -> Placed:
-    require(name in run.ranks[rank], f"{run.folder}: rank {rank} wrote no {name}, as it must")
+    require(name in run.ranks[rank], f"{run.folder}: rank {rank} wrote no {name}, which every rank must write")
     return run.ranks[rank][name]
 
 
@@ -200,8 +201,8 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
         require(
             not differing,
-            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} took different {name}, and the "
-            f"batch is {run.manifest.batch!r}: if each rank has its rows, capture(batch='mean of parts')",
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} took different {name}, but the "
+            f"batch is {run.manifest.batch!r}: if each rank has its own rows, pass batch='mean of parts' to capture",
         )
         shares.append(share)
     return shares
@@ -220,8 +221,8 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
         is_same = all(same_bits(first, _read(run, rank, output).local) for rank in ranks)
         require(
             not (is_same and differing),
-            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} hold the same {output}, and begin "
-            "backward from different gradients of it: each has another loss, which capture(batch=) must say",
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} hold the same {output}, but begin "
+            "backward from different gradients of it: their losses differ, so pass batch= to capture",
         )
         shares.append(share)
     whole = torch.cat([each if each.dim() else each.reshape(1) for each in shares]) if case.is_divided else shares[0]
@@ -309,7 +310,8 @@ def unsharded(run: CapturedRun, observed: Held, name: str, shape: Shape, what: s
     tensor = put_together(observed, name, shape, run.manifest.mesh)
     shards = [f"rank {rank} {_in_words(tensors.get(name))}" for rank, tensors in observed.items()]
     require(
-        tensor is not None, f"{run.folder}: the ranks' parts of {what or name} make no whole of {shape}: {few(shards)}"
+        tensor is not None,
+        f"{run.folder}: the ranks' parts of {what or name} do not make up a tensor of shape {shape}: {few(shards)}",
     )
     assert tensor is not None
     return tensor

@@ -62,8 +62,8 @@ class Judged:
         num_wide = sum(map(_is_boundary_of_any, self.undecided()))
         texts = [f"{len(expected) - num_wide} of {len(captured)} boundaries judged"]
         texts += [f"{num_wide} with too wide a bound"] * bool(num_wide)
-        texts += [f"{len(observed - expected)} under no layout"] * bool(observed - expected)
-        texts += [f"{len(captured - observed)} that the reference has not"] * bool(captured - observed)
+        texts += [f"{len(observed - expected)} without a known layout"] * bool(observed - expected)
+        texts += [f"{len(captured - observed)} that the reference does not have"] * bool(captured - observed)
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
@@ -76,7 +76,7 @@ class Judged:
         left_out = [
             name for name in manifest.parameters if f"grad.{name}" in self.evidence.inputs and name not in grouped
         ]
-        text = f"{num - len(self.undecided())} of {num} tensors judged that {manifest.optimizer} left"
+        text = f"{num - len(self.undecided())} of {num} tensors judged after the update of {manifest.optimizer}"
         return text + f"; with a gradient, but in no group: {few(left_out)}" * bool(left_out)
 
 
@@ -125,7 +125,8 @@ def compare_runs(one: Judged, other: Judged) -> str:
         theirs = other.evidence.inputs.get(name)
         require(
             split_micro_batch(name)[1].split(".")[0] == COTANGENT or (theirs is not None and same_bits(tensor, theirs)),
-            f"{folders[0]} and {folders[1]} have other values of {name}, so that they need not agree: capture both on "
+            f"{folders[0]} and {folders[1]} have different values of {name}, so their results may differ: capture "
+            "both on "
             "the same batch, from the same parameters",
         )
     failed = [bool(one.failed), bool(other.failed)]
@@ -147,13 +148,13 @@ def _compare_bits(one: Judged, other: Judged) -> str:
     open_ = dict.fromkeys(
         verdict.claim for each in (one, other) for verdict in each.verdicts if verdict.kind != "holds"
     )
-    conclusion = f"neither is shown to be wrong, {', '.join(open_)} inconclusive" if open_ else "both hold"
+    conclusion = f"neither is shown to be wrong; inconclusive: {', '.join(open_)}" if open_ else "both hold"
     if not differing:
         return f"{conclusion}: all {num} outputs and gradients have the same bits in both"
     why = "" if open_ else ", as the order of summation allows"
     furthest = max(differing, key=lambda name: differing[name])
     return (
-        f"{conclusion}: {len(differing)} of {num} outputs and gradients have other bits{why}, {furthest} most, by "
+        f"{conclusion}: {len(differing)} of {num} outputs and gradients differ in their bits{why}, {furthest} most, by "
         f"{differing[furthest]:.1g} of its root mean square"
     )
 

@@ -218,7 +218,8 @@ class CollectivesCase(Case):
         for field in ("collectives", "numels"):
             values = getattr(self, field)
             require(
-                0 < len(values) == len(set(values)), f"{field} must hold at least one, each another one, got {values}"
+                0 < len(values) == len(set(values)),
+                f"{field} must hold at least one value, none of them twice, got {values}",
             )
         require(self.stride == 1 or self.order == "rows", f"a stride of {self.stride} needs order='rows'")
         is_waited = self.waits in ("at_once", "async")

@@ -40,12 +40,14 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
         return cotangent
     if case.has_own_rows:
         raise Misuse(
-            f"{case.parallelize}: of a divided batch each rank must give its own rows as a plain tensor, got a DTensor "
+            f"{case.parallelize}: with a divided batch each rank must return its own rows as a plain tensor, got a "
+            "DTensor "
             f"of {output.placements}: call to_local on it"
         )
     if any(not placement.is_replicate() for placement in output.placements):
         raise Misuse(
-            f"the parallel module must give its output whole on every rank, got {output.placements}: redistribute it"
+            f"the parallel module must return its whole output on every rank, got {output.placements}: redistribute "
+            "it to Replicate"
         )
     _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
     return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)

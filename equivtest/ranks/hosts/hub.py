@@ -95,7 +95,7 @@ class Hub:
                 hello = _hello_decoder.decode(await receive(connection))
         except (NotTheSame, OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
             connection.close()
-            self._note(f"a connection from {peer} was refused: {error or 'it said nothing'}")
+            self._note(f"a connection from {peer} was refused: {error or 'it sent nothing'}")
             return
         finally:
             self._num_unknown -= 1

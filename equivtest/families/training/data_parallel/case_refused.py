@@ -43,4 +43,4 @@ class RefusedShardingCase(Refused, DataParallelCase):
 
     @property
     def refusal(self) -> str:
-        return f"a weight cannot be sharded so: {self.misfit}"
+        return f"a weight cannot be sharded as requested: {self.misfit}"
