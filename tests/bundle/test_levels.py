@@ -61,7 +61,7 @@ def test_claim_that_does_not_hold_ends_the_level(kind: str, number: int, said: s
     assert said in list(in_lines(levels))
 
 
-def test_hole_leaves_the_level_open() -> None:
+def test_cell_without_a_conclusion_leaves_the_level_open() -> None:
     levels = levels_of(
         judged("collectives"), REQUIRED, {"collectives": ("world size 2, float32, even shards: no case",)}
     )

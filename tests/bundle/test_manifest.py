@@ -92,7 +92,7 @@ def test_option_beside_the_manifest_is_refused(manifest: Path) -> None:
         ("# [[waiver]]", WAIVER, "link is missing"),
     ],
 )
-def test_mistake_in_a_manifest_is_one_line(manifest: Path, old: str, new: str, said: str) -> None:
+def test_mistake_in_a_manifest_is_reported_in_one_line(manifest: Path, old: str, new: str, said: str) -> None:
     with pytest.raises(Misuse, match=said):
         read_manifest(altered(manifest, old, new))
 
@@ -115,7 +115,7 @@ def record_of(*collectives: str, kind: str = "holds") -> Record:
     )  # fmt: skip
 
 
-def test_run_says_what_holds_and_is_not_claimed(manifest: Path) -> None:
+def test_collectives_that_work_but_are_not_claimed_are_listed(manifest: Path) -> None:
     altered(manifest, '"broadcast", ', "")
     found = read_manifest(manifest)
 
@@ -133,7 +133,7 @@ def test_refused_call_is_not_judged(manifest: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtypes", "problems"), [(DTYPES, 0), (("float32",), 1)])
-def test_bundle_of_other_settings_than_its_manifest_is_named(
+def test_bundle_with_settings_that_differ_from_its_manifest_is_named(
     honest: Payload, bundle: Path, dtypes: tuple[str, ...], problems: int
 ) -> None:
     claims = {"dtypes": dtypes, "world_sizes": SIZES, "collectives": ALL_CLAIMS.collectives}

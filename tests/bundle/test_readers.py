@@ -13,7 +13,7 @@ NUMBERS = {"replay file": 300, "known failures": 40, "manifest": 200, "bundle": 
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_mutated_file_ends_no_reader(honest: Payload, bundle: Path, tmp_path: Path, name: str) -> None:
+def test_reader_survives_mutated_files(honest: Payload, bundle: Path, tmp_path: Path, name: str) -> None:
     readers = readers_of(packed(bundle, honest).read_bytes(), honest, sample_replay(), sample_known())
 
     wrong = [outcome for outcome in attack(readers[name], tmp_path, NUMBERS[name], name) if outcome[1] not in RIGHT]

@@ -350,7 +350,7 @@ def differences_of(found: Verified, pool: Pool) -> str:
 
 
 @pytest.mark.ranks
-def test_honest_bundle_agrees_when_it_runs_again(honest: Payload, bundle: Path, pool: Pool) -> None:
+def test_honest_bundle_agrees_with_its_rerun(honest: Payload, bundle: Path, pool: Pool) -> None:
     found = verify(packed(bundle, honest), shipped())
 
     assert differences_of(found, pool) == ""
@@ -375,7 +375,7 @@ def rounded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prope
         (lambda margins: margins, ""),
     ],
 )
-def test_margins_written_by_hand_differ_when_their_cases_run(
+def test_forged_margins_fail_their_rerun(
     rounded: tuple[Property, Chunk, list[Record]],
     pool: Pool,
     invent: Callable[[dict[str, float]], dict[str, float]],
@@ -394,7 +394,7 @@ def test_margins_written_by_hand_differ_when_their_cases_run(
 
 
 @pytest.mark.ranks
-def test_green_of_a_wrong_backend_differs_when_its_cases_run(honest: Payload, bundle: Path, pool: Pool) -> None:
+def test_forged_green_of_a_wrong_backend_fails_its_rerun(honest: Payload, bundle: Path, pool: Pool) -> None:
     found = verify(packed(bundle, honest), shipped())
     wrong = "tests.defects.scale:scaled_by_every_rank"
     found.searches = [(replace(prop, subject=wrong), chunk, records) for prop, chunk, records in found.searches]
@@ -420,7 +420,7 @@ def test_seed_chooses_the_same_cases_again(honest: Payload, bundle: Path) -> Non
         ({"subjects": "scale=mine:scale"}, "another implementation of scale"),
     ],
 )
-def test_run_that_cannot_be_checked_makes_no_bundle(raw: dict[str, str], said: str) -> None:
+def test_bundle_is_refused_for_a_run_that_verify_cannot_check(raw: dict[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         parse(raw | {"bundle": "a.zip"})
 

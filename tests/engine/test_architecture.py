@@ -176,25 +176,25 @@ def test_imports_point_down(module: str) -> None:
         assert imported_floor < floor or imported_entry == entry, f"{module} imports {imported}"
 
 
-def test_few_modules_lie_loose_at_the_top_level() -> None:
+def test_few_modules_lie_outside_of_folders() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MOST_LOOSE
 
 
-def test_every_entry_of_the_table_is_there() -> None:
+def test_every_module_in_the_table_of_imports_exists() -> None:
     homes = {home for homes in HOMES.values() for home in homes if "*" not in home}
     entries = {entry for names in FLOORS for entry in names} | homes | PARTS_OF_KIT.keys()
 
     assert entries <= PATHS.keys()
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_imports_form_a_cycle() -> None:
     for module in PATHS:
         for imported in own_imports_of(module):
             assert module not in reached_from(imported), f"{module} -> {imported} -> ... -> {module}"
 
 
 @pytest.mark.parametrize("module", PATHS)
-def test_heavy_module_is_imported_at_home_only(module: str) -> None:
+def test_heavy_package_is_imported_only_where_the_table_allows(module: str) -> None:
     for name, homes in HOMES.items():
         if not any(is_at_home(module, home) for home in homes):
             assert not any(is_within(imported, name) for imported in imports_of(module)), f"{module} imports {name}"
@@ -213,7 +213,7 @@ def test_every_module_of_a_family_belongs_to_a_part() -> None:
             assert part_of(module), module
 
 
-def test_a_family_imports_only_those_it_knows() -> None:
+def test_family_imports_only_families_that_the_table_allows() -> None:
     for module in PATHS:
         for imported in own_imports_of(module):
             family, other = family_of(module), family_of(imported)
@@ -221,21 +221,21 @@ def test_a_family_imports_only_those_it_knows() -> None:
                 assert other in KNOWN_FAMILIES.get(family, ()), f"{module} imports {imported}"
 
 
-def test_nothing_outside_imports_a_family() -> None:
+def test_no_module_outside_the_families_imports_a_family() -> None:
     knowing = {module for module in PATHS if not family_of(module) and any(map(family_of, own_imports_of(module)))}
 
     assert not knowing
 
 
 @pytest.mark.parametrize(("part", "others"), [("oracle", {"subject"}), ("subject", {"oracle"})])
-def test_oracle_and_subjects_do_not_know_each_other(part: str, others: set[str]) -> None:
+def test_oracle_and_subjects_never_import_each_other(part: str, others: set[str]) -> None:
     for module in PATHS:
         if part_of(module) == part:
             assert others.isdisjoint({part_of(reached) for reached in reached_from(module)}), module
 
 
 @pytest.mark.parametrize("path", DEFECTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_defect_reaches_no_oracle(path: Path) -> None:
+def test_defects_import_no_oracle(path: Path) -> None:
     reached = {name for imported in own_imports_in(path) for name in reached_from(imported)}
 
     assert "oracle" not in {part_of(name) for name in reached}
@@ -246,20 +246,20 @@ def test_the_package_imports_nothing_that_does_not_ship() -> None:
         assert not any(is_within(name, top) for name in imports_of(module) for top in OWN_FOLDERS[1:]), module
 
 
-def test_the_oracle_knows_nothing_of_ranks() -> None:
+def test_oracle_imports_nothing_of_ranks() -> None:
     for module in PATHS:
         if part_of(module) == "oracle":
             imported = {name for reached in reached_from(module) for name in imports_of(reached)}
             assert not any(is_within(name, "torch.distributed") for name in imported), module
 
 
-def test_only_type_checking_imports_are_left_out() -> None:
+def test_check_of_imports_ignores_only_type_checking_imports() -> None:
     """property.py names a strategy and a claim in annotations, and imports neither."""
     assert "hypothesis" in PATHS["property"].read_text()
     assert not any(is_within(name, "hypothesis") for name in imports_of("property"))
 
 
-def test_the_plugin_is_light_until_it_is_used() -> None:
+def test_plugin_imports_no_torch_and_no_hypothesis_until_it_is_used() -> None:
     """It is loaded by every pytest of an environment that has equivtest."""
     code = "import sys, equivtest.plugin; print([name for name in ('torch', 'hypothesis') if name in sys.modules])"
     done = subprocess.run(

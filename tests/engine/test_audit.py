@@ -45,7 +45,7 @@ def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
 
 
 @pytest.mark.ranks
-def test_the_collectives_of_a_right_subject_are_seen(pool: Pool) -> None:
+def test_audit_of_a_right_subject_sees_every_collective(pool: Pool) -> None:
     found = audited(of_fetch(), pool)
 
     assert (found.problem, found.unseen, found.cases > 0) == ("", [], True)
@@ -53,7 +53,7 @@ def test_the_collectives_of_a_right_subject_are_seen(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
+def test_audit_of_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
     problem = audited(of_fetch("without_collectives"), pool).problem
 
     assert "although it called no collective: nothing shows that it is parallel" in problem
@@ -61,14 +61,14 @@ def test_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_reason_why_no_collective_is_needed_is_taken(pool: Pool) -> None:
+def test_audit_accepts_a_reason_why_no_collective_is_needed(pool: Pool) -> None:
     found = audited(replace(of_fetch("without_collectives"), without_collectives="each rank has all"), pool)
 
     assert (found.problem, found.rows) == ("", {})
 
 
 @pytest.mark.ranks
-def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
+def test_audit_shows_nothing_if_no_claim_sees_the_only_collective(pool: Pool) -> None:
     """A reason why none is needed does not change that: the program calls one."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
@@ -79,7 +79,7 @@ def test_a_collective_that_no_claim_sees_shows_nothing(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_receive_from_any_rank_is_not_seen_as_spoiled(pool: Pool) -> None:
+def test_spoiled_receive_from_any_rank_fails_no_claim(pool: Pool) -> None:
     """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
@@ -88,21 +88,21 @@ def test_receive_from_any_rank_is_not_seen_as_spoiled(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_one_collective_that_is_seen_is_enough_and_the_others_are_named(pool: Pool) -> None:
+def test_audit_passes_if_one_collective_is_seen_and_names_the_unseen_ones(pool: Pool) -> None:
     found = audited(of_fetch("with_an_idle_broadcast"), pool)
 
     assert (found.problem, [str(site) for site in found.unseen]) == ("", ["broadcast in the forward"])
 
 
 @pytest.mark.ranks
-def test_an_exception_rejects_a_collective_too(pool: Pool) -> None:
+def test_exception_counts_as_seeing_a_spoiled_collective(pool: Pool) -> None:
     found = audited(of_fetch("raises_on_another_sum"), pool)
 
     assert found.problem == "" and {name for row in found.rows.values() for name in row.by} == {"raised"}
 
 
 @pytest.mark.ranks
-def test_gradient_without_need_of_reduction_shows_nothing(pool: Pool) -> None:
+def test_audit_of_equal_gradients_on_all_ranks_shows_nothing(pool: Pool) -> None:
     """Every rank has the same batch: an average of equal gradients is what each rank had."""
     prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="whole")
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
@@ -116,7 +116,7 @@ def test_gradient_without_need_of_reduction_shows_nothing(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
+def test_thorough_audit_plants_each_fault_in_each_case(pool: Pool) -> None:
     found = audited(of_fetch(), pool, is_thorough=True)
     runs = {kind: row.runs for (_, kind), row in found.rows.items()}
 
@@ -125,7 +125,7 @@ def test_a_thorough_audit_tries_each_fault_on_each_case(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_collective_of_ddps_reducer_is_seen(pool: Pool) -> None:
+def test_audit_sees_the_collective_of_ddps_reducer(pool: Pool) -> None:
     prop = shipped()["ddp_mlp"]
 
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
@@ -140,7 +140,7 @@ def audited_fsdp2(pool: Pool, batch: str) -> Audit:
 
 
 @pytest.mark.ranks
-def test_collective_of_fsdp2_is_seen(pool: Pool) -> None:
+def test_audit_sees_the_collectives_of_fsdp2(pool: Pool) -> None:
     """With a divided batch, each rank's gradients must reach the others."""
     found = audited_fsdp2(pool, "mean of parts")
     rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
@@ -150,7 +150,7 @@ def test_collective_of_fsdp2_is_seen(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_gradients_that_fsdp2_reduces_of_one_batch_are_named(pool: Pool) -> None:
+def test_audit_names_fsdp2s_reduction_if_all_ranks_have_the_same_batch(pool: Pool) -> None:
     """Every rank has it whole, so that the mean of all is what each had; the parameters are gathered all the same."""
     found = audited_fsdp2(pool, "whole")
 
@@ -159,7 +159,7 @@ def test_gradients_that_fsdp2_reduces_of_one_batch_are_named(pool: Pool) -> None
 
 
 @pytest.mark.ranks
-def test_cases_that_fail_without_a_fault_are_not_audited(pool: Pool) -> None:
+def test_case_that_fails_without_a_fault_is_not_audited(pool: Pool) -> None:
     """Here in their values: what is red needs no audit, and no advice of one."""
     found = audited(of_fetch("wrong_everywhere"), pool)
 
@@ -221,7 +221,7 @@ def each(pool: Pool, fault: Fault) -> list[list[float]]:
         ("doubled", 2, ({3: 22}, {3: 44})),
     ],
 )
-def test_a_fault_spoils_one_collective(
+def test_planted_fault_spoils_exactly_one_collective_on_every_rank(
     pool: Pool, kind: str, index: int, changed: tuple[dict[int, float], dict[int, float]]
 ) -> None:
     """That one alone, on both ranks."""
@@ -241,7 +241,7 @@ def test_poison_is_in_every_element_of_the_result(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_world_without_faults_tells_of_no_collective(pool: Pool) -> None:
+def test_world_without_a_fault_reports_no_spoiled_collective(pool: Pool) -> None:
     bare = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2))
     watched = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=Fault())
     kinds = [call.kind for call in watched[0].answers[0].collectives or ()]
@@ -269,7 +269,7 @@ def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
 # Text of the summary.
 
 
-def test_only_sums_are_doubled_and_only_operands_of_all_ranks_are_exchanged() -> None:
+def test_only_sums_can_be_doubled_and_only_operands_of_all_ranks_exchanged() -> None:
     assert [is_possible(kind, "broadcast") for kind in FAULTS] == [False, False, True, True, False]
     assert [is_possible(kind, "all_reduce") for kind in FAULTS] == [True] * 5
 
@@ -297,7 +297,7 @@ def test_audit_spoils_one_call_of_each_size() -> None:
     assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
 
 
-def test_poison_alone_does_not_count() -> None:
+def test_rejected_nan_does_not_show_that_a_collective_is_seen() -> None:
     """That NaN is rejected shows that a result is looked at, not that it had to be another."""
     found = found_of(all_reduce=0)
     found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
@@ -335,7 +335,7 @@ def write_property(folder: Path, subject: str) -> str:
 
 
 @pytest.mark.ranks
-def test_a_property_that_could_not_be_red_ends_as_misuse(command: Command, tmp_path: Path) -> None:
+def test_property_whose_audit_shows_nothing_ends_as_misuse(command: Command, tmp_path: Path) -> None:
     mine, report = write_property(tmp_path, PROGRAMS + "without_collectives"), tmp_path / "report"
     ended = command(ROOT, "run", mine, "-n0", "--world-sizes=2", f"--report={report}")
     claims = [line for line in ended.stdout.splitlines() if line.startswith("open ")]
@@ -359,7 +359,7 @@ def test_audit_of_wrong_program_adds_no_failure(command: Command, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_run_is_red_when_only_the_audit_meets_the_failure(command: Command, tmp_path: Path) -> None:
+def test_failure_in_the_audit_only_makes_the_run_fail(command: Command, tmp_path: Path) -> None:
     ended = run_of_a_wrong_fetch(command, tmp_path, "-k", "audit")
 
     assert ended.code == 2 and "nothing is shown: " in ended.stdout

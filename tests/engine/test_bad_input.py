@@ -188,7 +188,7 @@ def test_command_accepts_good_arguments(name: str, command: Command) -> None:
 
 
 @pytest.mark.parametrize(("name", "parameter"), list(parameters()))
-def test_bad_text_is_refused_in_one_line(name: str, parameter: int | str, command: Command) -> None:
+def test_invalid_option_value_is_refused_in_one_line(name: str, parameter: int | str, command: Command) -> None:
     accepted = [text[:20] for text in BAD if command.accepts(*arguments(name, parameter, text))]
 
     assert len(accepted) < len(BAD)

@@ -63,7 +63,7 @@ def test_the_right_bits_hold(claim: Claim, number: int) -> None:
 
 
 @each_claim
-def test_without_right_bits_there_is_no_verdict(claim: Claim) -> None:
+def test_bits_without_an_expected_value_get_no_verdict(claim: Claim) -> None:
     """The oracle of a linear layer knows values alone."""
     assert judge(claim, right_replies(LINEAR), LINEAR) is None
     assert judge_replies("mine", LINEAR, right_replies(LINEAR), [claim]) == []
@@ -92,14 +92,14 @@ def test_a_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
 
 @each_claim
 @pytest.mark.parametrize("value", [1.5, float("inf"), 1e-45])
-def test_nothing_else_is_excused(claim: Claim, value: float) -> None:
+def test_only_changes_by_added_zeros_are_excused(claim: Claim, value: float) -> None:
     """Neither a number, nor an infinity, nor the smallest one, in place of -0.0 or of a NaN."""
     assert judge(claim, with_first(SPECIAL, value)).kind == "bits"
     assert judge(claim, with_first(NAN, value), NAN).kind == "bits"
 
 
 @each_claim
-def test_a_partition_has_no_excuse(claim: Claim) -> None:
+def test_changed_bits_of_a_partition_are_never_excused(claim: Claim) -> None:
     """No collective has touched it."""
     assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
 
@@ -116,7 +116,7 @@ def test_a_mismatch_shows_numbers_bits_and_both_indices() -> None:
     assert mismatch.extent == "elements with other bits: 1 on rank 1"
 
 
-def test_shapes_and_partial_layouts_are_other_claims_business() -> None:
+def test_claims_on_bits_do_not_judge_shapes_and_partial_layouts() -> None:
     """They are judged there, and no comparison of bits would mean anything."""
     replies = set_tensor(right_replies(SPECIAL), 0, "param.0", local=torch.zeros(2))
     replies = set_tensor(replies, 1, "param.0", layout=Layout((Partial("sum"),)))
@@ -124,7 +124,7 @@ def test_shapes_and_partial_layouts_are_other_claims_business() -> None:
     assert judge(is_exact_without_reduction, replies).kind == "holds"
 
 
-def test_identity_is_claimed_of_one_rank_alone() -> None:
+def test_identity_is_claimed_only_on_one_rank() -> None:
     """The claim is about no larger world."""
     one = replace(SPECIAL, world_size=1)
     kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
@@ -144,11 +144,11 @@ def again(replies: Sequence[Reply], rank: int, value: float) -> list[Reply]:
     return change_answer(replies, rank, lambda answer: replace(answer, again=changed))
 
 
-def test_equal_bits_repeat() -> None:
+def test_equal_bits_in_the_second_run_hold() -> None:
     assert judge(repeats_itself, right_replies(REPEATS), REPEATS).kind == "holds"
 
 
-def test_other_bits_the_second_time_do_not_repeat() -> None:
+def test_different_bits_in_the_second_run_fail() -> None:
     """Though both values be right, and all ranks agree the first time."""
     replies = again(right_replies(REPEATS), 1, 0.0)
     judgement = judge(repeats_itself, replies, REPEATS)
@@ -158,13 +158,13 @@ def test_other_bits_the_second_time_do_not_repeat() -> None:
     assert judge(agrees_on_all_ranks, replies, REPEATS).kind == "holds"
 
 
-def test_a_tensor_that_is_missing_the_second_time_does_not_repeat() -> None:
+def test_missing_tensor_in_the_second_run_fails() -> None:
     replies = change_answer(right_replies(REPEATS), 0, lambda answer: replace(answer, again={}))
 
     assert judge(repeats_itself, replies, REPEATS).mismatches[0].actual == "none"
 
 
-def test_another_layout_or_shape_the_second_time_does_not_repeat() -> None:
+def test_different_layout_or_shape_in_the_second_run_fails() -> None:
     placed = right_replies(REPEATS)[0].answers[0].again["param.0"]
     for other in (replace(placed, local=torch.zeros(2)), replace(placed, layout=Layout((Partial("sum"),)))):
         both = {**right_replies(REPEATS)[0].answers[0].again, "param.0": other}
@@ -172,7 +172,7 @@ def test_another_layout_or_shape_the_second_time_does_not_repeat() -> None:
         assert judge(repeats_itself, replies, REPEATS).kind == "repeat"
 
 
-def test_only_the_first_draw_of_a_case_that_repeats_is_judged() -> None:
+def test_repetition_is_judged_only_for_the_first_draw() -> None:
     """The others are not run again."""
     case = replace(REPEATS, values=(("special", 0), ("dense", 0)))
     draws = [v.draw for v in judge_replies("s", case, right_replies(case), [repeats_itself])]
@@ -225,12 +225,14 @@ def repeated(case: LinearCase, factor: float, arithmetics: Arithmetics) -> Verdi
         ("dense", 1.0, ("holds", "holds")),
     ],
 )
-def test_rounded_sum_may_repeat_in_another_declared_order(mode: str, factor: float, kinds: tuple[str, str]) -> None:
+def test_rounded_sum_may_differ_in_the_second_run_if_the_order_varies(
+    mode: str, factor: float, kinds: tuple[str, str]
+) -> None:
     case = replace(REPEATED, values=((mode, 0),))
     assert tuple(repeated(case, factor, each).kind for each in (TORCH_CPU, VARYING)) == kinds
 
 
-def test_other_bits_within_an_open_bound_are_inconclusive() -> None:
+def test_different_bits_within_a_too_wide_bound_are_inconclusive() -> None:
     """A value that cancels in bfloat16 may be off by a fifth of itself."""
     case = LinearCase(
         world_size=3, dtype="bfloat16", style="rowwise", in_features=3, repeats=True, values=(("real-cancelling", 1),)

@@ -92,7 +92,7 @@ def test_right_call_does_not_blame_the_backend(pool: Pool, subject: str, case: C
         ("broadcasts_more_than_is_awaited", "the ranks pass 1 and 2 elements to one broadcast"),
     ],
 )
-def test_ranks_that_give_unequal_shapes_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
+def test_unequal_shapes_of_operands_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
     """The collective may then raise, hang or leave wrong values."""
     fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
 
@@ -109,13 +109,13 @@ def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(poo
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
-def test_unchanged_message_is_right_by_any_way_of_exchange(pool: Pool, subject: str) -> None:
+def test_unchanged_message_is_right_for_every_way_to_send_it(pool: Pool, subject: str) -> None:
     """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
 
 
 @pytest.mark.ranks
-def test_case_declined_when_watched_has_no_fault_line(pool: Pool) -> None:
+def test_case_declined_while_watched_has_no_fault_line(pool: Pool) -> None:
     here = "tests.programs.unsupported:"
     case = ModuleCase(world_size=2, build="tests.programs.module:mlp", parallelize=f"{here}never", x_shape=(2, 3))
 
@@ -140,7 +140,7 @@ def test_first_wrong_operator_on_dtensors_is_named(pool: Pool, name: str, fault:
 
 
 @pytest.mark.ranks
-def test_right_operator_is_not_blamed_for_a_wrong_program(pool: Pool) -> None:
+def test_right_operator_in_a_wrong_program_is_not_blamed(pool: Pool) -> None:
     fault = told("module", layers.case_of("product", "unreduced"), pool)
 
     assert fault.startswith("parallelization: every call is right") and "operators on DTensors" in fault
@@ -154,12 +154,12 @@ def test_right_operator_is_not_blamed_for_a_wrong_program(pool: Pool) -> None:
         ([part([1.0], "shard(0)"), part([2.0], "shard(0)")], "rank 1 must hold a shard of shape"),
     ],
 )
-def test_operand_whose_parts_make_up_no_whole_is_not_judged(parts: list[Part], reason: str) -> None:
+def test_operator_is_not_judged_if_its_operands_parts_form_no_whole(parts: list[Part], reason: str) -> None:
     with pytest.raises(Unjudged, match=reason):
         whole_arguments(parts)
 
 
-def test_operator_has_another_meaning_in_loss_parallel() -> None:
+def test_operator_in_loss_parallel_is_not_judged() -> None:
     with loss_parallel():
         assert _has_another_meaning(torch.ops.aten._log_softmax.default)
     assert not _has_another_meaning(torch.ops.aten._log_softmax.default)
@@ -197,7 +197,7 @@ def found(kind: str, op: str, operands: Any, rank: int = 0, root: int | None = N
     return [value for each in right for value in each.value.tolist()]
 
 
-def test_right_result_of_a_collective_depends_on_its_operands_alone() -> None:
+def test_right_result_of_a_collective_follows_from_its_operands() -> None:
     operands = [items(1, -2), items(3, 4)]
     divided = [[[torch.tensor([1.0]), torch.tensor([2.0, 5.0])]], [[torch.tensor([3.0]), torch.tensor([4.0, 6.0])]]]
 
@@ -214,13 +214,13 @@ def test_integers_wrap_around_and_bits_are_combined() -> None:
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
 
 
-def test_operands_are_multiplied_first_if_no_product_rounds() -> None:
+def test_premultiplied_sum_is_judged_if_no_product_rounds() -> None:
     assert premultiplied(items(3, -1), 0.5)[0][0].tolist() == [1.5, -0.5]
     with pytest.raises(Unjudged, match=r"the right result is unknown for rounded products with 0\.1"):
         premultiplied(items(3), 0.1)
 
 
-def test_operands_that_do_not_fit_are_nobodys_right() -> None:
+def test_operands_that_do_not_fit_a_collective_raise_inconsistent() -> None:
     with pytest.raises(Inconsistent, match="the ranks pass 1, 2 elements to one all_reduce"):
         right_results("all_reduce", "sum", [items(1), items(1, 2)], 0, None)
     with pytest.raises(Unjudged, match="the right result is unknown for the reduction unknown of float32"):
@@ -260,7 +260,7 @@ def test_an_operator_without_a_bound_is_not_judged() -> None:
         right_of_operation("aten.nextafter.default", [torch.ones(2), torch.zeros(2)], {})
 
 
-def test_moved_values_keep_their_bits() -> None:
+def test_moved_values_are_judged_by_their_bits() -> None:
     right = [Right(torch.tensor([-0.0, 1.0]), is_moved=True)]
 
     assert first_wrong([torch.tensor([-0.0, 1.0])], right) == ""

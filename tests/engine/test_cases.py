@@ -88,7 +88,7 @@ NO_CODE = (
 
 
 @pytest.mark.parametrize("text", NO_CODE)
-def test_only_a_call_with_literals_is_the_code_of_a_case(text: str) -> None:
+def test_code_of_a_case_is_only_a_call_with_literals(text: str) -> None:
     with pytest.raises(Misuse, match=re.escape(f"not the code of a case: {text!r}")):
         from_code(text)
 
@@ -117,12 +117,12 @@ for text in sys.argv[1:]:
 @pytest.mark.parametrize(
     "text", ["print(world_size=1)", "Case(**{})", "LinearCase(world_size=1, **{'style': 'rowwise'})"]
 )
-def test_code_names_a_known_class_and_known_fields(text: str) -> None:
+def test_code_of_a_case_with_an_unknown_class_or_field_is_refused(text: str) -> None:
     with pytest.raises(Misuse, match=r"unknown case class|has the fields"):
         from_code(text)
 
 
-test_a_linear_case_names_what_is_not_valid = refuses(
+test_invalid_linear_case_is_refused_by_name = refuses(
     functools.partial(dataclasses.replace, LINEAR),
     ({"world_size": 0}, r"world_size must be in 1\.\.64, got 0"),
     ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
@@ -149,7 +149,7 @@ test_a_linear_case_names_what_is_not_valid = refuses(
 )
 
 
-test_a_fetch_case_names_what_is_not_valid = refuses(
+test_invalid_fetch_case_is_refused_by_name = refuses(
     functools.partial(dataclasses.replace, FETCH),
     ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
     ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),
@@ -165,7 +165,7 @@ test_a_fetch_case_names_what_is_not_valid = refuses(
 )
 
 
-def test_parameters_of_two_dtypes_are_at_least_two() -> None:
+def test_refusal_of_two_dtypes_needs_two_parameters() -> None:
     with pytest.raises(Misuse, match="misfit dtype needs at least two parameters"):
         RefusedFetchCase(world_size=1, misfit="dtype")
 
@@ -203,7 +203,7 @@ def test_a_fetch_case_answers_whole_parameters_and_partitions() -> None:
     assert not case.tensors["param.0"].is_contiguous
 
 
-def test_a_case_is_as_uneven_as_its_worst_tensor() -> None:
+def test_shard_kind_of_a_case_is_that_of_its_worst_tensor() -> None:
     def kind(in_features: int, out_features: int) -> str:
         sizes = {"in_features": in_features, "out_features": out_features}
         return LinearCase(world_size=3, style="rowwise", output_layout="shard(1)", **sizes).shard_kind
@@ -211,6 +211,6 @@ def test_a_case_is_as_uneven_as_its_worst_tensor() -> None:
     assert [kind(6, 6), kind(6, 5), kind(5, 6), kind(5, 4)] == ["even", "uneven", "uneven", "empty"]
 
 
-def test_a_bare_case_knows_no_tensors() -> None:
+def test_case_class_without_tensors_raises() -> None:
     with pytest.raises(NotImplementedError):
         Case(world_size=1)

@@ -120,17 +120,17 @@ def test_check_raises_if_nothing_is_decided() -> None:
         (["not_supported"], BrokenSetup, "this backend does not support LinearCase"),
     ],
 )
-def test_nothing_shown_is_no_pass(kinds: list[str], error: type[Exception], message: str) -> None:
+def test_check_without_a_conclusion_does_not_pass(kinds: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         require_conclusion("mine", LINEAR, [verdict_of(kind) for kind in kinds])
 
 
 @pytest.mark.parametrize("kind", ["holds", "value"])
-def test_one_conclusion_is_enough(kind: str) -> None:
+def test_check_passes_with_one_conclusive_verdict(kind: str) -> None:
     require_conclusion("mine", LINEAR, [verdict_of("inconclusive"), verdict_of(kind)])
 
 
-def test_only_the_claims_that_are_given_are_judged() -> None:
+def test_check_judges_only_the_passed_claims() -> None:
     """A wrong value does not trouble a claim about layouts."""
     pool = stub(on_all_ranks(LINEAR, "output", torch.zeros_like))
 
@@ -139,7 +139,7 @@ def test_only_the_claims_that_are_given_are_judged() -> None:
         check("mine", LINEAR, pool, [equals_unsharded])
 
 
-def test_a_refused_case_is_judged_by_refuses() -> None:
+def test_case_outside_the_contract_is_judged_by_the_claim_refuses() -> None:
     """This is the default, and the pool may keep its world."""
     pool = stub([raised(rank) for rank in range(3)])
 
@@ -147,19 +147,19 @@ def test_a_refused_case_is_judged_by_refuses() -> None:
     assert pool.kept == [True]
 
 
-def test_a_refused_case_that_is_answered_is_not_refused() -> None:
+def test_case_outside_the_contract_fails_if_ranks_answer_it() -> None:
     with pytest.raises(NotRefused):
         check("mine", REFUSED, stub([Reply(rank=rank, outcome="answered") for rank in range(3)]))
 
 
-def test_judge_gives_failures_without_raising() -> None:
+def test_judge_returns_failures_without_raising() -> None:
     """Together with the claims that hold."""
     kinds = {v.claim: v.kind for v in judge("mine", LINEAR, stub(drop_tensor(right_replies(LINEAR), 0, "grad.x")))}
 
     assert kinds["gradients_equal_unsharded"] == "shape" and kinds["equals_unsharded"] == "holds"
 
 
-def test_one_rank_that_did_not_answer_ends_the_judging() -> None:
+def test_rank_without_an_answer_gives_one_verdict() -> None:
     """One verdict, not one per draw."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = [*right_replies(case)[:2], raised(2)]

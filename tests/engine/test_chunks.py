@@ -95,7 +95,7 @@ def test_your_own_property_draws_the_same_cases_whatever_else_is_imported(tmp_pa
     assert len(alone) > 30 and alone == among_others
 
 
-def test_others_draw_their_constants_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tests_of_others_draw_constants_as_without_equivtest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They draw from the same integers, although ours were drawn without constants."""
 
     def cases(space: Space) -> SearchStrategy[Case]:
@@ -136,7 +136,7 @@ def test_hypothesis_with_moved_constants_raises(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.ranks
-def test_a_run_judges_the_cases_that_are_drawn(tmp_path: Path) -> None:
+def test_run_under_xdist_judges_the_drawn_cases(tmp_path: Path) -> None:
     """Beside modules full of constants, in a worker of xdist; this very process draws without."""
     make_up_modules(tmp_path)
     mixed = mixed_suite(tmp_path, LIFECYCLE["files"])

@@ -93,7 +93,7 @@ def test_claim_applies_only_if_there_is_something_to_judge(name: str) -> None:
         (gradients_equal_unsharded, "grad.weight", ("grad.x", "grad.bias")),
     ],
 )
-def test_a_wrong_value_fails_and_the_others_agree(claim: Claim, name: str, others: tuple[str, ...]) -> None:
+def test_wrong_value_fails_and_other_tensors_agree(claim: Claim, name: str, others: tuple[str, ...]) -> None:
     """One element on the last rank, whose shard may be the uneven one."""
     judgement = judge(claim, set_element(right_replies(LINEAR), 2, name, (0, 0), 0.5))
 
@@ -163,7 +163,7 @@ def test_a_parameter_or_gradient_of_another_layout_fails(name: str) -> None:
     assert {judge(claim, replies).kind for claim in (equals_unsharded, gradients_equal_unsharded)} == {"holds"}
 
 
-def test_the_outputs_layout_is_not_the_parameters() -> None:
+def test_layout_of_the_output_is_not_judged_by_the_claim_on_parameters() -> None:
     """keeps_layout_of_parameter leaves the output to equals_unsharded."""
     replies = set_tensor(right_replies(LINEAR), 0, "output", layout=WHOLE)
 
@@ -223,7 +223,7 @@ def test_replicas_of_another_dtype_fail() -> None:
     assert (mismatch.expected, mismatch.actual) == ("(2, 3) torch.float32 as on rank 0", "(2, 3) torch.float64")
 
 
-def test_shards_are_no_replicas() -> None:
+def test_wrong_shard_is_no_disagreement_of_replicas() -> None:
     """A wrong shard is no disagreement: no other rank holds it."""
     assert judge(agrees_on_all_ranks, set_element(right_replies(LINEAR), 0, "output", (0, 0), 0.5)).kind == "holds"
 
@@ -260,7 +260,7 @@ def test_a_changed_input_fails() -> None:
 
 
 @pytest.mark.parametrize(("name", "right"), [("param.weight", True), ("output", True), ("param.1", False)])
-def test_another_requires_grad_fails(name: str, *, right: bool) -> None:
+def test_changed_requires_grad_fails(name: str, *, right: bool) -> None:
     """If the case fixes the flag."""
     case = FETCH if name == "param.1" else LINEAR
     replies = change_answer(
@@ -274,7 +274,7 @@ def test_another_requires_grad_fails(name: str, *, right: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["grad.x", "grad.weight"])
-def test_a_gradient_may_carry_any_flag(name: str) -> None:
+def test_requires_grad_of_a_gradient_is_not_judged(name: str) -> None:
     """The case does not fix it."""
     replies = change_answer(
         right_replies(LINEAR), 0, lambda answer: replace(answer, requires_grad={**answer.requires_grad, name: True})
@@ -292,7 +292,7 @@ def test_a_flat_partition_is_judged_by_value() -> None:
     assert judgement.mismatches[0].global_index == (3, 2)
 
 
-def test_no_answer_at_all_is_judged_as_missing() -> None:
+def test_empty_answer_fails_as_missing_tensors() -> None:
     """An empty dict from every rank fails under every name, not under none."""
     replies = [
         change_answer(right_replies(LINEAR), rank, lambda answer: replace(answer, tensors={}, requires_grad={}))[rank]
@@ -302,7 +302,7 @@ def test_no_answer_at_all_is_judged_as_missing() -> None:
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output", "param.weight", "param.bias"]
 
 
-def test_a_refusal_is_not_judged_from_answers() -> None:
+def test_refusal_is_judged_from_outcomes_only() -> None:
     """It is judged from outcomes, before any answer is looked at."""
     with pytest.raises(AssertionError, match="judged from the replies' outcomes"):
         judge(refuses, right_replies(LINEAR))

@@ -50,7 +50,7 @@ def test_an_error_beyond_its_bound_fails_with_the_derivation() -> None:
 
 
 @pytest.mark.parametrize("allowed", [1e3, math.inf])
-def test_too_wide_an_allowance_concludes_nothing(allowed: float) -> None:
+def test_too_wide_bound_is_inconclusive(allowed: float) -> None:
     """The other tensors agree; the wide one does not."""
     judgement = judge(widened("output", allowed))
 
@@ -58,18 +58,18 @@ def test_too_wide_an_allowance_concludes_nothing(allowed: float) -> None:
     assert judgement.agreeing == ("param.weight", "param.bias")
 
 
-def test_the_other_claim_is_concluded() -> None:
+def test_claim_on_other_tensors_concludes_beside_a_too_wide_bound() -> None:
     assert judge(widened("output", 1e3), claim=gradients_equal_unsharded).kind == "holds"
 
 
-def test_nan_under_an_infinite_allowance_concludes_nothing() -> None:
+def test_nan_within_an_infinite_bound_is_inconclusive() -> None:
     replies = set_element(right_replies(CASE), 0, "output", (0, 0), math.nan)
 
     assert judge(widened("output", math.inf), replies).kind == "inconclusive"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e5])
-def test_error_beyond_a_wide_allowance_fails(value: float) -> None:
+def test_error_beyond_a_too_wide_bound_fails(value: float) -> None:
     replies = set_element(right_replies(CASE), 0, "output", (0, 0), value)
 
     assert judge(widened("output", 1e3), replies).kind == "value"
@@ -83,7 +83,7 @@ def test_another_tensor_that_is_wrong_fails_the_claim() -> None:
     assert (judgement.kind, [m.tensor for m in judgement.mismatches]) == ("value", ["param.weight"])
 
 
-def test_another_layout_fails_if_values_are_open() -> None:
+def test_wrong_layout_fails_although_values_are_inconclusive() -> None:
     whole = Layout((Replicate(),))
     replies = right_replies(CASE)
     for rank in range(3):
@@ -103,7 +103,7 @@ def test_every_bounded_tensor_has_a_margin() -> None:
     }
 
 
-def test_the_message_of_errors_that_lean_says_why_that_is_no_chance() -> None:
+def test_message_about_leaning_errors_states_their_probability() -> None:
     case = LinearCase(
         world_size=1,
         style="colwise",

@@ -122,7 +122,7 @@ def test_broken_replay_file_is_misuse(
     assert message in capsys.readouterr().err
 
 
-def test_ctrl_c_within_a_command_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+def test_ctrl_c_during_a_command_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     """Which typer makes an exit code of, or passes on."""
 
     def interrupt(**options: object) -> int:
@@ -170,7 +170,9 @@ def test_run_without_properties_is_misuse(
     assert "equivtest: nothing was selected: no property lies under these paths" in capsys.readouterr().err
 
 
-def test_configuration_of_the_caller_plays_no_part(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytest_configuration_of_the_caller_is_ignored(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_suite(pytester, "a")
     pytester.makeini("[pytest]\naddopts = --no-such-option\npython_files = nothing.py")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")

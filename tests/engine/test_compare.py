@@ -76,7 +76,7 @@ def test_one_failing_claim_leaves_the_others_judged() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
-def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> None:
+def test_run_without_answers_gives_one_verdict(outcome: Outcome) -> None:
     """It has the outcome's kind, under the first claim: no other was judged."""
     [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
@@ -84,7 +84,7 @@ def test_a_run_that_ended_badly_gives_one_verdict_alone(outcome: Outcome) -> Non
     assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
 
 
-def test_not_supported_on_one_rank_is_no_proof() -> None:
+def test_case_not_supported_on_one_rank_has_no_verdict_that_holds() -> None:
     """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
@@ -137,13 +137,13 @@ def test_exception_without_words_is_named() -> None:
     assert verdict.detail.startswith("rank 1 of 3 raised ValueError: ")
 
 
-def test_misuse_on_a_rank_is_misuse_here() -> None:
+def test_misuse_on_a_rank_is_raised_in_the_parent() -> None:
     """A subject that breaks its contract with the harness is no finding."""
     with pytest.raises(Misuse, match=r"^mine: no such name"):
         judge(with_reply(Reply(rank=1, outcome="misused", error_type="Misuse", error_text="no such name")))
 
 
-def test_misuse_of_a_refused_case_is_misuse_too() -> None:
+def test_misuse_in_a_case_that_must_be_refused_is_no_refusal() -> None:
     """It is not taken for the refusal."""
     with pytest.raises(Misuse, match="no such name"):
         judge(
@@ -152,14 +152,14 @@ def test_misuse_of_a_refused_case_is_misuse_too() -> None:
         )
 
 
-def test_refused_alike_on_every_rank_holds() -> None:
+def test_same_type_of_error_on_every_rank_is_a_refusal() -> None:
     """One type of error; its words may name the rank."""
     verdict = refusals(raised(1, text="rank 1 has 3"))
 
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches, verdict.detail) == ("holds", "refuses", (), "")
 
 
-def test_a_rank_that_answers_has_not_refused() -> None:
+def test_rank_that_answers_breaks_the_claim_refuses() -> None:
     """It is named, beside what the others raised."""
     verdict = refusals(Reply(rank=1, outcome="answered"))
     [mismatch] = verdict.judgement.mismatches
@@ -169,7 +169,7 @@ def test_a_rank_that_answers_has_not_refused() -> None:
     assert "rank 1 answered" in verdict.detail
 
 
-def test_another_type_of_error_is_not_refused_alike() -> None:
+def test_different_type_of_error_on_one_rank_breaks_the_claim_refuses() -> None:
     """A rank that fails for another reason has not understood."""
     verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
 
@@ -188,7 +188,7 @@ def test_refusal_missing_on_every_rank_fails() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
-def test_a_rank_that_does_not_come_back_has_not_refused(outcome: Outcome) -> None:
+def test_lost_or_hanging_rank_breaks_the_claim_refuses(outcome: Outcome) -> None:
     """The run's own kind counts."""
     verdict = refusals(*(Reply(rank=rank, outcome=outcome, error_text="why", detail="why") for rank in range(3)))
 
@@ -230,13 +230,13 @@ def test_claims_are_judged_in_the_order_given() -> None:
         ("repeats_itself", {"repeats": False}),
     ],
 )
-def test_claim_without_anything_to_judge_has_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
+def test_claim_that_applies_to_nothing_has_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
     """A verdict that could not have failed would count as a proof."""
     case = replace(LINEAR, **where_it_is_silent)
 
     assert compare("mine", case, 0, [expect(case, 0)], right_replies(case), [equals_unsharded, CLAIMS[claim]])[1:] == []
 
 
-def test_a_refused_case_is_judged_by_refuses_alone() -> None:
+def test_case_outside_the_contract_is_judged_only_by_the_claim_refuses() -> None:
     """Unless the caller passes other claims."""
     assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

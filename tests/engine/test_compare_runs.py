@@ -42,7 +42,7 @@ CLAIM = "rowwise_linear: equals_unsharded"
 FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for number in (0, 1))
 
 
-def test_fault_of_the_backend_is_worse_though_every_claim_holds(tmp_path: Path) -> None:
+def test_new_fault_of_the_backend_counts_as_worse(tmp_path: Path) -> None:
     faulty = structs.replace(HOLDS, faults=(BackendFault("all_reduce", "all_reduce of float32 adds nothing"),))
     found = compared(tmp_path, HOLDS, faulty, failed=1)
 
@@ -73,7 +73,7 @@ def test_change_of_an_outcome_has_its_category(
     assert found.failed_on == failed_on
 
 
-def test_fewer_judged_verdicts_are_red(tmp_path: Path) -> None:
+def test_fewer_judged_verdicts_fail_the_comparison(tmp_path: Path) -> None:
     found = compared(tmp_path, HOLDS, searched(record(0)))
 
     assert categories(found)["no longer judged"] == f"{CLAIM}: 2 verdicts -> 1 verdicts"
@@ -81,20 +81,20 @@ def test_fewer_judged_verdicts_are_red(tmp_path: Path) -> None:
     assert (found.old.verdicts, found.new.verdicts) == (2, 1)
 
 
-def test_fewer_judged_verdicts_are_red_though_another_is_newly_judged(tmp_path: Path) -> None:
+def test_fewer_judged_verdicts_fail_the_comparison_despite_newly_judged_ones(tmp_path: Path) -> None:
     old = searched(record(0), record(1), record(2, "inconclusive"))
 
     assert compared(tmp_path, old, searched(record(2))).failed_on == ("no longer judged",)
 
 
-def test_lost_pair_of_values_is_red_and_named(tmp_path: Path) -> None:
+def test_uncovered_pair_of_values_fails_the_comparison_and_is_named(tmp_path: Path) -> None:
     found = compared(tmp_path, searched(record(0), pairs=PAIRS), searched(record(0), pairs=PAIRS[:1]))
 
     line = "rowwise_linear: 2 pairs of values covered -> 1 (1): bias=False, dtype=float32"
     assert categories(found) == {"no longer judged": line} and found.failed_on
 
 
-def test_lost_property_is_red(tmp_path: Path) -> None:
+def test_missing_property_fails_the_comparison(tmp_path: Path) -> None:
     other = searched(record(0), name="scale")
     old = read_run(write_run(tmp_path / "old", HOLDS, other))
     found = compare(old, read_run(write_run(tmp_path / "new", HOLDS)))
@@ -110,7 +110,7 @@ def test_new_claim_that_fails_is_worse(tmp_path: Path) -> None:
     assert compare(read_run(write_run(tmp_path / "old", HOLDS)), new).failed_on == ("worse",)
 
 
-def test_slower_property_is_listed_and_no_failure(tmp_path: Path) -> None:
+def test_slower_property_is_listed_without_failing_the_comparison(tmp_path: Path) -> None:
     found = compared(tmp_path, searched(record(busy_s=4.0)), searched(record(busy_s=10.0)))
 
     assert categories(found) == {"slower": "rowwise_linear: 4.0 s -> 10.0 s, 2.5 times as long (1)"}
@@ -122,13 +122,13 @@ def test_small_difference_of_time_is_not_listed(tmp_path: Path, old_s: float, ne
     assert not compared(tmp_path, searched(record(busy_s=old_s)), searched(record(busy_s=new_s))).changes
 
 
-def test_other_margins_are_different_draws_alone(tmp_path: Path) -> None:
+def test_changed_margins_count_only_as_different(tmp_path: Path) -> None:
     found = compared(tmp_path, HOLDS, searched(record(0), record(1, margins={"equals_unsharded": 0.5})))
 
     assert categories(found) == {"different": f"rowwise_linear: margins: as recorded -> others (1): {SECOND}"}
 
 
-def test_facts_that_differ_come_first(tmp_path: Path) -> None:
+def test_differing_environment_is_printed_first(tmp_path: Path) -> None:
     found = compared(tmp_path, HOLDS, HOLDS, torch="2.12.0", seconds=99.0)
 
     assert found.environments == {"torch": ("2.13.0", "2.12.0")}
@@ -172,7 +172,7 @@ def test_folder_without_a_report_raises_misuse(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_file_that_is_no_log_raises_misuse(tmp_path: Path) -> None:
+def test_file_that_is_not_a_log_raises_misuse(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<html>")
 
     with pytest.raises(Misuse, match=r"has no readable log: Not a gzipped file"):

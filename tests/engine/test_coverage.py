@@ -29,7 +29,7 @@ def test_pair_counts_once_as_judged_before_known_and_open() -> None:
     assert found.text == "1 pairs of values covered, 1 infeasible"
 
 
-def test_pairs_of_known_and_open_cases_are_counted_apart() -> None:
+def test_pairs_of_known_and_of_open_cases_are_counted_separately() -> None:
     found = covered(coverage(known={"a": "1", "b": "1"}), coverage(open={"a": "2", "b": "1"}))
 
     assert found.text == "0 pairs of values covered, 1 known to fail, 1 open, 1 infeasible"
@@ -41,7 +41,7 @@ def test_same_pair_counts_in_each_array() -> None:
     assert covered(coverage("w2", judged=values), coverage("w3", judged=values)).text.startswith("2 pairs")
 
 
-def test_matrix_has_covered_pairs_of_all_that_cases_have() -> None:
+def test_coverage_table_counts_covered_of_feasible_pairs() -> None:
     found = covered(coverage(judged={"a": "1", "b": "1", "c": "1"}, open={"a": "2", "b": "1", "c": "1"}))
 
     assert found.matrix() == [("a", []), ("b", ["1/2"]), ("c", ["1/2", "1"])]

@@ -66,7 +66,7 @@ def test_array_has_every_pair_that_some_case_can_have() -> None:
     assert len(array.rows) < 14
 
 
-def test_rows_have_the_combinations_that_the_array_counts() -> None:
+def test_rows_of_an_array_have_every_counted_combination() -> None:
     array = array_of_letters(2)
     cases = [row.case for row in array.rows]
 
@@ -148,7 +148,7 @@ def test_chunks_of_all_world_sizes_share_one_array() -> None:
     assert {row.case for row in array.rows} <= set(drawn)
 
 
-def test_conformance_has_every_three_of_the_dangerous_axes() -> None:
+def test_conformance_covers_triples_of_the_dangerous_axes() -> None:
     """Each kind of size of the vocabulary, with each layout of the output, with and without a gradient."""
     array = covering_array_of(colwise(), replace(GATE, world_size=4, mixes_worlds=False))
     assert array is not None
@@ -177,5 +177,5 @@ def test_shrinking_begins_with_the_failing_case(place: int) -> None:
     assert seen[0] == case
 
 
-def test_case_beside_the_array_is_not_replayed() -> None:
+def test_case_outside_of_the_array_is_not_replayed() -> None:
     assert replay_of(colwise(), GATE, EmbeddingCase(world_size=2, style="colwise", leading=(99,))) is None

@@ -152,7 +152,7 @@ def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
 
 
 @pytest.mark.parametrize(("path", "most"), [(README, 600), (ROOT / "ARCHITECTURE.md", 1500)])
-def test_pages_that_everybody_reads_stay_short(path: Path, most: int) -> None:
+def test_readme_and_architecture_stay_below_their_limits(path: Path, most: int) -> None:
     assert len(path.read_text("utf-8").split()) <= most
 
 
@@ -216,7 +216,7 @@ def test_each_concept_has_a_module_with_its_names() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_every_command_is_understood(command: str) -> None:
+def test_every_documented_command_parses(command: str) -> None:
     program, *args = shlex.split(command, comments=True)
     if program == "equivtest":
         subcommands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -279,7 +279,7 @@ def test_cases_print_the_documented_output(folder: Path, command: Command) -> No
         assert outcome.code == code and outcome.shows(block), outcome.text
 
 
-def test_a_captured_job_is_judged_as_shown(
+def test_captured_job_prints_the_documented_verdict(
     folder: Path, command: Command, alone: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one rank; the second time its last layer gives more than it should."""
@@ -318,7 +318,7 @@ def test_incomplete_fetch_prints_the_documented_words(folder: Path, command: Com
 
 
 @pytest.mark.ranks
-def test_the_readers_module_is_green(folder: Path) -> None:
+def test_example_module_of_the_documents_is_green(folder: Path) -> None:
     """In its own process."""
     ended = subprocess.run(
         [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_block.py"],
@@ -359,7 +359,9 @@ def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Comma
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("name", "code"), [("mine", 0), ("reversed", 1)])
-def test_backend_of_the_tutorial_ends_as_shown(folder: Path, command: Command, name: str, code: int) -> None:
+def test_backend_of_the_tutorial_prints_the_documented_output(
+    folder: Path, command: Command, name: str, code: int
+) -> None:
     """On one and two ranks, without the cases that must be refused."""
     args = ["run", *CHEAP, *SMOKE, "--world-sizes=1,2", "-k", "not refuses", "--subjects=zero3_fetch_all_gather"]
     outcome = in_process(folder, command, *args, f"--backend={name}", "--import=mypackage.backends")

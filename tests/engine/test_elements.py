@@ -52,13 +52,13 @@ def spoil(answers: dict[int, Placed], rank: int, index: tuple[int, ...], value: 
     [WHOLE, ROWS, COLUMNS, *(Layout((Partial(op),)) for op in ("sum", "max", "min"))],
     ids=str,
 )
-def test_the_oracles_own_shards_agree(layout: Layout, world_size: int) -> None:
+def test_shards_of_the_expected_tensor_have_no_error(layout: Layout, world_size: int) -> None:
     """Even, uneven and empty shards, whole tensors and operands: no error, margin 0."""
     assert judge(placed(layout, world_size)) == (None, 0.0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_padding_has_no_right_value(world_size: int) -> None:
+def test_padding_is_not_judged(world_size: int) -> None:
     """NaN in the padding of a flat partition is no error."""
     assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
 
@@ -103,7 +103,7 @@ def test_a_partition_of_a_scalar_has_the_empty_global_index() -> None:
     assert (mismatch.local_index, mismatch.global_index, mismatch.global_shape) == ((0,), (), ())
 
 
-def test_a_missing_operand_shows() -> None:
+def test_missing_operand_of_a_partial_sum_is_an_error() -> None:
     """Under partial(sum) an operand counted twice doubles the value, and the extent says it is reduced."""
     answers = placed(Layout((Partial("sum"),)), 2)
     mismatch = found({**answers, 1: answers[0]})
@@ -112,7 +112,7 @@ def test_a_missing_operand_shows() -> None:
     assert mismatch.extent == "15 of 15 elements of all ranks' operands, reduced"
 
 
-def test_without_an_allowance_the_margin_is_infinite() -> None:
+def test_error_without_an_allowance_has_infinite_margin() -> None:
     """Equality leaves no room."""
     assert judge(spoil(placed(ROWS, 2), 0, (0, 0), 1.5))[1] == math.inf
 
@@ -199,7 +199,7 @@ def test_special_values_equal_themselves(value: float) -> None:
 
 
 @pytest.mark.parametrize(("expected", "actual"), [(NAN, 1.0), (math.inf, 1.0), (math.inf, -math.inf)])
-def test_special_values_equal_nothing_else(expected: float, actual: float) -> None:
+def test_number_in_place_of_nan_or_infinity_is_wrong(expected: float, actual: float) -> None:
     """A number is wrong where NaN or an infinity is expected."""
     special = VALUE.clone()
     special[0, 0] = expected
@@ -234,7 +234,7 @@ def test_extent_counts_and_locates_wrong_elements(world_size: int, ranks: list[i
 
 
 @pytest.mark.parametrize("layout", [Layout((Shard(2),)), Layout((Replicate(), Replicate())), Layout((Flat(4),))])
-def test_a_layout_that_cannot_be_is_a_shape_mismatch(layout: Layout) -> None:
+def test_impossible_layout_is_a_shape_mismatch(layout: Layout) -> None:
     """No such dim, a placement too many, a partition too small: named with the reason."""
     mismatch = shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,))
 
@@ -257,7 +257,7 @@ def test_a_shard_order_of_other_axes_is_a_shape_mismatch() -> None:
         ({"layout": WHOLE}, "local (5, 3) float32", "local (3, 3) float32"),
     ],
 )
-def test_another_shape_or_dtype_is_found(change: dict[str, object], expected: str, actual: str) -> None:
+def test_wrong_shape_or_dtype_is_a_mismatch(change: dict[str, object], expected: str, actual: str) -> None:
     """Local shape under the layout that is reported, dtype, and the global shape if it is stated."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch("w", EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
@@ -296,7 +296,7 @@ def test_missing_gradient_is_named_as_missing(name: str) -> None:
         ("output", {"local": VALUE[:2].float()}, ""),
     ],
 )
-def test_another_shape_or_dtype_comes_with_the_way_out(name: str, change: dict[str, object], way_out: str) -> None:
+def test_mismatch_of_shape_or_dtype_names_the_way_out(name: str, change: dict[str, object], way_out: str) -> None:
     """If it is a rank's part of a tensor that should be whole, and if only the dtype differs."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch(name, EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
@@ -366,7 +366,7 @@ def test_factor_of_rounded_values_is_named_if_their_bounds_make_it_certain(
     assert pattern_of([wrong]) == (f"actual / expected = {factor} at every wrong element" if factor else "")
 
 
-def test_only_wrong_elements_make_the_pattern() -> None:
+def test_right_elements_do_not_hide_a_pattern() -> None:
     """Right ones do not hide it."""
     assert found(spoil(placed(ROWS, 2), 1, (0, 0), 0.0)).pattern == "zero at every wrong element"
 

@@ -72,7 +72,7 @@ def test_every_cell_gets_its_draws(prop: Property, world_size: int) -> None:
     assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
 
 
-def test_a_dtype_in_which_no_case_can_be_judged_has_no_cell() -> None:
+def test_dtype_without_a_judgeable_case_has_no_cell() -> None:
     """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
     prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: dict.fromkeys(space.dtypes[:1], ""))
 
@@ -129,7 +129,7 @@ def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
     assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
 
 
-def test_a_claim_that_is_judged_on_marked_cases_marks_those_that_it_lacks() -> None:
+def test_filling_marks_as_many_cases_as_a_claim_lacks() -> None:
     """As few as it needs; none is drawn marked, and cases without documented collectives stay unmarked."""
     prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
     cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
@@ -147,7 +147,7 @@ def unmarked(space: Space) -> SearchStrategy[Case]:
     return redistribute_cases(space).map(lambda case: replace(case, records=False))
 
 
-def test_a_mark_with_which_a_claim_is_known_to_fail_is_not_made() -> None:
+def test_case_is_not_marked_if_its_claim_is_then_known_to_fail() -> None:
     """The case then says what it can say without."""
 
     def is_judged(case: Case, claim: str) -> bool:
@@ -159,7 +159,7 @@ def test_a_mark_with_which_a_claim_is_known_to_fail_is_not_made() -> None:
     assert len(cases) > 12 and not any(case.records for case in cases)
 
 
-def test_cells_that_cannot_be_had_end_the_filling_within_the_budget() -> None:
+def test_filling_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
     asked: list[Case] = []
 
     def is_never(case: Case, claim: str) -> bool:
@@ -209,13 +209,13 @@ def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds:
     assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
 
 
-def test_a_cell_with_an_inconclusive_verdict_gets_the_conclusions_that_are_wanted() -> None:
+def test_cell_with_an_inconclusive_verdict_is_filled_up() -> None:
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), verdicts_of({"holds": 20, "inconclusive": 1}))
 
     assert list(found.values()) == [10]
 
 
-def test_verdicts_of_other_cells_do_not_make_up_for_it() -> None:
+def test_verdicts_of_one_cell_do_not_fill_another() -> None:
     """For another dtype, or for other shards."""
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 

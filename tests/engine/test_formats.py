@@ -45,7 +45,7 @@ def test_annotation_names_file_line_subject_and_claim_escaped(tmp_path: Path) ->
     )
 
 
-def test_annotation_has_the_path_below_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotation_names_the_path_relative_to_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     run = run_of(tmp_path, failing(), rootdir=str(tmp_path / "package"))
 
@@ -78,7 +78,7 @@ def test_summary_stays_below_the_limit_of_github(tmp_path: Path) -> None:
     assert text.endswith("The rest is in report.html.\n")
 
 
-def test_message_cannot_leave_its_fence(tmp_path: Path) -> None:
+def test_message_with_backticks_stays_in_its_code_block(tmp_path: Path) -> None:
     text = as_markdown(run_of(tmp_path, failing(message="```````\n# a heading")))
 
     assert text.count("```````") == 2
@@ -182,7 +182,7 @@ def test_unknown_form_raises_misuse(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_published_schema_is_that_of_the_type(name: str) -> None:
+def test_published_schema_equals_the_schema_of_its_type(name: str) -> None:
     assert path_of(name).read_text() == text_of(name), "run python -m studies.schemas --write"
 
 

@@ -68,7 +68,7 @@ def test_function_of_an_installed_package_is_named_by_its_module() -> None:
     assert name_of(nn.Identity, "build") == "torch.nn.modules.linear:Identity"
 
 
-def test_name_is_its_own_name() -> None:
+def test_name_of_a_function_maps_to_itself() -> None:
     assert name_of("mypackage.models:block", "build") == "mypackage.models:block"
 
 
@@ -123,7 +123,7 @@ def typed_in() -> object:
         (functools.wraps(write)(lambda: nn.Identity()), "build 'write' is not what "),
     ],
 )
-def test_function_that_no_rank_finds_is_refused_in_one_line(function: object, said: str) -> None:
+def test_function_that_ranks_cannot_import_is_refused_in_one_line(function: object, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         name_of(function, "build")
 
@@ -140,7 +140,7 @@ def test_function_that_no_rank_finds_is_refused_in_one_line(function: object, sa
         ("test_models.py:block(width=[)", "must be plain values, written as in (8, bias=False)"),
     ],
 )
-def test_wrong_name_is_answered_with_the_way_out(models: ModuleType, name: str, said: str) -> None:
+def test_unknown_name_is_refused_with_the_way_out(models: ModuleType, name: str, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         load_named(name, "build")
 

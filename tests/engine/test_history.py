@@ -50,7 +50,7 @@ def test_the_first_draw_is_run_again_after_all_others_in_the_same_processes(pool
 
 
 @pytest.mark.ranks
-def test_renewing_leaves_other_worlds_be(pool: Pool) -> None:
+def test_renewing_a_world_keeps_worlds_of_other_sizes(pool: Pool) -> None:
     """And a world that was never started needs no renewing."""
     one = replace(CASE, world_size=1, values=(("dense", 0),))
     [before] = calls(pool, one)
@@ -86,7 +86,7 @@ def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings
     return search(prop, chunk, pool, KnownFailures(), directory, only=only)  # type: ignore[arg-type]
 
 
-def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
+def test_failure_that_needs_earlier_cases_has_a_history(tmp_path: Path) -> None:
     """The message has the number of visits before it in its world, and the first of them."""
     pool = Remembering()
     [failure] = run(pool, tmp_path).failures
@@ -96,7 +96,7 @@ def test_a_failure_that_needs_a_past_says_so(tmp_path: Path) -> None:
     assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
 
 
-def test_a_failure_that_needs_none_has_no_history(tmp_path: Path) -> None:
+def test_failure_that_also_occurs_alone_has_no_history(tmp_path: Path) -> None:
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path).failures
 
@@ -115,7 +115,7 @@ def test_failure_with_misuse_in_new_ranks_has_no_history(tmp_path: Path) -> None
     assert "history" not in failure.message and pool.renewed == [1]
 
 
-def test_the_one_failure_of_interest_is_not_run_again(tmp_path: Path) -> None:
+def test_failure_found_for_an_audit_is_not_run_again(tmp_path: Path) -> None:
     """An audit asks for its case, not for what ran before."""
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
@@ -137,7 +137,7 @@ BREAKS = ["raised", "lost", "timed_out"]
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
-def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str) -> None:
+def test_rank_that_also_breaks_alone_has_no_history(tmp_path: Path, outcome: str) -> None:
     """It is run once more, as any failure; which of its ranks breaks how may differ."""
     outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
     pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_a_run_that_breaks_alone_too_has_no_history(tmp_path: Path, outcome: str
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
-def test_a_run_that_breaks_only_after_others_says_so(tmp_path: Path, outcome: str) -> None:
+def test_rank_that_breaks_only_after_earlier_cases_has_a_history(tmp_path: Path, outcome: str) -> None:
     """The state that other visits left in the processes is the first suspect."""
     visits = iter(range(1000))
     pool = StubPool(

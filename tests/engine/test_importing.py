@@ -97,7 +97,7 @@ def test_failed_import_within_a_module_is_named_as_its_fault(here: Path) -> None
     )
 
 
-def test_a_submodule_is_no_name_until_it_is_written_as_a_module(here: Path) -> None:
+def test_submodule_in_place_of_a_name_is_refused_with_the_right_form(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/encoder.py").write_text("")
 

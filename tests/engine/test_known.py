@@ -74,7 +74,7 @@ OTHER = LinearCase(
 )
 
 
-def test_a_predicate_is_the_one_beside_the_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicate_comes_from_the_module_of_the_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Helpers of a module of predicates, and what it imports, are no predicates."""
     outer, inner = DataParallelCase(world_size=2, style="ddp"), TwoAxisCase(world_size=4, style="hsdp", mesh=(4, 1))
 
@@ -103,13 +103,13 @@ def test_a_predicate_is_the_one_beside_the_nearest_class(monkeypatch: pytest.Mon
         "['world_size', '>', {field = 'in_features'}]",
     ],
 )
-def test_condition_tells_cases_apart(tmp_path: Path, condition: str) -> None:
+def test_condition_matches_only_cases_that_meet_it(tmp_path: Path, condition: str) -> None:
     known = load(tmp_path, where=f"[{condition}]", case=f'"{CASE!r}"')
 
     assert (find(known, CASE), find(known, OTHER)) == (True, False)
 
 
-def test_contains_looks_into_a_tuple(tmp_path: Path) -> None:
+def test_operator_contains_searches_a_tuple(tmp_path: Path) -> None:
     known = load(tmp_path, where="[['requires_grad', 'contains', 'bias']]", case=f'"{OTHER!r}"')
 
     assert (find(known, CASE), find(known, OTHER)) == (False, True)
@@ -137,7 +137,7 @@ def test_condition_on_a_field_of_another_class_does_not_hold(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
-def test_entry_about_the_run_keeps_its_cases_from_running(tmp_path: Path, kind: str) -> None:
+def test_entry_about_a_whole_run_excludes_its_cases(tmp_path: Path, kind: str) -> None:
     assert load(tmp_path, kind=f"'{kind}'").forbids_run("rowwise_linear", CASE) is not None
 
 
@@ -145,7 +145,7 @@ def test_entry_about_the_run_concerns_every_claim(tmp_path: Path) -> None:
     assert find(load(tmp_path, kind="'raised'"), claim="equals_unsharded")
 
 
-def test_entry_about_a_claim_lets_its_cases_run(tmp_path: Path) -> None:
+def test_entry_about_one_claim_does_not_exclude_its_cases(tmp_path: Path) -> None:
     assert load(tmp_path).forbids_run("rowwise_linear", CASE) is None
 
 
@@ -172,7 +172,7 @@ def test_entries_are_numbered_by_subject(tmp_path: Path) -> None:
     assert ids == [f"known_failures::{name}" for name in ("rowwise_linear::1", "mine:linear::1", "rowwise_linear::2")]
 
 
-def test_a_list_of_ones_own_is_added_to_the_shipped_one(tmp_path: Path) -> None:
+def test_users_list_is_added_to_the_shipped_list(tmp_path: Path) -> None:
     """Its entries are counted behind all that come with the package, and must fail on every backend."""
     load(tmp_path)
     settings = parse({"known_failures": f"shipped,{tmp_path / 'known.toml'}", "backend": "theirs"})
@@ -185,12 +185,12 @@ def test_a_list_of_ones_own_is_added_to_the_shipped_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "lists"), [("none", ()), (None, ("shipped",)), ("shipped", ("shipped",))])
-def test_without_files_there_is_the_shipped_list_or_none(text: str | None, lists: tuple[str, ...]) -> None:
+def test_known_failures_are_the_shipped_list_or_none_without_files(text: str | None, lists: tuple[str, ...]) -> None:
     assert parse({"known_failures": text}).known_failures == lists
 
 
 @pytest.mark.parametrize("text", ["no.toml", "none,shipped", "shipped,no.toml"])
-def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists(text: str) -> None:
+def test_missing_list_is_refused_with_the_names_of_the_shipped_lists(text: str) -> None:
     with pytest.raises(Misuse, match=r"--known-failures: no such file: n.* \('shipped' stands .*; 'none', alone"):
         parse({"known_failures": text})
 
@@ -222,13 +222,15 @@ def test_a_file_that_is_not_there_is_refused_with_the_names_that_stand_for_lists
         ({"versions": "{'' = '>=2'}"}, "entry 1: versions: the name of a package must not be empty"),
     ],
 )
-def test_mistakes_name_the_entry_and_the_field(tmp_path: Path, fields: dict[str, str | None], message: str) -> None:
+def test_mistake_in_an_entry_is_refused_with_entry_and_field(
+    tmp_path: Path, fields: dict[str, str | None], message: str
+) -> None:
     with pytest.raises(Misuse, match=message):
         load(tmp_path, **fields)
 
 
 @pytest.mark.parametrize("text", ["known_failure = 3", "[[known_failures]]", "not toml"])
-def test_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_with_other_tables_than_entries_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "known.toml"
     path.write_text(text)
 

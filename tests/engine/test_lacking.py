@@ -25,7 +25,7 @@ reason = "the sum comes back"
 
 
 @pytest.mark.parametrize(("installed", "expected"), [("2.8.0+cu128", True), ("2.13.0+cpu", False), ("2.15.0", False)])
-def test_a_strategy_that_an_old_release_has_not_is_missing_and_a_failure_in_a_newer_one(
+def test_missing_strategy_is_unsupported_in_an_old_release_and_a_failure_in_a_new_one(
     installed: str, *, expected: bool
 ) -> None:
     error = NotImplementedError("Operator aten.foo.default does not have a sharding strategy registered.")

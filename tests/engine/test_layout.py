@@ -89,7 +89,7 @@ def test_shard_bounds_refuses_arguments_out_of_range(length: int, num_shards: in
 
 
 @pytest.mark.parametrize("mesh_shape", [(1,), (3,), (2, 3), (2, 1, 3)])
-def test_coordinates_number_the_mesh_row_by_row(mesh_shape: tuple[int, ...]) -> None:
+def test_ranks_are_numbered_row_by_row_in_the_mesh(mesh_shape: tuple[int, ...]) -> None:
     expected = list(itertools.product(*map(range, mesh_shape)))
 
     assert [coordinate_of(rank, mesh_shape) for rank in ranks_of(mesh_shape)] == expected
@@ -165,30 +165,30 @@ def test_a_flat_partition_ends_in_padding() -> None:
 
 
 @pytest.mark.parametrize("padded_to", [3, 5])
-def test_padding_is_enough_and_divides(padded_to: int) -> None:
+def test_padding_that_is_too_small_or_does_not_divide_is_refused(padded_to: int) -> None:
     with pytest.raises(ValueError, match=f"multiple of 2 and at least 4, got {padded_to}"):
         check_layout((2, 2), Layout((Flat(padded_to),)), (2,))
 
 
 @pytest.mark.parametrize("other", [Flat(4), Shard(0)])
-def test_flat_stands_beside_no_other_division(other: Flat | Shard) -> None:
+def test_flat_placement_beside_a_shard_is_refused(other: Flat | Shard) -> None:
     with pytest.raises(ValueError, match="Flat goes with Replicate and Partial only"):
         flat_axis(Layout((Flat(4), other)))
 
 
-def test_flat_is_found_on_any_axis() -> None:
+def test_flat_placement_is_found_on_any_axis() -> None:
     assert flat_axis(Layout((Replicate(), Flat(4)))) == 1
     assert flat_axis(Layout((Replicate(), Partial("sum")))) is None
 
 
 @pytest.mark.parametrize("layout", [Layout(()), Layout((Replicate(), Replicate()))])
-def test_a_layout_has_one_placement_per_axis(layout: Layout) -> None:
+def test_layout_with_a_wrong_number_of_placements_is_refused(layout: Layout) -> None:
     with pytest.raises(ValueError, match="one placement per mesh axis"):
         local_box((4,), layout, (2,), 0)
 
 
 @pytest.mark.parametrize("dim", [-1, 2])
-def test_a_sharded_dim_exists(dim: int) -> None:
+def test_placement_on_a_missing_dim_is_refused(dim: int) -> None:
     with pytest.raises(ValueError, match="names no dim"):
         local_box((4, 4), Layout((Shard(dim),)), (2,), 0)
 
@@ -243,7 +243,7 @@ def test_a_layout_is_written_with_its_order() -> None:
         ((5,), (2,), 0, None),
     ],
 )
-def test_a_shape_tells_along_which_dim_the_whole_is_divided(
+def test_divided_dim_follows_from_local_and_global_shape(
     local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int, dim: int | None
 ) -> None:
     assert divided_dim((5, 4), local, mesh_shape, rank) == dim

@@ -68,7 +68,7 @@ def test_time_outs_are_shrunk_in_proportion_and_slow_ones_confirmed_with_all_the
     assert pool.watched_s == max(tries_s)
 
 
-def test_a_smaller_case_that_was_only_slow_is_not_the_failure(tmp_path: Path) -> None:
+def test_smaller_case_that_was_only_slow_is_not_reported(tmp_path: Path) -> None:
     """It had a part of the time; what was found first had all of it."""
     pool = StubPool()
 
@@ -97,14 +97,14 @@ def test_a_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit_s", [0, -1.0, 300.5, math.inf, math.nan, True, "60", pytest.param(10**400, id="huge")])
-def test_a_limit_is_seconds_that_the_backend_waits_longer_than(limit_s: Any) -> None:
+def test_limit_above_half_of_the_backends_time_out_is_refused(limit_s: Any) -> None:
     with pytest.raises(Misuse, match=r"limit_s must be seconds, above 0 and at most 300, got .*time-out of 600 s"):
         module_property("a:b", "a:c", [(2, 3)], limit_s=limit_s)
     assert module_property("a:b", "a:c", [(2, 3)], limit_s=300).limit_s == 300
 
 
 @pytest.mark.parametrize("limit_s", [math.nan, 1e9])
-def test_a_single_case_is_given_no_other_limit(limit_s: float) -> None:
+def test_limit_of_a_single_case_is_checked_before_ranks_start(limit_s: float) -> None:
     """No rank is ever asked, who would be waited for."""
     case = FetchCase(world_size=2, parameters=((1,),))
     with pytest.raises(Misuse, match="limit_s must be seconds"):
@@ -113,7 +113,7 @@ def test_a_single_case_is_given_no_other_limit(limit_s: float) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("limit_s", "kinds"), [(SLOW_S / 4, {"timed_out"}), (20 * SLOW_S, {"holds"})])
-def test_ranks_have_the_time_that_the_property_gives_them(
+def test_ranks_run_with_the_limit_of_the_property(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, kinds: set[str]
 ) -> None:
     monkeypatch.setattr(limits, "BROKEN_RUNS", 1)
@@ -133,9 +133,7 @@ def test_probing_visit_has_the_propertys_limit(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_spoiled_visit_may_take_several_times_as_long_as_the_others(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spoiled_case_has_a_longer_limit_than_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a slow program would time out with each fault, and no claim see any."""
     monkeypatch.setattr(limits, "AUDIT_CASE_S", SLOW_S / 4)
     monkeypatch.setattr(limits, "AUDIT_CASES", 1)

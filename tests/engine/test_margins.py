@@ -27,15 +27,15 @@ def test_zeros_and_failures_are_in_no_bin() -> None:
     assert (found.bins, found.zeros, found.beyond, found.largest) == ({}, 1, 1, 3.0)
 
 
-def test_the_mean_leaves_failures_out() -> None:
+def test_mean_margin_ignores_failures() -> None:
     assert margins(0.25, 0.75, 1e300).mean == 0.5
 
 
-def test_nothing_counted_has_mean_zero() -> None:
+def test_mean_margin_of_no_draws_is_zero() -> None:
     assert Margins().mean == 0.0
 
 
-def test_tables_of_several_properties_add_up() -> None:
+def test_margin_tables_of_several_properties_are_added() -> None:
     key = ("output", "float32")
     table = merged([{key: margins(0.5)}, {key: margins(0.1, 0.9)}])
 

@@ -50,7 +50,7 @@ def test_the_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
     assert rows(verdict)["where"] == "rank 1 of 2, local (3,), global (3, 2) of (5, 3), flat(16)"
 
 
-def test_both_values_are_given_in_full() -> None:
+def test_message_shows_expected_and_actual_value_in_full() -> None:
     """Expected first, each with its source."""
     assert rows(WRONG)["expected"] == f"{VALUE:.9e}   one process, exact"
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
@@ -120,7 +120,7 @@ def test_message_has_a_pattern_if_there_is_one() -> None:
     assert "pattern" not in rows(WRONG)
 
 
-def test_the_claim_and_the_values_are_named() -> None:
+def test_message_names_claim_mode_seed_and_draw() -> None:
     """Which claim failed, in which draw."""
     case = replace(LINEAR, values=(("dense", 3), ("wide-x", 7)))
     verdict = replace(failure(on_all_ranks(case, "output", torch.zeros_like), case), draw=1)
@@ -133,7 +133,7 @@ def test_the_case_is_code_that_reads_back() -> None:
     assert from_code(rows(WRONG)["case"]) == LINEAR
 
 
-def test_the_last_line_shows_it_again() -> None:
+def test_last_line_has_the_command_that_replays_the_failure() -> None:
     """If a replay file was written, and only then."""
     assert write_message(WRONG, replay="a/b.json").splitlines()[-1] == "  again     equivtest replay a/b.json"
     assert "again" not in rows(WRONG)
@@ -191,7 +191,7 @@ def test_a_run_that_raised_shows_the_first_cause() -> None:
     ]
 
 
-def test_a_case_that_was_not_run_is_given_no_more_time() -> None:
+def test_message_of_a_case_that_did_not_run_suggests_no_longer_limit() -> None:
     """A collective that hung in its probe hung within another limit than a visit's."""
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]

@@ -60,18 +60,18 @@ def wrapped(*args: Any) -> dict[str, Any]:
     "function",
     [of_anything, of_a_protocol, of_arguments, Callable_(), functools.partial(of_anything), dict, print, max],
 )
-def test_a_subject_that_does_not_say_takes_every_case(function: Callable[..., Any]) -> None:
+def test_subject_without_an_annotation_accepts_every_case(function: Callable[..., Any]) -> None:
     require_fit(cast(Subject, function), FETCH)
 
 
 @pytest.mark.parametrize("function", [of_linears, of_named_linears, wrapped, functools.partial(of_linears)])
-def test_a_subject_that_names_a_class_of_cases_takes_no_other(function: Callable[..., Any]) -> None:
+def test_subject_with_an_annotated_case_class_refuses_other_cases(function: Callable[..., Any]) -> None:
     require_fit(cast(Subject, function), LinearCase(world_size=1, style="colwise"))
     with pytest.raises(Misuse, match="the subject takes a LinearCase, got a FetchCase"):
         require_fit(cast(Subject, function), FETCH)
 
 
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if not name.startswith(("deepspeed", "zero3_fetch"))])
-def test_every_shipped_subject_says_which_cases_it_takes(name: str) -> None:
+def test_every_shipped_subject_annotates_its_case_class(name: str) -> None:
     with pytest.raises(Misuse, match="got a FetchCase"):
         require_fit(resolve(name), FETCH)

@@ -28,7 +28,7 @@ def test_a_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
     assert found.isdisjoint({"training.two_axes.collectives", "linear.values", "training.zero3.subject"})
 
 
-def test_every_subject_of_a_shipped_property_is_one_of_a_family() -> None:
+def test_every_subject_of_a_shipped_property_belongs_to_a_family() -> None:
     used = {prop.subject for prop in shipped().values() if ":" not in prop.subject}
 
     assert used == SUBJECTS.keys()
@@ -64,13 +64,13 @@ print(*(name for name in sys.modules if ".families." in name))
     assert f"{FAMILIES}.{wanted}" in loaded and f"{FAMILIES}.{unwanted}" not in loaded
 
 
-def test_the_names_of_subjects_cost_no_torch() -> None:
+def test_names_of_subjects_are_listed_without_importing_torch() -> None:
     program = "import sys, equivtest.cases.names; print({'torch', 'hypothesis'} & sys.modules.keys())"
 
     assert printed_by(program) == "set()"
 
 
-def test_a_defect_costs_a_rank_no_verdicts_and_no_hypothesis() -> None:
+def test_rank_that_runs_a_defect_imports_no_verdicts_and_no_hypothesis() -> None:
     program = """
 import sys
 from equivtest.cases.names import resolve

@@ -36,7 +36,7 @@ W3 = ("--world-sizes", "3")
 UNKNOWN = "--known-failures=none"  # for a separate process, in which the shipped ones would import torch
 
 
-def test_run_without_properties_shows_nothing_of_us(pytester: pytest.Pytester) -> None:
+def test_run_without_properties_prints_nothing_of_equivtest(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
 
     result = run_suite(pytester)
@@ -106,7 +106,7 @@ def test_every_claim_is_a_separate_test(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_claims_end_alike_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a", "b_wrong")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -153,7 +153,7 @@ def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["test_fake.py::b::equals_unsharded SKIPPED*"])
 
 
-def test_run_without_a_conclusive_verdict_is_no_success(pytester: pytest.Pytester) -> None:
+def test_run_without_a_conclusive_verdict_does_not_pass(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_inconclusive")
 
     result = run_suite(pytester)
@@ -193,7 +193,7 @@ def test_allowed_refusal_is_not_red(pytester: pytest.Pytester, profile: str, all
     assert run_suite(pytester, *args).ret == code
 
 
-def test_all_that_is_allowed_to_be_lacking_shows_nothing(pytester: pytest.Pytester) -> None:
+def test_run_in_which_only_allowed_refusals_occur_shows_nothing(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_not_supported")
 
     result = run_suite(pytester, "--allow-unsupported=all")
@@ -219,7 +219,7 @@ def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
         )
 
 
-def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> None:
+def test_run_of_properties_whose_package_is_missing_does_not_pass(pytester: pytest.Pytester) -> None:
     """Unless other tests of the session have said something."""
     make_suite(pytester, "a")
     pytester.makepyfile(
@@ -233,7 +233,7 @@ def test_a_run_of_absent_properties_is_no_success(pytester: pytest.Pytester) -> 
 
 
 @pytest.mark.parametrize(("options", "code"), [(("--profile=gate",), 0), (("--profile=soak", "--max-time=1"), 2)])
-def test_an_incomplete_property_is_left_out_of_runs_of_many_cases_in_words(
+def test_incomplete_property_is_left_out_of_a_gate_with_a_reason(
     pytester: pytest.Pytester, options: tuple[str, ...], code: int
 ) -> None:
     make_suite(pytester, "a")
@@ -339,7 +339,7 @@ def test_broken_setup_ends_the_session(pytester: pytest.Pytester, workers: str) 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(("other", "code"), [("b", 2), ("b_wrong", 1)])
-def test_a_mistake_in_one_property_fails_its_items_alone(
+def test_misuse_in_one_property_fails_only_its_items(
     pytester: pytest.Pytester, other: str, code: int, workers: str
 ) -> None:
     """In one line; the exit code is misuse's unless a claim fails."""
@@ -417,7 +417,7 @@ def test_subjects_choose_properties(pytester: pytest.Pytester) -> None:
     assert [line for line in log_of(pytester) if "search" in line] == ["search b w3 gate"]
 
 
-def test_another_implementation_is_judged_under_a_property(pytester: pytest.Pytester) -> None:
+def test_subjects_option_judges_another_implementation_of_a_property(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--subjects=a=os.path:join", "-v", *W3)
@@ -466,7 +466,7 @@ def test_header_says_how_long_the_shipped_properties_take(pytester: pytest.Pytes
     ])  # fmt: skip
 
 
-def test_header_of_other_properties_has_no_duration(pytester: pytest.Pytester) -> None:
+def test_header_of_a_users_properties_has_no_duration(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     assert "equivtest duration" not in run_suite(pytester, "--known-failures=none", *W3).stdout.str()
@@ -524,7 +524,7 @@ def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pyt
     assert seeds == [f"{seed[1]}-{count}" for count in range(len(seeds))]
 
 
-def test_items_behind_the_budget_are_left_out(pytester: pytest.Pytester) -> None:
+def test_items_after_the_end_of_the_budget_are_left_out(pytester: pytest.Pytester) -> None:
     """Audits and known failures come behind the searches."""
     make_suite(pytester, "a_slow")
 
@@ -554,7 +554,7 @@ def test_report_has_every_file(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n2",)])
-def test_log_gives_the_report_again(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+def test_report_can_be_rebuilt_from_its_log(pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
     make_suite(pytester, "a", "a_wrong")
     run_suite(pytester, "--report=out", *workers)
     out = pytester.path / "out"
@@ -566,7 +566,7 @@ def test_log_gives_the_report_again(pytester: pytest.Pytester, workers: tuple[st
     assert {name: (out / name).read_text() for name in written} == written
 
 
-def test_junitxml_of_the_user_wins(pytester: pytest.Pytester) -> None:
+def test_users_junitxml_option_is_kept(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, "--report=out", "--junitxml=mine.xml", *W3)
@@ -585,7 +585,7 @@ def test_unwritable_report_is_refused_before_anything_runs(pytester: pytest.Pyte
     result.stderr.fnmatch_lines(["ERROR: equivtest: --report: cannot replace *summary.txt: Is a directory; remove it"])
 
 
-def test_report_that_cannot_be_written_in_the_end_is_no_success(pytester: pytest.Pytester) -> None:
+def test_run_whose_report_cannot_be_written_at_the_end_does_not_pass(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     pytester.makepyfile(
         test_disk="""
@@ -603,7 +603,7 @@ def test_report_that_cannot_be_written_in_the_end_is_no_success(pytester: pytest
     result.stdout.fnmatch_lines(["equivtest: cannot write *summary.txt: Is a directory"])
 
 
-def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
+def test_session_opens_and_closes_one_pool(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
 
     run_suite(pytester)
@@ -611,7 +611,7 @@ def test_one_pool_is_opened_and_closed(pytester: pytest.Pytester) -> None:
     assert [line for line in log_of(pytester) if "pool o" in line or "pool c" in line] == ["pool opened", "pool closed"]
 
 
-def test_pool_serves_one_file_after_the_other(pytester: pytest.Pytester) -> None:
+def test_each_test_file_gets_new_ranks(pytester: pytest.Pytester) -> None:
     """Changes by one file's programs in their ranks do not reach the next file's programs."""
     make_suite(pytester, "a")
     (pytester.path / "test_other.py").write_text((pytester.path / "test_fake.py").read_text())
@@ -636,7 +636,7 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 @pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["", "nohup"])
-def test_killed_controller_takes_its_workers_along(prefix: list[str], pytester: pytest.Pytester) -> None:
+def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.Pytester) -> None:
     """Also where nohup has them all ignore SIGHUP."""
     make_suite(pytester, "a_hangs")
     command = [*prefix, sys.executable, "-m", "pytest", *plugin_args(), "-n1", UNKNOWN, *W3]
@@ -690,7 +690,7 @@ reason = "torch does it so"
     ],
     ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
 )
-def test_a_known_failure_ends_as_its_smallest_case_does(
+def test_test_of_a_known_failure_has_the_outcome_of_its_smallest_case(
     pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
 ) -> None:
     make_suite(pytester, "a")
@@ -813,7 +813,7 @@ def test_auto_workers_leave_cores_for_ranks(
     assert plugin.pytest_xdist_auto_num_workers(config) == workers
 
 
-def test_auto_workers_are_xdists_business_without_our_options(pytester: pytest.Pytester) -> None:
+def test_auto_workers_are_chosen_by_xdist_without_equivtests_options(pytester: pytest.Pytester) -> None:
     assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
 
 

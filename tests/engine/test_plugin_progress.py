@@ -69,7 +69,7 @@ def on_terminal(pytester: pytest.Pytester, args: list[str], environment: dict[st
     return b"".join(shown).decode(errors="replace")
 
 
-def test_line_of_progress_counts_the_rest() -> None:
+def test_progress_line_counts_running_properties_beyond_the_first() -> None:
     state = progress.State(planned={"t::a[w1-0]", "t::a[w3-0]", "t::b[audit]", "t::test_other"}, started_s=0.0)
     state.ended, state.running, state.failed = {"t::a[w1-0]", "t::a[w3-0]"}, {"t::b[audit]": None}, {"t::a"}
 

@@ -63,7 +63,7 @@ def test_killed_run_resumes_to_the_same_report(pytester: pytest.Pytester, worker
     assert written(pytester.path / "out") == written(pytester.path / "whole")
 
 
-def test_torn_line_of_a_killed_run_is_judged_again(pytester: pytest.Pytester) -> None:
+def test_case_with_a_torn_log_line_is_judged_again(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")
     log = pytester.path / "out" / LOG
@@ -139,7 +139,7 @@ def test_subject_that_ranks_alone_import_is_refused_if_it_changed(
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *lib_of_mine.py changed: run without --resume"])
 
 
-def test_other_python_path_is_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_with_another_python_path_is_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")
     monkeypatch.setenv("PYTHONPATH", "other")
@@ -150,7 +150,7 @@ def test_other_python_path_is_refused(pytester: pytest.Pytester, monkeypatch: py
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with python_path *, this run has other: *"])
 
 
-def test_same_tests_in_another_folder_are_refused(pytester: pytest.Pytester) -> None:
+def test_resume_of_the_same_tests_in_another_folder_is_refused(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")
     other = pytester.mkdir("other")
@@ -163,7 +163,7 @@ def test_same_tests_in_another_folder_are_refused(pytester: pytest.Pytester) -> 
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with rootdir *"])
 
 
-def test_edited_list_of_known_failures_is_refused(pytester: pytest.Pytester) -> None:
+def test_resume_after_an_edited_list_of_known_failures_is_refused(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     known = pytester.path / "mine.toml"
     known.write_text("# first")

@@ -20,7 +20,7 @@ def run_command(pytester: pytest.Pytester, *args: str) -> list[str]:
     return [line.removesuffix(" gate") for line in log_of(pytester) if line.startswith("search")]
 
 
-def test_command_runs_again_what_failed(pytester: pytest.Pytester) -> None:
+def test_lf_and_ff_run_failed_searches_again(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "a_wrong")
     everything = run_command(pytester)
 
@@ -32,12 +32,12 @@ def test_command_runs_again_what_failed(pytester: pytest.Pytester) -> None:
     assert "a_wrong[w3-0]" in {case.get("name") for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase")}
 
 
-def test_last_failed_needs_files_of_yours() -> None:
+def test_lf_and_ff_need_paths_of_test_files() -> None:
     with pytest.raises(Misuse, match=r"--lf and --ff need the paths of your own test files"):
         run_properties({}, [], "0", None, ["--lf"])
 
 
-def test_dash_k_selects_properties_that_make_a_claim(pytester: pytest.Pytester) -> None:
+def test_dash_k_selects_properties_by_their_claims(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
 
     assert run_command(pytester, "-k", "b and agrees_on_all_ranks") == ["search b w2", "search b w3"]

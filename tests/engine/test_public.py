@@ -21,12 +21,12 @@ check ids mask module_property positions program real targets
 ROOT = Path(__file__).parents[2]
 
 
-def test_public_names_are_these() -> None:
+def test_all_lists_the_public_names() -> None:
     assert sorted(equivtest.__all__) == sorted(PUBLIC.split())
 
 
 @pytest.mark.parametrize("name", PUBLIC.split())
-def test_public_name_is_found_and_described(name: str) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     found = getattr(equivtest, name)
 
     assert name == "__version__" or found.__doc__

@@ -38,17 +38,17 @@ def rewrite(file: Path, **fields: Any) -> Path:
     return file
 
 
-def test_a_file_is_named_after_its_failure(file: Path) -> None:
+def test_replay_file_is_named_after_its_failure(file: Path) -> None:
     """Subject, claim and kind, in a folder made for it."""
     assert file.name.startswith("package.module.mine-equals_unsharded-value-") and file.suffix == ".json"
 
 
-def test_the_same_failure_has_the_same_file(file: Path) -> None:
+def test_same_failure_has_the_same_replay_file(file: Path) -> None:
     """Another run overwrites it."""
     assert write_replay(VERDICT, Backend(), file.parent) == file
 
 
-def test_another_failure_has_another_file(file: Path) -> None:
+def test_different_failures_have_different_replay_files(file: Path) -> None:
     """With another claim, kind or case."""
     others = [
         judge_replies("package.module:mine", LINEAR, drop_tensor(right_replies(LINEAR), 0, name))[index]
@@ -58,7 +58,7 @@ def test_another_failure_has_another_file(file: Path) -> None:
     assert len({file, *(write_replay(other, Backend(), file.parent) for other in others)}) == 3
 
 
-def test_a_file_says_all_that_is_needed(file: Path) -> None:
+def test_replay_file_has_subject_case_message_and_releases(file: Path) -> None:
     """The subject and case to run, the message for a person and the releases that failed."""
     data = read_replay(file)
 
@@ -67,14 +67,14 @@ def test_a_file_says_all_that_is_needed(file: Path) -> None:
     assert data["message"] == write_message(VERDICT) and data["versions"]["torch"] == str(torch.__version__)
 
 
-def test_the_backend_is_kept(tmp_path: Path) -> None:
+def test_replay_file_keeps_the_backend(tmp_path: Path) -> None:
     """With its device, imports and start."""
     backend = Backend("fake", "cpu", ("json",), "spawn")
 
     assert backend_of(read_replay(write_replay(VERDICT, backend, tmp_path))) == backend
 
 
-def test_a_failure_is_shown_again(file: Path) -> None:
+def test_replay_shows_the_failure_again(file: Path) -> None:
     """With the present message and the command."""
     fails, message = again(file, WRONG)
 
@@ -89,19 +89,19 @@ def test_replay_reports_a_failure_that_no_longer_fails(file: Path) -> None:
     )
 
 
-def test_another_claim_that_fails_is_not_shown(file: Path) -> None:
+def test_replay_ignores_other_failing_claims(file: Path) -> None:
     """The file is about one claim."""
     assert not again(file, drop_tensor(right_replies(LINEAR), 0, "grad.x"))[0]
 
 
-def test_a_run_that_ends_badly_is_a_failure_still(file: Path) -> None:
+def test_replay_counts_a_raising_or_lost_rank_as_a_failure(file: Path) -> None:
     """The claim cannot hold there."""
     fails, message = again(file, [raised(0), *right_replies(LINEAR)[1:]])
 
     assert fails and message.startswith("RankRaised")
 
 
-def test_the_written_case_is_the_one_that_runs(file: Path) -> None:
+def test_replay_runs_the_written_case(file: Path) -> None:
     """To the last field."""
     pool = StubPool()
     replay(read_replay(file), cast(Pool, pool))
@@ -116,14 +116,14 @@ def test_the_written_case_is_the_one_that_runs(file: Path) -> None:
         ({"claim": "is_fine"}, "has the unknown claim 'is_fine'"),
     ],
 )
-def test_a_file_of_another_version_is_refused(file: Path, fields: dict[str, Any], message: str) -> None:
+def test_replay_file_of_another_version_is_refused(file: Path, fields: dict[str, Any], message: str) -> None:
     """With the way out."""
     with pytest.raises(Misuse, match=message):
         read_replay(rewrite(file, **fields))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b'{"schema": 1}'])
-def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_broken_replay_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """It is named."""
     path = tmp_path / "broken.json"
     path.write_bytes(content)
@@ -132,19 +132,19 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
         read_replay(path)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_replay_file_is_refused(tmp_path: Path) -> None:
     """With the system's reason."""
     with pytest.raises(Misuse, match="cannot be read: No such file or directory"):
         read_replay(tmp_path / "none.json")
 
 
-def test_a_broken_backend_is_refused(file: Path) -> None:
+def test_replay_file_with_a_broken_backend_is_refused(file: Path) -> None:
     """Before anything is started on it."""
     with pytest.raises(Misuse, match="backend is broken"):
         backend_of(read_replay(rewrite(file, backend={"name": 3})))
 
 
-def test_a_broken_case_is_refused(file: Path) -> None:
+def test_replay_file_with_a_broken_case_is_refused(file: Path) -> None:
     """Before any rank hears of it."""
     pool = StubPool()
 

@@ -133,7 +133,7 @@ def test_summary_tells_a_factor_that_a_program_takes_out() -> None:
 
 
 @pytest.mark.parametrize(("holding", "others"), [(3, 3), (4, 1)])
-def test_a_claim_that_is_open_in_half_its_verdicts_is_none(holding: int, others: int) -> None:
+def test_claim_with_half_of_its_verdicts_open_is_no_hole(holding: int, others: int) -> None:
     assert cells_of("inconclusive", "real", holding, others).holes(["float32"]) == []
 
 
@@ -199,7 +199,7 @@ def test_report_of_each_claim_counts_its_verdicts(counted: Tally, outcome: str, 
     assert (result.outcome, result.text) == (outcome, text)
 
 
-def test_failing_claim_leaves_the_other_alone() -> None:
+def test_failing_claim_does_not_change_the_report_of_another() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
 
 
@@ -224,7 +224,7 @@ def test_shard_kind_with_only_known_failures_needs_no_conclusion() -> None:
     assert tally(*records, conclusive_shards=("even", "uneven")).holes(["float32"]) == []
 
 
-def test_a_claim_that_judges_some_visits_only_leaves_no_hole() -> None:
+def test_claim_judged_on_some_cases_only_leaves_no_hole() -> None:
     """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
     kinds = {"equals_unsharded": "holds"}
     counted = tally(*(record(shard_kind=kind, verdicts=kinds) for kind in ("even", "uneven", "empty")))
@@ -240,7 +240,7 @@ def test_one_rank_has_even_shards_only() -> None:
     assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
-def test_refusals_need_no_kind_of_shard() -> None:
+def test_cell_of_refused_cases_has_no_kind_of_shard() -> None:
     assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
 
@@ -254,7 +254,7 @@ def test_written_case_is_shown_as_code() -> None:
     assert case_code(record().case) == "LinearCase(world_size=3, leading=(2, 1))"
 
 
-def test_summary_of_nothing_is_empty() -> None:
+def test_summary_without_properties_is_empty() -> None:
     assert summarize([], seconds=1.0) == []
 
 
@@ -359,7 +359,7 @@ def test_page_escapes_its_texts() -> None:
     assert page.count("&lt;script&gt;") == 4
 
 
-def test_page_needs_nothing_else() -> None:
+def test_page_loads_no_other_files() -> None:
     page = as_html(ENVIRONMENT, [tally(record())], [])
 
     assert not any(text in page for text in ("http://", "https://", "src=", "@import", "url("))
@@ -453,7 +453,7 @@ def test_plan_keeps_every_search_small() -> None:
         assert all(part.num_cases <= profile.chunk for part in plan(profile, (1, 2, 3, 4), weight=7))
 
 
-def test_plan_loses_no_case() -> None:
+def test_plan_contains_every_case_once() -> None:
     weight = random.Random(0).randrange(1, 9)
 
     parts = plan(PROFILES["conformance"], (2,), weight)

@@ -102,7 +102,7 @@ def test_session_without_a_run_does_not_change_the_folder(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_run_that_is_interrupted_says_so_first(
+def test_report_of_an_interrupted_run_says_so_first(
     pytester: pytest.Pytester, out: Path, number: signal.Signals, word: str, workers: int
 ) -> None:
     """Before its first search has ended, too: nothing of an earlier report is left."""
@@ -119,7 +119,7 @@ def test_a_run_that_is_interrupted_says_so_first(
     assert (out / "verdicts.jsonl").read_text() == "" and not (out / REPLAY).exists()
 
 
-def test_a_run_that_is_killed_leaves_the_word_that_it_began(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_killed_run_says_when_it_began(pytester: pytest.Pytester, out: Path) -> None:
     """With its process and time."""
     with hanging(pytester, 0) as process:
         process.kill()
@@ -143,7 +143,7 @@ def test_a_run_that_is_interrupted_before_it_collects_says_so_first(pytester: py
     assert first_words(out) == [told, told]
 
 
-def test_a_run_that_no_item_can_survive_says_why_first(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_broken_set_up_begins_with_the_reason(pytester: pytest.Pytester, out: Path) -> None:
     make_suite(pytester, "b_broken")
 
     run_suite(pytester, *ARGS, subprocess=True)
@@ -186,7 +186,7 @@ def test_a_folder_takes_one_run_at_a_time(pytester: pytest.Pytester, out: Path) 
     assert run_suite(pytester, *ARGS).ret == 0 and environment_of(out)["complete"]
 
 
-def test_a_folder_is_had_again_once_it_was_left(tmp_path: Path) -> None:
+def test_report_folder_can_be_used_again_after_its_run(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
     with pytest.raises(Misuse, match=rf"another run writes to {tmp_path}: wait for its end"):
         ReportFolder(tmp_path)

@@ -143,7 +143,7 @@ def test_search_of_a_right_subject_has_no_failure(tmp_path: Path) -> None:
     assert not (tmp_path / "failures").exists()
 
 
-def test_two_failures_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+def test_two_failures_are_shrunk_separately(tmp_path: Path) -> None:
     """Neither one's smallest case shows the other."""
     findings = run(stub(wrong_second_value, touches_three), tmp_path, chunk=replace(CHUNK, world_size=1))
 
@@ -184,7 +184,7 @@ def test_failure_in_another_place_is_the_backends(tmp_path: Path) -> None:
     ("text", "alike"),
     [("ValueError: on cpu:0", True), ("ValueError: on two", False), ("RuntimeError: on cpu:0", False)],
 )
-def test_exceptions_are_alike_except_for_devices(text: str, alike: bool) -> None:  # noqa: FBT001
+def test_exceptions_that_differ_only_in_devices_count_as_alike(text: str, alike: bool) -> None:  # noqa: FBT001
     def ended(detail: str) -> Verdict:
         return Verdict(
             claim="",
@@ -198,7 +198,7 @@ def test_exceptions_are_alike_except_for_devices(text: str, alike: bool) -> None
 
 
 @pytest.mark.parametrize("kind", ["lost", "timed_out"])
-def test_run_that_ends_without_an_exception_is_never_alike(kind: str) -> None:
+def test_time_out_or_death_is_never_a_failure_of_torch(kind: str) -> None:
     """A busy machine is enough for gloo to time out too."""
     ended = Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement(kind))
 
@@ -326,7 +326,7 @@ def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_search_ends_at_a_case_that_is_enough(tmp_path: Path) -> None:
+def test_search_for_a_sufficient_case_ends_at_the_first_one(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -341,7 +341,7 @@ def test_search_ends_at_a_case_that_is_enough(tmp_path: Path) -> None:
     assert {case.world_size for case in pool.seen} == {2}
 
 
-def test_a_world_in_which_nothing_is_enough_is_left_for_smaller_ones(tmp_path: Path) -> None:
+def test_search_for_a_sufficient_case_tries_smaller_worlds(tmp_path: Path) -> None:
     wanted = ("does_not_touch_its_inputs", "touched")
     pool = cast(Pool, stub(touches_three))
     found = search(
@@ -374,7 +374,7 @@ def test_a_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> No
     assert Path(failure.replay).parent == tmp_path
 
 
-def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> None:
+def test_failure_of_an_example_only_is_reported_without_shrinking(tmp_path: Path) -> None:
     """The strategy does not draw it, so it cannot be shrunk."""
     odd = FetchCase(world_size=2, parameters=((77,),))
     pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
@@ -387,7 +387,7 @@ def test_a_failure_of_an_example_alone_is_reported_as_it_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("neighbour", [touches_three, missing_third], ids=["another claim", "another kind"])
-def test_a_known_failure_is_set_apart_from_its_neighbour(tmp_path: Path, neighbour: Change) -> None:
+def test_known_failure_does_not_hide_another_failure(tmp_path: Path, neighbour: Change) -> None:
     """It is recorded as known with its reason; what fails beside it is found all the same."""
     known = KnownFailures((entry("equals_unsharded", "value"), entry("agrees_on_all_ranks", "replica")))
     findings = run(stub(wrong_second_value, neighbour), tmp_path, known=known)
@@ -399,7 +399,7 @@ def test_a_known_failure_is_set_apart_from_its_neighbour(tmp_path: Path, neighbo
     assert records and all(record.known["equals_unsharded"] == "known since then" for record in records)
 
 
-def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None:
+def test_two_entries_about_one_claim_both_apply(tmp_path: Path) -> None:
     """The second entry is found though the first covers the case too."""
     known = KnownFailures(
         (
@@ -414,7 +414,7 @@ def test_entries_of_two_kinds_about_one_claim_both_count(tmp_path: Path) -> None
     assert findings.records and not findings.misuse and findings.failures == []
 
 
-def test_a_known_failure_of_some_cases_leaves_the_others(tmp_path: Path) -> None:
+def test_shrinking_avoids_cases_that_are_known_to_fail(tmp_path: Path) -> None:
     """Shrinking does not end in a case that is known to fail."""
     where = Condition("world_size", "==", 1)
     known = KnownFailures((entry("does_not_touch_its_inputs", "touched", where),))
@@ -424,7 +424,7 @@ def test_a_known_failure_of_some_cases_leaves_the_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
-def test_a_barred_case_is_not_run(tmp_path: Path, kind: str) -> None:
+def test_case_that_a_known_failure_excludes_does_not_run(tmp_path: Path, kind: str) -> None:
     """Neither in the search nor while shrinking; its record says why."""
     known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
     pool = stub(touches_three)
@@ -524,7 +524,7 @@ def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) ->
     assert isinstance(smallest, ModuleCase) and (smallest.arguments.x_shape, smallest.world_size) == ((7, 2), 2)
 
 
-def test_failure_of_one_world_size_is_shrunk_there(tmp_path: Path) -> None:
+def test_failure_on_one_world_size_only_is_shrunk_on_that_size(tmp_path: Path) -> None:
     """After every smaller world of several ranks was tried, with fewer cases."""
     pool = stub(touches_three, from_world=3)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
@@ -555,7 +555,7 @@ def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monke
     assert from_code(failure.case) == pool.seen[-1] and pool.seen[-1] in pool.seen[:-1]
 
 
-def test_a_case_is_not_run_again(tmp_path: Path) -> None:
+def test_case_runs_once_during_search_and_shrinking(tmp_path: Path) -> None:
     """Failures are shrunk from what all have seen; at the end each runs once more in new ranks."""
     pool = stub(wrong_second_value, touches_three)
     failures = run(pool, tmp_path).failures
@@ -622,7 +622,7 @@ def test_search_within_a_budget_runs_examples_last(tmp_path: Path) -> None:
     assert pool.seen[-1] == example and found.cut == 0
 
 
-def test_rows_of_an_array_cover_nothing_before_they_ran(tmp_path: Path) -> None:
+def test_array_row_counts_as_covered_only_after_it_ran(tmp_path: Path) -> None:
     chunk, pool = replace(CHUNK, strength=1), cast(Pool, StubPool(right_replies))
     cut, whole = (search(claimed(), chunk, pool, NOTHING, tmp_path, until_s=until_s) for until_s in (0.0, 1e12))
     assert cut.coverage is not None and whole.coverage is not None
@@ -634,7 +634,7 @@ def test_rows_of_an_array_cover_nothing_before_they_ran(tmp_path: Path) -> None:
 # Records.
 
 
-def test_a_record_tells_the_case_and_its_place(tmp_path: Path) -> None:
+def test_record_of_a_draw_has_case_place_kinds_and_margins(tmp_path: Path) -> None:
     """One per draw, plain data, with every claim's kind and margin."""
     pool = StubPool(right_replies)
     findings = search(claimed(), replace(CHUNK, num_cases=3), cast(Pool, pool), NOTHING, tmp_path)
@@ -727,7 +727,7 @@ def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool,
 
 
 @pytest.mark.ranks
-def test_a_right_subject_passes_the_same_search(pool: Pool, tmp_path: Path) -> None:
+def test_search_finds_no_failure_of_a_right_subject(pool: Pool, tmp_path: Path) -> None:
     """No failure is made up."""
     chunk = replace(CHUNK, num_cases=5)
     findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)

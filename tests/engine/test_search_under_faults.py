@@ -55,7 +55,7 @@ def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
 @pytest.mark.parametrize(
     ("outcome", "cost_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.GRACE_S), ("lost", limits.CASE_S)]
 )
-def test_no_try_begins_past_the_budget(
+def test_shrinking_begins_no_case_after_its_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, cost_s: float
 ) -> None:
     """A begun try is awaited: a failure takes at most the budget and one try."""
@@ -107,7 +107,7 @@ def counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool,
 
 
 @pytest.mark.ranks
-def test_a_death_costs_one_world_and_shrinks_to_the_smallest(
+def test_death_of_a_rank_is_shrunk_with_one_world_per_death(
     counted: tuple[Pool, list[int], list[list[Reply]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A world starts for each size and after each death, and two more for the runs that explain the failure."""

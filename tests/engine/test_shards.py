@@ -65,7 +65,7 @@ def test_shards_have_every_property_once_at_about_equal_cost(num_shards: int) ->
     assert max(loads) <= 1.1 * sum(loads) / num_shards or max(loads) == max(SECONDS.values())
 
 
-def test_measured_durations_are_of_shipped_properties() -> None:
+def test_measured_durations_exist_for_shipped_properties_only() -> None:
     assert SECONDS.keys() <= shipped().keys()
 
 
@@ -99,7 +99,7 @@ def test_merged_shards_equal_one_run(pytester: pytest.Pytester) -> None:
         assert len((merged / name).read_text().splitlines()) == len((whole / name).read_text().splitlines())
 
 
-def test_other_tests_are_in_the_first_shard(pytester: pytest.Pytester) -> None:
+def test_tests_that_are_not_properties_run_in_the_first_shard(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     pytester.makepyfile(test_other="def test_it(): pass")
 
@@ -109,7 +109,7 @@ def test_other_tests_are_in_the_first_shard(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("-n1",)])
-def test_empty_shard_is_one_line(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+def test_empty_shard_is_refused_in_one_line(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--shard=2/2", *options)
@@ -172,7 +172,7 @@ def test_whole_run_among_the_shards_raises_misuse(tmp_path: Path) -> None:
         merge([whole], tmp_path / "merged", COMMAND)
 
 
-def test_shard_as_the_merged_report_raises_misuse_and_stays(tmp_path: Path) -> None:
+def test_merging_into_a_shards_folder_raises_misuse_and_keeps_the_shard(tmp_path: Path) -> None:
     paths = shards(tmp_path)
 
     with pytest.raises(Misuse, match="first is one of the shards: name another folder"):

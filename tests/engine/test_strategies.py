@@ -79,7 +79,7 @@ LINEAR_VALUES = {"number of leading dims": 4, "poison": 3, "input layout": 5, "o
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
 @pytest.mark.parametrize("axis", LINEAR_KINDS)
-def test_a_run_of_linear_cases_takes_every_value_of(axis: str, style: str) -> None:
+def test_linear_cases_take_every_value_of_each_field(axis: str, style: str) -> None:
     values = {LINEAR_KINDS[axis](case) for case in run_of(f"{style}_linear")}
 
     assert len(values) == LINEAR_VALUES.get(axis, 2), values
@@ -111,14 +111,14 @@ MLP_VALUES = {"number of leading dims": 3, "sequence dim": 3, "biases": 4, "acti
 
 
 @pytest.mark.parametrize("axis", MLP_KINDS)
-def test_a_run_of_perceptrons_takes_every_value_of(axis: str) -> None:
+def test_perceptron_cases_take_every_value_of_each_field(axis: str) -> None:
     values = {MLP_KINDS[axis](case) for case in run_of("sequence_parallel_mlp")}
 
     assert len(values) >= MLP_VALUES.get(axis, 2), values
 
 
 @pytest.mark.parametrize("axis", TRAINING_KINDS)
-def test_a_run_of_training_takes_every_value_of(axis: str) -> None:
+def test_training_cases_take_every_value_of_each_field(axis: str) -> None:
     values = {TRAINING_KINDS[axis](case) for case in run_of("sequence_parallel_mlp_trains")}
 
     assert len(values) == MLP_VALUES.get(axis, 2), values
@@ -189,7 +189,7 @@ FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
 
 
 @pytest.mark.parametrize("kind", FETCH_KINDS)
-def test_a_run_of_fetch_cases_has_some_with_and_some_without(kind: str) -> None:
+def test_fetch_cases_occur_with_and_without_each_trait(kind: str) -> None:
     assert {bool(FETCH_KINDS[kind](case)) for case in run_of("deepspeed_fetch_all_gather")} == {True, False}
 
 
@@ -230,7 +230,7 @@ def test_a_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process(
     assert smallest(fetch_cases(SPACE), lambda case: bool(case.members)) == FetchCase(world_size=1, members=(1,))
 
 
-def test_a_world_beyond_the_table_is_turned_around() -> None:
+def test_members_of_a_world_beyond_the_table_are_reversed() -> None:
     """No process is left out there: a soak has worlds of up to eight."""
     cases = drawn(STRATEGIES["deepspeed_fetch_all_gather"](Space((6,), limits.DTYPES)), 40)
 
@@ -249,7 +249,7 @@ def test_x_with_uneven_shards_is_a_dtensor(style: str) -> None:
     assert all(case.x_is_dtensor for case in uneven)
 
 
-def test_a_feature_too_many_is_seen_by_every_rank() -> None:
+def test_misfit_of_one_feature_is_visible_to_every_rank() -> None:
     """Not hidden in the shards of some ranks, nor by a DTensor that states the right shape."""
     for case in run_of("rowwise_linear_refuses"):
         if case.misfit == "in_features":
@@ -262,7 +262,7 @@ def test_an_uneven_shard_shrinks_to_one_feature_over_two_ranks() -> None:
     assert case == LinearCase(world_size=2, style="rowwise")
 
 
-def test_a_mode_shrinks_to_one_draw_of_it() -> None:
+def test_case_with_a_failing_mode_shrinks_to_one_draw() -> None:
     case = smallest(STRATEGIES["colwise_linear"](SPACE), lambda case: any(mode == "wide-w" for mode, _ in case.values))
 
     assert case == LinearCase(world_size=1, style="colwise", values=(("wide-w", 0),))
@@ -274,7 +274,7 @@ def test_a_large_size_shrinks_to_the_nearest_edge() -> None:
     assert case == LinearCase(world_size=3, style="rowwise", in_features=4)
 
 
-def test_a_failing_parameter_shrinks_to_itself_alone() -> None:
+def test_case_with_a_failing_parameter_shrinks_to_that_parameter() -> None:
     case = smallest(
         STRATEGIES["deepspeed_fetch_all_gather"](SPACE), lambda case: any(0 in shape for shape in case.parameters)
     )

@@ -68,7 +68,7 @@ def test_a_flat_partition_may_be_replicated_on_another_axis() -> None:
     assert same_bits(assemble(locals_, (7,), layout, (3, 2)).tensor, counted((7,)))
 
 
-def test_a_slice_has_the_shape_that_layout_says() -> None:
+def test_slice_has_the_local_shape_of_its_layout() -> None:
     layout = Layout((Shard(0), Shard(1)))
 
     for rank, local in sliced(counted((3, 5)), layout, (2, 3)).items():
@@ -110,7 +110,7 @@ def test_two_reductions_of_one_tensor_are_refused() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 2), (0, 1, 2)])
-def test_every_rank_of_the_mesh_is_needed(ranks: tuple[int, ...]) -> None:
+def test_assembling_without_a_rank_is_refused(ranks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="one tensor of each of 2 ranks"):
         assemble({rank: torch.ones(1) for rank in ranks}, (1,), Layout((Replicate(),)), (2,))
 
@@ -143,13 +143,13 @@ def test_replicas_of_a_shard_are_compared_with_each_other_only() -> None:
     assert assemble(locals_, (4,), Layout((Shard(0), Replicate())), (2, 2)).disagreeing == ((2, 3),)
 
 
-def test_operands_of_a_partial_may_differ() -> None:
+def test_different_operands_of_a_partial_tensor_are_no_difference_of_replicas() -> None:
     locals_ = {rank: torch.tensor([float(rank)]) for rank in range(2)}
 
     assert not assemble(locals_, (1,), Layout((Partial(),)), (2,)).disagreeing
 
 
-def test_the_same_nan_is_the_same() -> None:
+def test_equal_nans_count_as_the_same_bits() -> None:
     assert same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
 
 
@@ -158,7 +158,7 @@ def test_bits_are_the_same_only_with_dtype_shape_and_values(other: torch.Tensor)
     assert not same_bits(torch.ones(2), other)
 
 
-def test_memory_order_is_no_difference() -> None:
+def test_strides_do_not_change_the_compared_bits() -> None:
     assert same_bits(counted((2, 3)).t().contiguous(), counted((2, 3)).t())
 
 

@@ -54,14 +54,14 @@ def by_parts(gradients: list[torch.Tensor], p: float, axes: tuple[int, ...]) -> 
 # the norm
 
 
-def test_the_norm_of_three_and_four_is_five_seven_or_four() -> None:
+def test_norm_of_three_and_four_is_five_seven_or_four_by_its_type() -> None:
     gradients = [torch.tensor([[3.0]]), torch.tensor([-4.0, 0.0])]
 
     norms = {p: float(norm_of(gradients, p, "float32").value) for p in ("1", "2", "inf")}
     assert norms == {"1": 7.0, "2": 5.0, "inf": 4.0}
 
 
-def test_the_largest_magnitude_is_equal_and_so_is_a_sum_of_few_bits() -> None:
+def test_norm_is_exact_if_it_is_a_largest_magnitude_or_a_short_sum() -> None:
     gradients = [torch.tensor([96.0, -32.0]).double(), torch.tensor([64.0]).double()]
 
     assert total_norm(gradients, "inf", (4,), WHOLE["bfloat16"]).allowed is None
@@ -75,7 +75,7 @@ def test_a_sum_of_too_many_bits_is_judged_within_a_bound() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("norm_type", ["1", "2", "inf"])
-def test_torch_s_norm_of_whole_gradients_is_within_the_bound(dtype: str, norm_type: str) -> None:
+def test_torchs_norm_of_whole_gradients_is_within_the_bound(dtype: str, norm_type: str) -> None:
     for seed in range(30):
         gradients = gradients_of(dtype, seed)
         for foreach in (False, True):
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_clipped_is_equal(dtype: str) -> None:
     assert torch.equal(found.value, gradient)
 
 
-def test_zeros_stay_zeros_so_that_a_closed_relu_is_no_open_verdict() -> None:
+def test_clipped_zeros_stay_exact_zeros() -> None:
     found = clipped(torch.zeros(3).double(), torch.tensor(5.0).double(), 1.0, TORCH_CPU["float16"])
 
     assert found.allowed is not None and not found.allowed.any()
@@ -198,7 +198,7 @@ def test_zero3_adds_powers_over_the_ranks_or_takes_the_largest(norm_type: float,
     assert float(global_norm_with(other, gradients, norm_type)) == right
 
 
-def test_a_rank_without_any_element_brings_zero() -> None:
+def test_rank_without_elements_adds_zero_to_the_norm() -> None:
     assert float(global_norm_with(5.0, [torch.empty(0)], math.inf)) == 5.0
 
 
@@ -206,7 +206,7 @@ def test_no_square_of_a_float16_number_overflows_in_zero3() -> None:
     assert float(global_norm_with(0.0, [torch.full((4,), 300.0, dtype=torch.float16)], 2.0)) == 600.0
 
 
-def test_zero3_scales_in_place_and_never_up() -> None:
+def test_zero3_scales_gradients_in_place_and_never_above_one() -> None:
     gradients = [torch.tensor([3.0, 4.0])]
     scale(gradients, torch.tensor(5.0), 10.0)
     assert gradients[0].tolist() == [3.0, 4.0]

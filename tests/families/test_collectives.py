@@ -47,7 +47,7 @@ def case_of(**fields: Any) -> CollectivesCase:
 # The case
 
 
-test_what_is_no_case_is_named = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     case_of,
     ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
     ({"collectives": ()}, r"collectives must hold at least one value, none of them twice, got \(\)"),
@@ -68,7 +68,7 @@ def test_rank_gets_one_row_of_each_kind_of_operand() -> None:
     assert case.bounds == ((0, 12), (12, 15))
 
 
-def test_uneven_splits_are_whole_half_and_empty_and_unlike_on_both_ways() -> None:
+def test_uneven_splits_include_whole_half_and_empty_parts() -> None:
     case = case_of()
     splits = {(source, target): case.split(5, source, target) for source in range(3) for target in range(3)}
 
@@ -97,7 +97,7 @@ def test_no_partial_reduction_is_rounded(world_size: int, dtype: str) -> None:
 
 
 @each_dtype
-def test_all_bits_of_copied_or_compared_values_count(dtype: str) -> None:
+def test_copied_and_compared_values_use_all_bits_of_the_dtype(dtype: str) -> None:
     """Odd integers of as many bits as the dtype has."""
     given = draw(case_of(dtype=dtype, numels=(1000,)), 0)
     largest = 2 ** round(1 - math.log2(torch.finfo(DTYPES[dtype]).eps))
@@ -244,7 +244,7 @@ class Adds:
 
 
 @each_dtype
-def test_result_of_int64_that_is_off_by_little_is_wrong(
+def test_small_error_in_an_int64_result_is_wrong(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """The error is smaller than the rounding of the answer, which is the result as whole numbers."""
@@ -278,7 +278,7 @@ def test_every_collective_is_pinned_on_every_size_and_a_large_one() -> None:
     assert pinned >= {(name, numel) for name in CALLS for numel in (*NUMELS, 2**17 + 1)}
 
 
-def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> None:
+def test_example_has_collectives_of_one_bundle_only() -> None:
     """A backend that lacks one of them is not judged on a case that has it."""
     bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
     pinned = {case.collectives for case in examples()}
@@ -287,7 +287,7 @@ def test_collectives_of_one_bundle_are_pinned_together_and_of_two_never() -> Non
     assert all(any(set(names) <= set(bundle) for bundle in bundles) for names in pinned)
 
 
-def test_each_function_is_pinned_alone_on_strided_operands() -> None:
+def test_each_function_has_its_own_example_on_strided_operands() -> None:
     """gloo's faults in one of them would keep a whole bundle from running."""
     assert [len(case.collectives) for case in examples() if case.stride > 1] == [1] * len(FUNCTIONS)
     assert {call.function for case in examples() if case.stride > 1 for call in case.calls} == FUNCTIONS.keys()
@@ -304,7 +304,7 @@ def test_every_collective_is_pinned_on_every_kind_of_memory(field: str, values: 
 
 
 @each_dtype
-def test_every_collective_is_pinned_aligned_and_not(dtype: str) -> None:
+def test_every_collective_has_an_aligned_and_an_unaligned_example(dtype: str) -> None:
     """If operands of 16 bits begin at an odd multiple of 2 bytes."""
     places = {
         (name, case.offset % 2) for case in examples() if case.dtype == dtype and case.world_size > 1
@@ -420,7 +420,7 @@ def test_calls_begin_and_end_in_the_order_of_the_case(
     assert late.events == events
 
 
-def test_calls_may_be_waited_for_backwards(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is its own call's all the same."""
     waited: list[int] = []
 
@@ -435,7 +435,7 @@ def test_calls_may_be_waited_for_backwards(alone: DeviceMesh, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("place", "stride"), [(-1, 1), (3, 1), (1, 2), (5, 2), (-1, 3), (4, 3), (8, 3)])
-def test_write_beside_a_result_is_seen(
+def test_write_beside_a_result_is_an_error(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int, stride: int
 ) -> None:
     """One element before it, behind it, or between its elements."""
@@ -451,7 +451,7 @@ def test_write_beside_a_result_is_seen(
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
-def test_write_into_a_strided_operand_is_seen(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_into_a_strided_operand_is_an_error(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a copy of the harness's operand, so no claim sees it."""
 
     def all_gather(output: torch.Tensor, operand: torch.Tensor, **_: object) -> None:
@@ -518,7 +518,7 @@ def test_dense_operands_and_results_are_not_row_major(
 
 
 @pytest.mark.parametrize("memory", ["new", "kept"])
-def test_kept_memory_has_one_address_and_another_content(
+def test_reused_memory_has_the_same_address_and_new_content(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     found: list[tuple[int, list[float]]] = []
@@ -539,7 +539,9 @@ def test_kept_memory_has_one_address_and_another_content(
     assert (len({address for address, _ in found}) == 1) == is_kept
 
 
-def test_freed_memory_has_the_addresses_of_before(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_is_allocated_at_the_same_addresses_again(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[torch.Tensor] = []
     monkeypatch.setattr(dist, "reduce", lambda tensor, **_: found.append(tensor))
     case = CollectivesCase(world_size=1, collectives=("reduce_sum",), numels=(9, 1025), memory="freed", waits="async")
@@ -570,7 +572,7 @@ def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
-def test_other_error_is_no_refusal_of_strides(
+def test_error_without_the_word_contiguous_is_no_refusal_of_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
 ) -> None:
     errors = [RuntimeError(text)]

@@ -83,7 +83,7 @@ def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
 
 
 @each(IN_ALL_DTYPES)
-def test_hardly_any_case_is_drawn_twice(name: str) -> None:
+def test_few_cases_are_drawn_twice(name: str) -> None:
     """Nor are neighbours copies of one another with one draw repeated, as Hypothesis likes to make them."""
     cases = run_of(name)
     neighbours = list(pairwise(cases))
@@ -157,7 +157,7 @@ OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
 
 
 @each(STRATEGIES)
-def test_a_field_that_is_not_valid_is_refused_with_its_value_and_the_limit(name: str) -> None:
+def test_invalid_field_is_refused_with_its_value_and_the_limit(name: str) -> None:
     """For text, integers and floats; the family's own tests cover requirements between fields."""
     case = next((case for case in run_of(name) if case.trains), run_of(name)[0])
     for field, valid in fields_of(case).items():
@@ -215,7 +215,7 @@ def test_torchs_own_unsharded_run_is_within_every_bound(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_a_failure_is_written_down_and_fails_again(name: str, tmp_path: Path) -> None:
+def test_replay_file_of_a_failure_fails_again(name: str, tmp_path: Path) -> None:
     case, prop = run_of(name)[-1], PROPERTIES[name]
     replies = right_replies(case) if name in REFUSED else [raised(rank) for rank in range(case.num_processes)]
     verdict = judge_replies(prop.subject, case, replies, prop.claims)[0]

@@ -29,7 +29,7 @@ def case_of(**fields: Any) -> CrossEntropyCase:
     return CrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-test_what_is_no_cross_entropy_is_named = refuses(
+test_invalid_cross_entropy_case_is_refused_by_name = refuses(
     case_of,
     ({"positions": (1,) * 5}, r"positions must have at most 4 dims of at least 1, got \(1, 1, 1, 1, 1\)"),
     ({"positions": (0,)}, r"positions must have .* of at least 1, got \(0,\)"),
@@ -39,7 +39,7 @@ test_what_is_no_cross_entropy_is_named = refuses(
 )
 
 
-def test_probabilities_are_of_several_classes() -> None:
+def test_probability_targets_have_several_classes() -> None:
     with pytest.raises(Misuse, match="probabilities need several classes"):
         RefusedCrossEntropyCase(world_size=1, misfit="probabilities")
 
@@ -56,7 +56,7 @@ def test_classes_are_the_second_dim_of_the_logits_and_the_only_one_of_a_single_r
     assert case.layouts()["output"] == Layout((Replicate(),)) and case.shapes()["output"] == positions
 
 
-def test_targets_that_count_are_on_both_sides_of_every_boundary() -> None:
+def test_unignored_targets_are_on_both_sides_of_every_shard_boundary() -> None:
     plain = draw_target(case_of(), "real", 0)
     some = draw_target(case_of(ignored="some", ignore_index=-1), "real", 0)
 
@@ -113,7 +113,7 @@ def test_logarithms_of_a_softmax_come_near_their_bound_and_not_beyond(dtype: str
 
 
 @each_dtype
-def test_a_bound_concludes_something_of_a_language_models_loss(dtype: str) -> None:
+def test_bound_of_a_language_models_loss_is_conclusive(dtype: str) -> None:
     for reduction in ("none", "sum", "mean"):
         case = case_of(dtype=dtype, positions=(64,), num_classes=1000, reduction=reduction)
         assert not any(is_too_wide(tensor) for tensor in expect(case, 0).tensors.values())

@@ -87,7 +87,7 @@ def test_batch_covers_all_ranks_and_micro_batches() -> None:
     assert case.shapes()["capture.out_proj.input"] == (12, 5, 5)
 
 
-def test_an_update_is_answered_for_frozen_parameters_too() -> None:
+def test_subject_returns_the_update_of_frozen_parameters_too() -> None:
     case = data_parallel_case(requires_grad=("out_proj.bias",), optimizer="sgd", steps=2, momentum=0.5)
 
     assert "step2.param.in_proj.weight" in case.answer_names()
@@ -131,7 +131,7 @@ test_invalid_case_is_refused_by_name = refuses(
         ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),
     ],
 )
-def test_shardable_weight_is_no_case_of_a_refusal(fields: dict[str, Any], message: str) -> None:
+def test_case_of_a_refused_sharding_has_a_weight_that_cannot_be_sharded(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         RefusedShardingCase(**{"world_size": 3, **fields})
 
@@ -248,7 +248,7 @@ def test_averages_of_real_numbers_are_within_the_bound_however_they_are_divided(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_micro_batches_are_within_the_bound_whichever_is_added_first(dtype: str, ranks: int) -> None:
+def test_sum_of_micro_batches_is_within_the_bound_in_any_order(dtype: str, ranks: int) -> None:
     """A rank's own and then the ranks', or each micro-batch's and then these; a product counted twice is beyond it."""
     worst = 0.0
     for seed in range(20):
@@ -285,7 +285,9 @@ def test_gradients_of_zero_average_to_zero() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 1), (3, 2), (4, 3)])
-def test_nearly_all_real_values_of_two_features_conclude(dtype: str, world_size: int, micro_batches: int) -> None:
+def test_nearly_all_verdicts_on_two_real_features_are_conclusive(
+    dtype: str, world_size: int, micro_batches: int
+) -> None:
     """Up to 36 tokens behind each element of a gradient, in bfloat16 too."""
     case = DataParallelCase(
         world_size=world_size, leading=(3,), micro_batches=micro_batches, in_features=2, hidden_features=2,
@@ -309,7 +311,7 @@ def test_training_does_not_overflow_float16(mode: str, seed: int) -> None:
     assert all(tensor.allowed is None or bool(tensor.allowed.isfinite().all()) for tensor in expected)
 
 
-def test_a_step_that_stops_at_the_hidden_activation_leaves_in_proj_and_its_state_as_they_are() -> None:
+def test_step_that_stops_at_the_hidden_activation_changes_neither_in_proj_nor_its_state() -> None:
     case = data_parallel_case(optimizer="sgd", steps=3, momentum=0.5, weight_decay=0.25, stopped_steps=(2,))
     expected = expect(case, 0).tensors
 
@@ -366,7 +368,7 @@ def test_release_of_a_shard_is_refused() -> None:
         layer_of(nn.Linear(1, 1)).release()
 
 
-def test_the_backward_uses_the_whole_that_is_there_then() -> None:
+def test_backward_uses_the_parameter_that_is_fetched_at_that_time() -> None:
     """A view of the weight is saved as a reference: what it refers to is fetched anew, or refused."""
     module = nn.Linear(2, 3, bias=False)
     layer = layer_of(module)
@@ -381,7 +383,7 @@ def test_the_backward_uses_the_whole_that_is_there_then() -> None:
     assert torch.equal(layer.unpack(saved), torch.full((2, 3), 7.0))
 
 
-def test_later_steps_lean_to_one_side_so_that_their_rounded_gradients_add_up() -> None:
+def test_values_of_later_steps_have_mostly_one_sign() -> None:
     case = DataParallelCase(
         world_size=2, style="ddp", leading=(64,), in_features=5, out_features=3, optimizer="sgd", steps=3
     )

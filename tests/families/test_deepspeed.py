@@ -37,7 +37,7 @@ def test_property_without_deepspeed_says_how_to_get_it() -> None:
     assert absent.absent == "no_such_package is not installed: pip install no_such_package"
 
 
-def test_a_property_that_misses_nothing_is_not_absent() -> None:
+def test_property_without_requirements_is_never_absent() -> None:
     """Most properties require nothing."""
     assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
 
@@ -68,7 +68,7 @@ def test_known_failures_of_an_absent_package_are_not_active() -> None:
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_fetch")])
-def test_two_padded_parameters_are_fetched_right(subject: str, pool: Pool) -> None:
+def test_two_padded_parameters_are_fetched_correctly(subject: str, pool: Pool) -> None:
     """The smallest case of DeepSpeed PR 8158; releases before 0.19.4 fail it."""
     case = FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True))
     verdicts = judge(subject, case, pool, suite.CLAIMS)
@@ -80,7 +80,7 @@ def test_two_padded_parameters_are_fetched_right(subject: str, pool: Pool) -> No
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["deepspeed_mlp_all_gather", "deepspeed_mlp_all_reduce"])
 @pytest.mark.parametrize("persistence_numel", [0, EVERYTHING])
-def test_a_layer_of_two_padded_parameters_is_trained_right(subject: str, persistence_numel: int, pool: Pool) -> None:
+def test_layer_of_two_padded_parameters_is_trained_correctly(subject: str, persistence_numel: int, pool: Pool) -> None:
     """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
     case = EngineCase(
         world_size=2, biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
@@ -104,7 +104,7 @@ CLIPPED = EngineCase(
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_clipped_gradients_train_right(stage: int, pool: Pool) -> None:
+def test_training_with_clipped_gradients_holds(stage: int, pool: Pool) -> None:
     subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
     verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
 
@@ -115,7 +115,7 @@ def test_clipped_gradients_train_right(stage: int, pool: Pool) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("program", ["by_the_norm_of_a_rank", "by_the_largest_element", "not_at_all"])
-def test_gradients_clipped_otherwise_are_rejected(program: str, stage: int, pool: Pool) -> None:
+def test_wrongly_clipped_gradients_are_rejected(program: str, stage: int, pool: Pool) -> None:
     """In the first update, and in nothing before it."""
     subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
@@ -144,7 +144,7 @@ def kinds_in_training(case: EngineCase, pool: Pool) -> set[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("tied", ["same", "transposed"])
-def test_a_weight_of_two_layers_trains_right(tied: str, stage: int, pool: Pool) -> None:
+def test_training_with_a_weight_of_two_layers_holds(tied: str, stage: int, pool: Pool) -> None:
     case = dataclasses.replace(TIED, tied=tied, hidden_features=3 if tied == "same" else 5, stage=stage)
 
     assert kinds_in_training(case, pool) == {"holds"}
@@ -157,7 +157,7 @@ def test_a_weight_of_two_layers_trains_right(tied: str, stage: int, pool: Pool) 
     ("program", "claim"),
     [("with_one_use_of_a_tied_weight", "gradients_equal_unsharded"), ("with_a_weight_untied", "equals_unsharded")],
 )
-def test_a_weight_of_two_layers_that_is_not_one_is_rejected(program: str, claim: str, stage: int, pool: Pool) -> None:
+def test_untied_copies_of_a_shared_weight_are_rejected(program: str, claim: str, stage: int, pool: Pool) -> None:
     subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(TIED, stage=stage), pool, training.CLAIMS)
 
@@ -175,7 +175,7 @@ SCALED = EngineCase(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("fields", [{}, {"predivide_factor": 0.5}, {"predivide_factor": 2.0, "prescales": True}])
-def test_gradients_that_are_scaled_before_they_are_reduced_train_right(
+def test_training_with_gradients_scaled_before_the_reduction_holds(
     fields: dict[str, float], stage: int, pool: Pool
 ) -> None:
     subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
@@ -216,7 +216,7 @@ def test_training_continues_from_a_loaded_checkpoint(fields: dict[str, object], 
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("program", ["loading_nothing", "loading_no_states"])
-def test_training_that_goes_on_from_anything_else_is_rejected(program: str, stage: int, pool: Pool) -> None:
+def test_training_that_does_not_continue_from_the_checkpoint_is_rejected(program: str, stage: int, pool: Pool) -> None:
     """In the step after the load, and in nothing before it."""
     subject = f"tests.programs.deepspeed:{program}"
     verdicts = judge(subject, dataclasses.replace(SAVED, stage=stage), pool, training.CLAIMS)
@@ -274,7 +274,7 @@ def test_engine_without_cache_fetches_again_for_each_backward(numel: int, fetche
 
 @installed
 @pytest.mark.ranks
-def test_an_engine_runs_after_a_mesh_that_left_a_rank_out(pool: Pool) -> None:
+def test_engine_runs_after_a_mesh_without_one_of_the_ranks(pool: Pool) -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
     case = EngineCase(world_size=3, optimizer="sgd", steps=3)
     pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
@@ -285,7 +285,7 @@ def test_an_engine_runs_after_a_mesh_that_left_a_rank_out(pool: Pool) -> None:
 
 @installed
 @pytest.mark.ranks
-def test_ranks_reduce_alike_after_a_mesh_that_left_one_out(pool: Pool) -> None:
+def test_ranks_reduce_in_the_same_order_after_a_mesh_without_one_of_them(pool: Pool) -> None:
     """zero.Init replaces torch's linear for the whole process, and with it the order of gradients."""
     case = EngineCase(
         world_size=3,

@@ -20,7 +20,7 @@ def case_of(**fields: Any) -> DifferentiableCase:
     return DifferentiableCase(**{"world_size": 4, "collectives": tuple(CALLS), "numel": 3, **fields})
 
 
-test_what_is_no_case_is_named = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     case_of,
     ({"collectives": ("all_gather",)}, "collectives must be some of nn_reduce, .*, got 'all_gather'"),
     ({"collectives": ("all_reduce",) * 2}, r"collectives must be different ones, got \('all_reduce', 'all_reduce'\)"),
@@ -60,7 +60,7 @@ def test_uneven_exchange_has_whole_half_and_empty_parts() -> None:
         ("all_gather_base", "Backend not supported!"),
     ],
 )
-def test_collective_without_a_backward_says_so(pool: Pool, name: str, words: str) -> None:
+def test_collective_without_a_backward_raises_unsupported(pool: Pool, name: str, words: str) -> None:
     """That is why it is not among the cases; once it has a backward, it belongs there."""
     collective = "nn_all_reduce" if name in ("broadcast", "all_reduce_avg") else "nn_reduce_scatter"
     case = DifferentiableCase(world_size=2, collectives=(collective,))

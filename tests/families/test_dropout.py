@@ -42,7 +42,7 @@ def case_of(**fields: Any) -> DropoutCase:
     return DropoutCase(**{"world_size": 3, "shape": (5, 64), "layout": "shard(0)", **fields})
 
 
-test_what_is_no_dropout_is_named = refuses(
+test_invalid_dropout_case_is_refused_by_name = refuses(
     case_of,
     ({"shape": (0, 2)}, r"shape must have 1 to 4 dims of at least 1, got \(0, 2\)"),
     ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),
@@ -82,12 +82,12 @@ def test_parts_are_counted_without_the_empty_ones(length: int, world_size: int, 
     [({}, True), ({"shape": (5, 55)}, False), ({"shape": (5, 56)}, True), ({"p": 0.9}, False), ({"p": 0.0}, False),
      ({"p": 1.0}, False), ({"training": False}, False), ({"p": 0.9, "shape": (5, 196)}, True)],
 )  # fmt: skip
-def test_chance_is_claimed_only_of_parts_that_hardly_agree_by_chance(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
+def test_claim_on_chance_covers_only_parts_that_seldom_agree_by_chance(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
     assert case_of(**fields).draws_at_random is drops_at_random.applies(case_of(**fields), 0) is speaks
 
 
 @each_dtype
-def test_values_have_no_zero_that_looks_like_a_dropped_one(dtype: str) -> None:
+def test_values_have_no_zero_that_could_be_a_dropped_element(dtype: str) -> None:
     for mode in ("dense", "real"):
         given = draw(case_of(dtype=dtype, values=((mode, 3),)), 0)
         assert all(bool((given[name] != 0).all()) for name in ("x", "cotangent"))
@@ -136,14 +136,14 @@ def test_dropout_of_nothing_keeps_every_bit(fields: dict[str, Any]) -> None:
     assert expected.tensors["grad.x"].bits is not None and not expected.drops
 
 
-def test_with_p_one_all_is_zero() -> None:
+def test_dropout_with_p_one_gives_zeros() -> None:
     expected = expect(case_of(p=1.0), 0)
 
     assert not expected.tensors["output"].value.any() and not expected.tensors["grad.x"].value.any()
     assert expected.tensors["grad.x"].allowed is None and not expected.drops
 
 
-def test_no_collective_is_documented() -> None:
+def test_dropout_documents_no_collective() -> None:
     assert expected_collectives(case_of(), 0) == ()
 
 
@@ -220,7 +220,7 @@ def masked(case: DropoutCase, mask: torch.Tensor) -> list[Reply]:
 RANDOM = torch.rand((5, 64), generator=SOURCE) < 0.5
 
 
-def test_a_random_mask_is_as_chance_has_it_and_right_by_value() -> None:
+def test_random_mask_passes_the_claims_on_chance_and_values() -> None:
     found = masked(case_of(), RANDOM)
 
     for claim in (drops_at_random, equals_unsharded, gradients_equal_unsharded):
@@ -264,7 +264,7 @@ def test_a_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
     assert (judged(drops_at_random, case, right) or pytest.fail("no verdict")).kind == "holds"
 
 
-def test_an_answer_of_another_shape_leaves_chance_open() -> None:
+def test_answer_of_a_wrong_shape_leaves_the_claim_on_chance_open() -> None:
     found = masked(case_of(), RANDOM)
     layout = case_of().layouts()["output"]
     found[1] = Reply(rank=1, outcome="answered", answers=(Answer({"output": Placed(torch.ones(1, 64), layout)}, {}),))
@@ -274,7 +274,7 @@ def test_an_answer_of_another_shape_leaves_chance_open() -> None:
 
 
 @pytest.mark.ranks
-def test_shared_seed_is_enough_if_the_shard_is_folded_in(pool: Pool) -> None:
+def test_shared_seed_with_the_shards_number_gives_right_dropout(pool: Pool) -> None:
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
     with Pool(beside=pool) as fresh:

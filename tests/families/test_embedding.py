@@ -46,7 +46,7 @@ def counts_of(case: EmbeddingCase) -> torch.Tensor:
 # The case
 
 
-test_what_is_no_embedding_is_named = refuses(
+test_invalid_embedding_case_is_refused_by_name = refuses(
     case_of,
     ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims of at least 1, got \(1, 1, 1, 1\)"),
     ({"leading": (0,)}, r"leading must have at most 3 dims of at least 1, got \(0,\)"),
@@ -102,7 +102,7 @@ def test_ids_of_few_tokens_are_neighbours_and_reach_every_edge_over_the_seeds() 
     assert {2, 3} in pairs and {5, 6} in pairs
 
 
-def test_ids_repeat() -> None:
+def test_ids_occur_more_than_once() -> None:
     assert int(counts_of(case_of()).max()) >= 5
     assert int(counts_of(case_of(num_embeddings=1)).max()) == 24
 
@@ -126,7 +126,7 @@ def test_more_repeats_than_bfloat16_can_add_are_left_out_of_the_cotangent(num_to
 @pytest.mark.parametrize(
     "fields", [{"values": (("real", 3),)}, {"values": (("dense", 3),), "scale_grad_by_freq": True}]
 )
-def test_bounds_of_ids_that_repeat_often_conclude_something(fields: dict[str, Any]) -> None:
+def test_bounds_of_often_repeated_ids_are_conclusive(fields: dict[str, Any]) -> None:
     """In bfloat16 sixteen of a thousand tokens of one id have a gradient, mostly on the same side of zero."""
     case = case_of(dtype="bfloat16", leading=(1000,), num_embeddings=1, **fields)
 
@@ -135,7 +135,7 @@ def test_bounds_of_ids_that_repeat_often_conclude_something(fields: dict[str, An
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_one_thing_alone_does_not_fit(misfit: str) -> None:
+def test_case_of_a_refusal_has_exactly_one_misfit(misfit: str) -> None:
     case = RefusedEmbeddingCase(world_size=2, style="rowwise", leading=(5,), num_embeddings=4, misfit=misfit)
     ids = draw(case, 0)["ids"]
     outside = ((ids < 0) | (ids >= 4)).sum()
@@ -149,7 +149,7 @@ def test_one_thing_alone_does_not_fit(misfit: str) -> None:
 # The oracle
 
 
-def test_the_row_of_an_id_seen_once_or_never_or_of_padding_may_not_be_off() -> None:
+def test_gradient_row_of_a_single_missing_or_padding_id_is_exact() -> None:
     """One number is copied; of those seen more often something is allowed."""
     case = case_of(leading=(9,), padding_idx=3, values=(("real", 1),))
     counts, allowed = counts_of(case), expect(case, 0).tensors["grad.weight"].allowed
@@ -183,7 +183,7 @@ def test_scaling_by_a_power_of_two_rounds_nothing_more() -> None:
     ids=["other ids", "a token missing", "a token doubled"],
 )
 @each_dtype
-def test_another_gradient_is_beyond_the_bound(dtype: str, change: Callable[..., Any]) -> None:
+def test_wrong_gradient_of_an_embedding_is_beyond_the_bound(dtype: str, change: Callable[..., Any]) -> None:
     case = case_of(dtype=dtype, values=(("real", 4),))
     given = draw(case, 0)
     ids, cotangent = given["ids"].flatten(), given["cotangent"].reshape(-1, 5)

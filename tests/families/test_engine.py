@@ -58,7 +58,7 @@ def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> Non
 
 
 @pytest.mark.parametrize("field", ["reduce_scatter", "saved_after", "sequential", "leaf", "sub_group_numel"])
-def test_the_less_usual_choice_is_drawn_but_seldom(field: str) -> None:
+def test_unusual_options_of_an_engine_are_drawn_seldom(field: str) -> None:
     usual = getattr(EngineCase(world_size=1), field)
     values = [getattr(case, field) for case in run_of("deepspeed_mlp_all_gather")]
     share = sum(value != usual for value in values) / len(values)
@@ -139,7 +139,7 @@ def test_both_stages_without_divided_parameters_are_drawn() -> None:
     assert {case.stage for case in cases} == {1, 2}
 
 
-def test_third_of_trained_cases_clips_and_no_other() -> None:
+def test_third_of_the_training_cases_clips_gradients() -> None:
     trained = [case for case in run_of("deepspeed_mlp_all_gather") if case.trains]
     shares = [sum(case.gradient_clipping == limit for case in trained) / len(trained) for limit in (0.0, 2.0**12)]
 
@@ -147,7 +147,7 @@ def test_third_of_trained_cases_clips_and_no_other() -> None:
     assert not any(case.gradient_clipping for case in run_of("deepspeed_mlp_all_gather") if not case.trains)
 
 
-def test_the_command_knows_the_case_without_any_property() -> None:
+def test_check_command_reads_an_engine_case_without_a_property() -> None:
     program = "from equivtest.cases.case import from_code; print(type(from_code('EngineCase(world_size=1)')).__name__)"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 

@@ -59,7 +59,7 @@ def ratios(found: dict[str, Operand], actual: dict[str, torch.Tensor]) -> list[f
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("grouped", [True, False])
-def test_deepspeeds_own_steps_are_within_the_bound(limit: float, *, grouped: bool) -> None:
+def test_clipping_by_deepspeeds_own_operations_is_within_the_bound(limit: float, *, grouped: bool) -> None:
     for seed in range(50):
         gradients = gradients_of(seed)
         factor = as_deepspeed_does(gradients, limit, [[name] for name in gradients] if grouped else [[*gradients]])
@@ -69,7 +69,7 @@ def test_deepspeeds_own_steps_are_within_the_bound(limit: float, *, grouped: boo
 
 
 @pytest.mark.parametrize("wrong", ["a rank's norm", "one parameter missing", "largest element", "twice the limit"])
-def test_another_norm_is_beyond_the_bound(wrong: str) -> None:
+def test_clipping_by_another_norm_is_beyond_the_bound(wrong: str) -> None:
     gradients = gradients_of(1)
     others = {
         "a rank's norm": torch.cat([part_of(gradient, 0) for gradient in gradients.values()]).norm(),
@@ -82,20 +82,20 @@ def test_another_norm_is_beyond_the_bound(wrong: str) -> None:
     assert min(ratios(found, {name: gradient / others[wrong] for name, gradient in gradients.items()})) > 100
 
 
-def test_gradients_below_the_limit_are_left_as_they_are() -> None:
+def test_gradients_below_the_limit_are_not_clipped() -> None:
     gradients = gradients_of(2)
     found = clipped({**gradients}, 2.0**12, RANKS, FLOAT32)
 
     assert all(found[name] is gradient for name, gradient in gradients.items())
 
 
-def test_gradients_of_zero_are_left_as_they_are() -> None:
+def test_zero_gradients_are_not_clipped() -> None:
     gradients = gradients_of(3, scale=0.0)
 
     assert clipped({**gradients}, 2.0**-4, RANKS, FLOAT32) == gradients
 
 
-def test_at_the_limit_both_may_be_right() -> None:
+def test_norm_at_the_limit_may_be_clipped_or_not() -> None:
     """A norm as large as the limit: whether 1e-6 more passes it is a matter of rounding."""
     gradients = {"weight": torch.full((4,), 2.0**20)}
     found = clipped({**gradients}, 2.0**21, RANKS, FLOAT32)

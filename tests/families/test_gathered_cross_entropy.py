@@ -28,7 +28,7 @@ def case_of(**fields: Any) -> GatheredCrossEntropyCase:
     return GatheredCrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-test_what_is_no_such_loss_is_named = refuses(
+test_invalid_case_is_refused_by_name = refuses(
     case_of,
     ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
     ({"shares": "positions", "positions": ()}, "shares='positions' needs a dim of positions"),
@@ -42,7 +42,7 @@ test_what_is_no_such_loss_is_named = refuses(
 )
 
 
-test_what_is_no_misfit_is_named = refuses(
+test_invalid_misfit_is_refused_by_name = refuses(
     functools.partial(RefusedGatheredCrossEntropyCase, world_size=2),
     ({"misfit": "plain_target"}, "misfit plain_target requires target_is_dtensor=False and weight_is_dtensor=False"),
     (
@@ -57,7 +57,7 @@ test_what_is_no_misfit_is_named = refuses(
 )
 
 
-def test_a_target_that_is_no_class_is_one_off_at_one_place() -> None:
+def test_invalid_target_is_one_beyond_the_classes_at_one_position() -> None:
     for misfit, wrong in (("above", 7), ("below", -1)):
         case = RefusedGatheredCrossEntropyCase(world_size=2, positions=(8,), num_classes=7, misfit=misfit)
         assert draw(case, 0)["target"].eq(wrong).sum() == 1 and case.refusal
@@ -77,7 +77,7 @@ def test_one_all_gather_of_padded_classes_is_documented() -> None:
     assert expected_collectives(case_of(world_size=1), 0) == ()
 
 
-def test_three_in_four_bounds_conclude_something() -> None:
+def test_three_in_four_bounds_are_conclusive() -> None:
     cases = run_of("dtensor_cross_entropy")
     tensors = [tensor for case in cases for tensor in expect(case, 0).tensors.values()]
 

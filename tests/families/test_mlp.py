@@ -90,7 +90,7 @@ def test_invalid_case_is_refused_by_name(fields: dict[str, object], message: str
 
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_take_nearly_all_bits_and_no_more(mode: str, dtype: str) -> None:
+def test_sums_use_nearly_all_bits_of_the_significand(mode: str, dtype: str) -> None:
     """Within three bits of the significand, for sizes from 1 to 33."""
     for size in SIZES:
         case = mlp_case(leading=(size,), sequence_dim=0, in_features=5, hidden_features=size, dtype=dtype,
@@ -99,7 +99,7 @@ def test_sums_take_nearly_all_bits_and_no_more(mode: str, dtype: str) -> None:
         assert SIGNIFICAND_BITS[dtype] - 3 <= bits_used <= SIGNIFICAND_BITS[dtype], case
 
 
-def test_no_value_of_a_plan_lets_a_sum_pass_the_limit() -> None:
+def test_no_sum_of_a_plan_exceeds_the_limit() -> None:
     for limit in (2**8, 2**11, 2**24, 2**53):
         plan = choose_plan(99, 33, 33, 33, 64, limit, "dense", has_b1=True, small=False)
         assert plan.fits(limit)

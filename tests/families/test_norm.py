@@ -30,7 +30,7 @@ def case_of(**fields: Any) -> NormCase:
     return NormCase(**{**base, "parameters": ("weight",), "x_is_dtensor": True, **fields})
 
 
-test_what_is_no_norm_is_named = refuses(
+test_invalid_norm_case_is_refused_by_name = refuses(
     case_of,
     ({"leading": ()}, r"leading must have 1 to 3 dims of at least 1, got \(\)"),
     ({"leading": (0, 5)}, r"leading must have 1 to 3 dims of at least 1, got \(0, 5\)"),
@@ -69,7 +69,7 @@ def test_no_value_is_zero_and_some_have_a_mean(dtype: str) -> None:
 
 
 @each_norm
-def test_hardly_a_norm_that_is_drawn_leaves_anything_open(kind: str) -> None:
+def test_few_verdicts_on_norms_are_inconclusive(kind: str) -> None:
     """Also with one feature, and with sums kept in 16 bits; fewer than one draw in fifty."""
     cases = drawn(STRATEGIES[f"sequence_{kind}"](SPACE), 150)
     draws = [expect(case, index).tensors for case in cases for index in range(len(case.values))]
@@ -119,7 +119,7 @@ def test_a_gradient_without_the_mean_or_with_tokens_missing_is_beyond_the_bound(
     assert bool(((own.value - whole.value).abs() > whole.allowed).any())
 
 
-def test_moments_that_may_vanish_conclude_nothing() -> None:
+def test_moments_that_may_vanish_are_inconclusive() -> None:
     """The variance of a feature alone is zero, and eps lies below the rounding of its mean."""
     x = torch.full((1, 1), 1000.0)
     found = norm(x, torch.ones(1), torch.zeros(1), TORCH_CPU["float32"], eps=1e-6, centered=True)
@@ -127,7 +127,7 @@ def test_moments_that_may_vanish_conclude_nothing() -> None:
     assert found.value.item() == 0 and found.allowed.item() == torch.inf
 
 
-def test_features_of_x_and_of_the_cotangent_lie_on_sides_that_are_orthogonal() -> None:
+def test_features_of_x_and_of_the_cotangent_are_orthogonal() -> None:
     """So that no gradient of x is what is left of a cotangent that is a multiple of x - mean."""
     given = draw(case_of(leading=(400, 1), sequence_dim=0, values=(("real", 0),)), 0)
     centered = (given[name].flatten(0, -2).double().mean(0) for name in ("x", "cotangent"))

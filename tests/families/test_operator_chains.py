@@ -80,7 +80,7 @@ def test_write_through_a_view_is_expected_in_the_whole_tensor() -> None:
     assert torch.equal(found, torch.stack([x[0], -3 * x[1]]))
 
 
-def test_chains_repeat_operators_and_leave_dtensors_and_can_be_pasted_back() -> None:
+def test_drawn_chains_repeat_operators_leave_dtensors_and_read_back_as_code() -> None:
     cases = drawn_cases()
     again = [case for case in cases if max(Counter(name for name, _, _ in case.steps).values()) > 1]
 
@@ -107,7 +107,7 @@ def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
     assert all(verdict.kind == "holds" for verdict in verdicts)
 
 
-def test_effect_of_a_context_is_expected() -> None:
+def test_oracle_expects_the_effect_of_a_context() -> None:
     """No gradients; another dtype of products; of plain tensors those that are whole and that no step takes first."""
     product = {"steps": (("mm", ("x0", "x1"), ()),), "operands": ((2, 3), (3, 2)), "placements": (("replicate",),) * 2}
     named = {context: case_of(context=context, **product) for context in CONTEXTS if context != "flattened mesh"}
@@ -120,7 +120,7 @@ def test_effect_of_a_context_is_expected() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", PLANTED)
-def test_wrong_context_or_step_is_rejected_and_torchs_holds(name: str, pool: Pool) -> None:
+def test_wrong_context_or_step_is_rejected_and_torchs_own_holds(name: str, pool: Pool) -> None:
     case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.contexts:{name}", case, pool, claims))

@@ -52,7 +52,7 @@ def test_calls_of_depth_two_have_each_pair_of_placements() -> None:
     assert {((a,), (b,)) for a in texts for b in texts} <= pairs
 
 
-def test_some_rank_has_fewer_rows_and_some_ranks_have_equally_many() -> None:
+def test_enumerated_shards_are_uneven_in_some_calls_and_even_in_others() -> None:
     kinds = defaultdict(set)
     for name in LOSSES:
         for case in calls(name, 2):
@@ -61,32 +61,32 @@ def test_some_rank_has_fewer_rows_and_some_ranks_have_equally_many() -> None:
     assert all({"even", "uneven"} <= kinds[name] for name in LOSSES)
 
 
-def test_parts_share_all_operators() -> None:
+def test_parts_of_an_enumeration_together_call_every_operator() -> None:
     space = Space((2,), ("float32", "bfloat16"))
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
 
     assert set(ENUMERATED) == names
 
 
-def test_a_space_without_a_dtype_of_real_numbers_has_no_calls() -> None:
+def test_space_without_a_floating_dtype_has_no_enumerated_calls() -> None:
     assert calls_of(Space((2,), ("bfloat16",)), 1, 0) == []
 
 
-def test_a_part_of_an_enumeration_has_its_calls_alone() -> None:
+def test_no_call_is_in_two_parts_of_an_enumeration() -> None:
     prop = shipped()["dtensor_operators"]
     chunk = Chunk(2, ("float32",), 3, 300, depth=1)
 
     assert chunk_cases(prop, chunk) == calls_of(chunk.space, 1, 3)
 
 
-def test_all_operands_are_sums_of_shares_in_some_call_and_each_one_alone_in_another() -> None:
+def test_calls_exist_with_all_operands_partial_and_with_each_operand_partial() -> None:
     found = {tuple(text for (text,) in case.placements) for case in calls("mul")}
     share, whole = "partial(sum)", "replicate"
 
     assert {(share, share), (share, whole), (whole, share)} <= found
 
 
-def test_a_row_is_kept_while_it_adds_a_pair() -> None:
+def test_call_is_kept_if_it_adds_a_pair() -> None:
     form = forms_of("add")[0]
     rows = [(form, (a, b), "replicate", "real") for a in ("shard(0)", "shard(1)") for b in ("shard(0)", "shard(1)")]
 
@@ -142,7 +142,7 @@ def test_every_operator_of_torchs_list_is_judged_or_left_out_for_a_reason() -> N
     assert not set(LEFT_OUT) & set(OPERATORS)
 
 
-def test_an_enumeration_is_the_same_in_every_process() -> None:
+def test_every_process_enumerates_the_same_calls() -> None:
     first = calls_of(Space((2,), ("float32",)), 1, 5)
     strategy_calls.calls_of_operator.cache_clear()
     strategy_calls.forms_of.cache_clear()
@@ -151,7 +151,7 @@ def test_an_enumeration_is_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize(("profile", "depth"), [("smoke", 0), ("gate", 1), ("conformance", 2), ("soak", 0)])
-def test_a_profile_has_an_enumeration_to_its_depth(profile: str, depth: int) -> None:
+def test_profile_determines_the_depth_of_the_enumeration(profile: str, depth: int) -> None:
     parts = plan_enumeration(PROFILES[profile], (2,), 3)
 
     assert [part.label for part in parts] == ["w2-calls-0", "w2-calls-1", "w2-calls-2"][: 3 * bool(depth)]
@@ -159,6 +159,6 @@ def test_a_profile_has_an_enumeration_to_its_depth(profile: str, depth: int) -> 
 
 
 @pytest.mark.ranks
-def test_a_gate_rejects_a_sum_of_two_sums_taken_for_their_product(pool: Pool) -> None:
+def test_gate_rejects_a_product_of_partial_sums_without_reduction(pool: Pool) -> None:
     """Random cases of a gate do not."""
     assert killed("product_of_shares", calls("mul"), pool) == "equals_unsharded value"

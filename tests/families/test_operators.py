@@ -76,7 +76,7 @@ def test_a_result_that_is_not_differentiable_has_no_cotangent() -> None:
     assert case_of(operator="argmax").results[0].dtype == "int64"
 
 
-def test_result_has_the_larger_of_two_dtypes() -> None:
+def test_result_has_the_promoted_dtype_of_two_operands() -> None:
     case = case_of(
         operator="add",
         operands=((2,), (2,)),
@@ -119,7 +119,7 @@ def test_operator_without_a_rule_is_inconclusive_with_a_reason() -> None:
     assert "linalg_eig" in found.derivation and found.derivation.startswith("nothing is concluded")
 
 
-def test_sums_too_long_for_a_dtype_conclude_nothing() -> None:
+def test_sums_too_long_for_a_dtype_are_inconclusive() -> None:
     case = case_of(dtype="bfloat16", world_size=4, operands=((300,),), placements=(("shard(0)",),))
 
     assert is_too_wide(expect(case, 0).tensors["output.0"])
@@ -147,7 +147,7 @@ def test_unsharded_results_of_torch_are_within_the_oracles_bounds() -> None:
     assert num_judged > 250
 
 
-def test_results_are_judged_under_the_layout_that_the_first_rank_says() -> None:
+def test_results_are_judged_under_the_layout_of_the_first_rank() -> None:
     case = case_of(operator="abs", arguments=())
     placed = Placed(torch.zeros(2, 3), Layout((Shard(1),)))
 
@@ -172,7 +172,7 @@ def test_refusal_by_the_backward_alone_leaves_results_judged() -> None:
     assert set(tensors) == {"output.0", "grad.refused"} and tensors["output.0"].allowed is None
 
 
-def test_refusal_by_one_rank_alone_leaves_all_judged() -> None:
+def test_refusal_by_one_rank_only_is_judged_as_a_failure() -> None:
     held = {0: {"refused": refusal("no strategy")}, 1: {}}
 
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
@@ -199,7 +199,7 @@ def test_third_of_shards_on_several_ranks_is_uneven_or_empty() -> None:
         ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
     ],
 )
-def test_facts_of_a_case_follow_from_its_shards(fields: dict[str, Any], fact: int, is_so: int) -> None:
+def test_predicates_of_a_case_follow_from_its_shards(fields: dict[str, Any], fact: int, is_so: int) -> None:
     """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
     is squeezed."""
     facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
@@ -259,12 +259,12 @@ def test_gradient_may_be_none_only_if_it_is_zero(operator: str, may_be_none: boo
         {"operator": "norm", "arguments": (("ord", 2),), "values": (("real", 1),)},
     ],
 )
-def test_torch_is_right(fields: dict[str, Any], pool: Pool) -> None:
+def test_torch_holds_in_these_calls(fields: dict[str, Any], pool: Pool) -> None:
     assert all(verdict.kind == "holds" for verdict in check("dtensor_operators", case_of(**fields), pool, _claims()))
 
 
 @pytest.mark.ranks
-def test_operator_without_a_strategy_is_reported_in_torchs_words_and_is_no_failure(pool: Pool) -> None:
+def test_operator_without_a_strategy_is_not_supported_with_torchs_message(pool: Pool) -> None:
     case = case_of(operator="unfold", arguments=(("dimension", 0), ("size", 1), ("step", 1)))
     verdicts = judge("dtensor_operators", case, pool, _claims())
 
@@ -279,7 +279,7 @@ def _claims() -> tuple[Any, ...]:
     return dtensor_operators.claims
 
 
-def test_error_within_the_running_error_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_within_running_error_analysis_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release of torch without one operator of its rules made it leave every operator open."""
 
     def lacks_an_operator(*_args: object) -> None:

@@ -21,7 +21,7 @@ def case_of(**fields: Any) -> PreparedCase:
     return PreparedCase(**{**base, **fields})
 
 
-test_what_is_no_prepared_module_is_named = refuses(
+test_invalid_prepared_module_is_refused_by_name = refuses(
     case_of,
     ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
     ({"road": "local"}, "road and cotangent follow from the module: omit them"),
@@ -46,11 +46,11 @@ def test_the_output_is_x_under_the_target_and_the_gradient_the_cotangent_under_t
     assert expected["grad.x"].layout == Layout((Shard(0),)) and expected["grad.x"].bits is not None
 
 
-def test_the_gradient_of_a_partial_sum_is_whole() -> None:
+def test_gradient_of_a_partial_sum_is_replicated() -> None:
     assert case_of(source=("partial(sum)",)).layouts()["grad.x"] == Layout((Replicate(),))
 
 
-def test_each_step_there_and_back_takes_its_collective() -> None:
+def test_prepared_module_documents_one_collective_per_redistribution() -> None:
     """Twelve numbers of four bytes, half on each rank; dividing a whole tensor costs nothing."""
     case = case_of(style="input_output", target=("shard(0)",))
     gathered, reduced = Collective("all_gather", 24, "forward"), Collective("all_reduce", 48, "forward")

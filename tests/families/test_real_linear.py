@@ -85,7 +85,7 @@ def test_cancelling_outputs_are_far_below_their_terms(dtype: str, style: str) ->
 
 @each_style
 @each_dtype
-def test_every_feature_is_in_one_pair_or_alone(dtype: str, style: str) -> None:
+def test_every_feature_is_in_exactly_one_pair_or_single(dtype: str, style: str) -> None:
     for features in (1, 2, 3, 8, 13):
         pairs, alone = pairs_of(case_of("real-cancelling", dtype, style, in_features=features))
         assert sorted([*alone, *(feature for pair in pairs for feature in pair)]) == list(range(features))
@@ -149,7 +149,7 @@ def test_parameters_must_be_equal() -> None:
     assert list(expected.tensors) == list(case_of("real").answer_names())
 
 
-def test_only_the_contraction_that_ranks_share_counts_their_roundings() -> None:
+def test_bound_counts_reductions_only_if_ranks_share_the_contraction() -> None:
     expected = expect(case_of("real", "bfloat16"), 0).tensors
 
     assert "2 of bfloat16 on 3 ranks' sums" in expected["output"].derivation

@@ -55,7 +55,7 @@ def drawn_cases(world_size: int) -> tuple[RedistributeCase, ...]:
 # The case
 
 
-test_what_is_no_redistribution_is_named = refuses(
+test_invalid_redistribution_is_refused_by_name = refuses(
     case_of,
     ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 dims of at least 1, got \(1, 1, 3\)"),
     ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
@@ -74,7 +74,7 @@ test_what_is_no_redistribution_is_named = refuses(
 )
 
 
-test_what_two_axes_cannot_have_is_named = refuses(
+test_invalid_redistribution_on_two_axes_is_refused_by_name = refuses(
     on_two_axes,
     ({"records": True}, r"collectives are documented for a mesh of one axis, got \(2, 2\): set records=False"),
     ({"source": ("partial(sum)", "partial(max)")}, "source must have one reduction at most, got"),
@@ -82,14 +82,14 @@ test_what_two_axes_cannot_have_is_named = refuses(
 )
 
 
-test_what_is_no_refused_redistribution_is_named = refuses(
+test_invalid_case_of_a_refused_redistribution_is_refused_by_name = refuses(
     functools.partial(RefusedRedistributeCase, world_size=2),
     ({"road": "local"}, "a refused redistribution takes the road 'dtensor', got 'local'"),
     ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),
 )
 
 
-def test_operands_are_stacked_in_front_and_each_rank_is_given_its_own() -> None:
+def test_operands_of_a_partial_tensor_are_stacked_in_a_leading_dim() -> None:
     case = on_two_axes(cotangent=("partial(sum)", "partial(sum)"))
     shapes, layouts = case.shapes(), case.layouts()
 
@@ -163,7 +163,7 @@ def test_nested_shards_are_gathered_flat_if_one_axis_has_other_shards(
 # Drawn values
 
 
-def test_a_run_takes_every_road_on_one_axis_and_two() -> None:
+def test_redistributions_use_every_function_on_one_and_two_axes() -> None:
     seen = Counter((case.road, case.num_axes) for world_size in limits.WORLD_SIZES for case in drawn_cases(world_size))
 
     assert seen.keys() == {(road, num_axes) for road in ROADS for num_axes in (1, 2)}, seen
@@ -179,7 +179,7 @@ def test_a_run_takes_every_road_on_one_axis_and_two() -> None:
         ("replicate", "shard"),
     ],
 )
-def test_a_run_on_one_axis_makes_every_kind_of_move(placements: tuple[str, str]) -> None:
+def test_redistributions_on_one_axis_have_every_kind_of_move(placements: tuple[str, str]) -> None:
     cases = [case for world_size in (2, 3, 4) for case in drawn_cases(world_size) if case.num_axes == 1]
     made = [
         case.shard_kind
@@ -287,14 +287,14 @@ def test_an_average_over_seven_ranks_in_float32_is_judged_within_a_bound() -> No
         ({"road": "distribute", "source": ("replicate",)}, ["forward broadcast of 80"]),
     ],
 )  # fmt: skip
-def test_a_move_takes_the_collective_that_is_documented(fields: dict[str, Any], expected: list[str]) -> None:
+def test_each_redistribution_has_its_documented_collective(fields: dict[str, Any], expected: list[str]) -> None:
     """For (4, 5) in float32 on the second of three ranks, padded to 6 rows or columns if these are divided."""
     calls = [str(call) for call in expected_collectives(case_of(**fields), 1)]
 
     assert calls == [f"{text} bytes" for text in expected]
 
 
-def test_only_the_first_rank_hands_a_scatter_its_shards() -> None:
+def test_only_the_first_rank_passes_shards_to_a_scatter() -> None:
     call, *_ = expected_collectives(case_of(road="distribute", requires_grad=()), 0)
 
     assert call.size_bytes == math.prod((4, 6)) * 4

@@ -35,7 +35,7 @@ def tied_case(**fields: Any) -> DataParallelCase:
                                "tied": "same", **fields})  # fmt: skip
 
 
-def test_a_tied_weight_is_one_parameter_that_is_answered_at_both_places() -> None:
+def test_tied_weight_is_one_parameter_returned_under_two_names() -> None:
     case = tied_case(optimizer="sgd", steps=2, momentum=0.5)
 
     assert case.parameter_names() == ("in_proj.weight", "in_proj.bias", "out_proj.bias")
@@ -53,7 +53,7 @@ def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_
     assert torch.equal(expect(case, 0).tensors["step2.grad.in_proj.weight"].value, found["step2.grad.in_proj.weight"])
 
 
-test_what_cannot_be_tied_is_refused_by_name = refuses(
+test_invalid_tied_case_is_refused_by_name = refuses(
     tied_case,
     ({"out_features": 2}, r"equal in_features, hidden_features and out_features, got \(3, 3, 2\)"),
     ({"tied": "transposed", "out_features": 2}, r"equal in_features and out_features, got \(3, 5, 2\)"),
@@ -126,7 +126,7 @@ def test_a_weight_of_two_layers_is_fetched_once_in_each_direction_and_released_i
     assert torch.equal(engine.gradients.partitions["first.weight"], weight.grad.reshape(-1))
 
 
-def test_a_case_without_a_tie_is_as_it_was() -> None:
+def test_tied_field_does_not_change_untied_cases() -> None:
     tied = tied_case()
     free = dataclasses.replace(tied, tied="", requires_grad=("x", "in_proj.weight", "out_proj.weight"))
 

@@ -47,7 +47,7 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
     return [mismatch.tensor for mismatch in judgement.mismatches]
 
 
-def test_it_holds_of_ranks_that_train_as_one_process_does() -> None:
+def test_claim_on_training_holds_for_right_ranks() -> None:
     judgement = judge(trains_like_unsharded, replies_of(CASE))
 
     assert (judgement.kind, judgement.mismatches) == ("holds", ())
@@ -86,14 +86,14 @@ def test_an_update_that_did_not_come_about_fails_by_shape() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["step1.param.in_proj.weight"])
 
 
-def test_a_wrong_first_step_is_the_business_of_other_claims() -> None:
+def test_wrong_first_step_fails_other_claims_than_the_one_on_training() -> None:
     replies = set_element(replies_of(CASE), 0, "output", (0, 0, 0), 77.0)
 
     assert judge(trains_like_unsharded, replies).kind == "holds"
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output"]
 
 
-def test_wrong_capture_is_named_before_the_output() -> None:
+def test_wrong_activation_is_named_before_the_wrong_output() -> None:
     replies = set_element(replies_of(CASE), 0, "capture.in_proj.output", (0, 0, 0), 77.0)
     replies = set_element(replies, 0, "grad.out_proj.input", (0, 0, 0), 77.0)
 
@@ -159,17 +159,17 @@ def test_operands_are_added_in_float64() -> None:
     ],
     ids=["nowhere", "on one rank", "of a wrong shape", "of two dtypes", "under two layouts"],
 )
-def test_mismatched_shapes_are_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
+def test_shards_of_mismatched_shapes_give_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
     assert whole(broken, "t", (3,), (2,)) is None
 
 
-def test_a_layout_of_another_mesh_is_no_operand() -> None:
+def test_shards_with_a_layout_of_another_mesh_give_no_operand() -> None:
     two_axes = Layout((Shard(0), Replicate()))
 
     assert whole(held(torch.zeros(2), torch.zeros(1), layout=two_axes), "t", (3,), (2,)) is None
 
 
-def test_lowest_ranks_replica_counts() -> None:
+def test_replica_of_the_lowest_rank_is_the_operand() -> None:
     replicas = held(torch.tensor([1.0]), torch.tensor([2.0]), layout=Layout((Replicate(),)))
     found = whole(replicas, "t", (1,), (2,))
 

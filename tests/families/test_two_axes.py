@@ -152,7 +152,7 @@ def test_first_rank_of_a_row_scatters_divided_tensors_with_padding() -> None:
     assert [calls[f"forward scatter of {size} bytes on processes 2, 3"] for size in (72, 24, 48)] == [1, 1, 1]
 
 
-def test_axis_of_one_rank_has_no_collectives_along_it() -> None:
+def test_axis_of_one_rank_needs_no_collectives() -> None:
     row = documented(0, style="fsdp2_tp", world_size=2, mesh=(2, 1), reshards=False)
     column = documented(0, style="fsdp2_tp", world_size=2, mesh=(1, 2))
 
@@ -170,7 +170,9 @@ def test_clipping_has_no_documented_collectives() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", [(2, 3), (3, 2)])
 @pytest.mark.parametrize("style", TWO_AXIS_STYLES)
-def test_torch_trains_alike_on_axes_of_two_and_of_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
+def test_torch_trains_correctly_on_axes_of_two_and_of_three_ranks(
+    style: str, mesh: tuple[int, int], pool: Pool
+) -> None:
     """Recorded, and clipped; 7 hidden features are uneven on either axis."""
     sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
     case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)

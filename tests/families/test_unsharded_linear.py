@@ -13,14 +13,14 @@ CASE = LinearCase(
 )  # fmt: skip
 
 
-def test_more_ranks_than_one_have_no_bits_to_meet() -> None:
+def test_linear_case_on_several_ranks_has_no_expected_bits() -> None:
     """There signs of zero depend on who adds what."""
     expected = expect(replace(CASE, world_size=2), 0).tensors
 
     assert all(tensor.bits is None for tensor in expected.values())
 
 
-def test_a_layer_that_needs_no_gradient_has_none() -> None:
+def test_unsharded_layer_without_requires_grad_has_no_gradient() -> None:
     expected = expect(replace(CASE, requires_grad=()), 0).tensors
 
     assert set(expected) == {"output", "param.weight", "param.bias"}

@@ -85,7 +85,7 @@ def test_ranks_keep_equal_parts_padded_at_the_end(numel: int, world_size: int, k
         assert own.tolist() == kept[rank]
 
 
-def test_a_partition_remembers_the_parameter() -> None:
+def test_partition_keeps_shape_size_and_flag_of_its_parameter() -> None:
     """Shape, size and flag, whatever its strides; nothing is whole yet."""
     with as_rank(1, 2) as mesh:
         found = partition(torch.arange(6.0).reshape(3, 2).T.requires_grad_(), mesh, padding=PADDING)
@@ -105,7 +105,7 @@ def test_partition_has_separate_memory(alone: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("padding", "is_right"), [("nan", torch.isnan), ("large", torch.isfinite)])
-def test_padding_would_be_seen_in_a_result(
+def test_padding_value_is_far_from_every_value(
     padding: str, is_right: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
     """NaN, or a number far from any value, that the dtype holds."""
@@ -169,7 +169,7 @@ def test_a_fetch_of_no_element_needs_no_collective(alone: DeviceMesh, fetch: Fet
 
 
 @both
-def test_mixed_dtypes_are_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetch_of_mixed_dtypes_is_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
     """Before anything is in flight, naming the dtypes."""
     parameters = [partition(torch.ones(2, dtype=dtype), alone, padding=0) for dtype in (torch.float64, torch.float16)]
 
@@ -179,7 +179,7 @@ def test_mixed_dtypes_are_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
 
 
 @both
-def test_a_parameter_in_flight_is_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetch_of_a_parameter_in_flight_is_refused(alone: DeviceMesh, fetch: Fetcher) -> None:
     """Naming it; its neighbours stay as they were."""
     parameters = partitioned(alone)
     fetching = fetch(parameters[1:], alone)
@@ -190,7 +190,7 @@ def test_a_parameter_in_flight_is_refused(alone: DeviceMesh, fetch: Fetcher) -> 
     fetching.wait()
 
 
-def test_a_parameter_that_is_present_is_refused(alone: DeviceMesh) -> None:
+def test_fetch_of_an_available_parameter_is_refused(alone: DeviceMesh) -> None:
     """It must be released first."""
     parameters = partitioned(alone)
     fetch_by_all_gather(parameters, alone).wait()
@@ -200,7 +200,7 @@ def test_a_parameter_that_is_present_is_refused(alone: DeviceMesh) -> None:
 
 
 @both
-def test_a_refused_case_is_refused(fetch: Fetcher) -> None:
+def test_subject_refuses_each_case_that_must_be_refused(fetch: Fetcher) -> None:
     """Also by run_fetch, on any rank, without a collective."""
     case = RefusedFetchCase(world_size=3, misfit="in_flight")
     with as_rank(1, 3) as mesh, pytest.raises(RuntimeError, match="parameter 0 is IN_FLIGHT"):
@@ -210,7 +210,7 @@ def test_a_refused_case_is_refused(fetch: Fetcher) -> None:
 # Memory.
 
 
-def test_the_views_of_an_all_reduce_are_there_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_an_all_reduce_exist_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are what the sum fills in."""
     seen = []
     with as_rank(1, 2) as mesh:
@@ -266,7 +266,7 @@ def test_gathered_buffer_is_split_by_rank_and_parameter(world_size: int, monkeyp
     assert all(same_bits(whole_of(p), whole) for p, whole in zip(parameters, wholes(), strict=True))
 
 
-def test_nothing_is_whole_before_an_all_gather_has_ended(alone: DeviceMesh) -> None:
+def test_no_parameter_is_available_before_its_all_gather_has_ended(alone: DeviceMesh) -> None:
     """Only then is the buffer taken apart."""
     parameters = partitioned(alone)
     fetching = fetch_by_all_gather(parameters, alone)
@@ -286,7 +286,7 @@ def test_all_gather_gives_each_parameter_separate_memory(alone: DeviceMesh) -> N
 
 
 @both
-def test_an_answer_carries_the_flags_of_the_case(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_returned_parameters_have_the_flags_of_the_case(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And has the parameters beside their partitions."""
     case = replace(FETCH, world_size=1)
     given = {"param.0": torch.ones(5, 3).requires_grad_(), "param.1": torch.ones(2)}

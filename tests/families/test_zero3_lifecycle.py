@@ -97,7 +97,7 @@ def test_gradients_are_judged_only_if_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("bits", sorted(set(SIGNIFICAND_BITS.values())))
-def test_in_every_world_sums_have_room(bits: int) -> None:
+def test_gradient_sums_fit_the_dtype_on_every_world_size(bits: int) -> None:
     """For one use, for all uses between two steps, and for parameters in units of half."""
     for world_size in range(1, limits.MAX_WORLD_SIZE + 1):
         contributing, quotient, largest = budget(world_size, bits)
@@ -203,7 +203,7 @@ def test_a_fetch_without_memory_leaves_nothing_in_flight(alone: DeviceMesh, fetc
 
 
 @both
-def test_a_refused_operation_changes_nothing(alone: DeviceMesh, fetcher: Fetcher) -> None:
+def test_refused_operation_leaves_all_parameters_unchanged(alone: DeviceMesh, fetcher: Fetcher) -> None:
     """The parameters that could have been had are as before, too."""
     store = store_of(alone, fetcher)
     store.fetch([0])
@@ -227,7 +227,7 @@ def test_a_refused_operation_changes_nothing(alone: DeviceMesh, fetcher: Fetcher
     assert not store.fetching and not store.saved
 
 
-def test_gradients_of_no_elements_take_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
+def test_empty_gradients_need_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
     """They are there all the same."""
     monkeypatch.setattr("equivtest.families.zero3.subject.gradients.reduce_scatter", None)
     gradients = Gradients(alone, padding=0.0)
@@ -239,7 +239,7 @@ def test_gradients_of_no_elements_take_no_collective(monkeypatch: pytest.MonkeyP
 # The meter.
 
 
-def test_a_storage_counts_once_and_as_long_as_a_view_of_it_lives() -> None:
+def test_storage_counts_once_while_any_view_of_it_exists() -> None:
     own = torch.ones(4)
     meter = Meter([own])
     with meter:

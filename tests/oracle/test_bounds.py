@@ -26,7 +26,7 @@ def table() -> Table:
     return found
 
 
-def test_no_kernel_of_torch_is_beyond_its_bound(table: Table) -> None:
+def test_every_kernel_of_torch_is_within_its_bound(table: Table) -> None:
     assert sum(margins.elements for margins in table.values()) > 100_000
     assert {key: margins.violations for key, margins in table.items() if margins.violations} == {}
 
@@ -96,7 +96,7 @@ def test_a_known_partition_gives_a_tighter_bound() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_result_that_may_overflow_float16_is_inconclusive(ranks: int) -> None:
+def test_result_that_may_overflow_float16_has_an_infinite_bound(ranks: int) -> None:
     """60000 + 60000 is beyond 65504, the largest number; so may be a sum that comes back below."""
     x, weight = torch.tensor([[6e4, 6e4, -6e4]]).half(), torch.ones(1, 3).half()
     bound = contractions.linear(x, weight, None, TORCH_CPU["float16"], ranks=ranks)
@@ -123,7 +123,7 @@ def test_inexact_input_widens_the_bound_of_its_results() -> None:
 
 
 @pytest.mark.parametrize("op", [activations.gelu, activations.silu, activations.relu])
-def test_an_activation_carries_its_inputs_error(op: object) -> None:
+def test_bound_of_an_activation_includes_the_error_of_its_input(op: object) -> None:
     x = torch.arange(-48, 49, dtype=torch.float64) / 8
     off = Bounded(x, torch.full((97,), 0.25, dtype=torch.float64))
     at, moved = op(off, TORCH_CPU["float64"]), op(x + 0.25, TORCH_CPU["float64"])  # type: ignore[operator]
@@ -191,7 +191,7 @@ def test_a_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
     assert dtype == "float16" or (after["param"].allowed > 0).tolist() == [False, True]
 
 
-def test_terms_that_cancel_are_not_taken_for_zeros() -> None:
+def test_cancelling_terms_are_not_treated_as_zeros() -> None:
     terms = torch.tensor([[1.0], [-1.0]])
 
     assert contractions.total(terms, 0, TORCH_CPU["bfloat16"], ranks=2).allowed.all()

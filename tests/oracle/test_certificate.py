@@ -103,7 +103,7 @@ def test_operation_that_could_round_is_refused(function: Function, reason: str) 
         bits_of(function)
 
 
-def test_backward_is_looked_at_too() -> None:
+def test_certificate_covers_the_backward() -> None:
     """Forward takes 100; the gradient of the weights adds four rows of 100, each times the cotangent."""
     large = torch.full((4, 4), 100.0, dtype=torch.float64)
 
@@ -112,7 +112,7 @@ def test_backward_is_looked_at_too() -> None:
         bits_of(lambda x, w: x * w, large, SQUARE[:1] / 3)
 
 
-def test_powers_of_two_that_results_share_are_not_taken_off() -> None:
+def test_certificate_does_not_reduce_magnitudes_by_shared_powers_of_two() -> None:
     """4 * 16 = 64, and 4 * 64: a rank's share of the first sum may be 48, and is multiplied before it is added."""
     fours = torch.full((4, 4), 4.0, dtype=torch.float64)
 
@@ -147,7 +147,7 @@ def test_powers_of_two_that_results_share_are_not_taken_off() -> None:
         "dims",
     ],
 )
-def test_signs_of_numbers_and_constants_take_nothing_off(function: Function, bits: int) -> None:
+def test_certificate_uses_absolute_values_of_constants(function: Function, bits: int) -> None:
     """Nor is a dim counted from the end taken for a factor."""
     assert bits_of(function) == bits
 
@@ -198,7 +198,7 @@ def test_inner_dtype_of_fewer_bits_must_hold_the_values() -> None:
             (large * 5 + 1).float()
 
 
-def test_whole_numbers_are_the_datas_own() -> None:
+def test_certificate_uses_the_real_values_of_integer_inputs() -> None:
     """Ids, masks and what is computed of them; rows that are looked up twice are added up."""
     ids, weight = torch.tensor([0, 1, 1]), torch.full((2, 3), 3.0, dtype=torch.float64, requires_grad=True)
     with Certificate(torch.bfloat16) as certificate:

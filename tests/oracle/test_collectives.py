@@ -76,7 +76,9 @@ def test_x_is_redistributed_to_the_layout_of_the_style(style: str, input_layout:
         ("rowwise", "shard(1)", ["forward reduce_scatter of 96 bytes"]),  # 3 rows of 8
     ],
 )
-def test_the_output_is_brought_to_its_layout(style: str, output_layout: str, expected: list[str]) -> None:
+def test_documented_collectives_include_the_redistribution_of_the_output(
+    style: str, output_layout: str, expected: list[str]
+) -> None:
     assert texts(linear(style, output_layout=output_layout), rank=1)[1:] == expected
 
 
@@ -96,14 +98,16 @@ def test_the_output_is_brought_to_its_layout(style: str, output_layout: str, exp
         ("rowwise", {"output_layout": "shard(0)", "requires_grad": ("bias",)}, ["backward all_gather of 56 bytes"]),
     ],
 )
-def test_the_backward_takes_gradients_the_way_back(style: str, fields: dict[str, Any], expected: list[str]) -> None:
+def test_documented_collectives_of_the_backward_reverse_the_forwards(
+    style: str, fields: dict[str, Any], expected: list[str]
+) -> None:
     """The cotangent's first, then x's if it needs one; parameters' gradients take nothing."""
     case = linear(style, **({"bias": True, "requires_grad": ALL} | fields))
 
     assert texts(case, phase="backward") == expected
 
 
-def test_rank_0_hands_out_the_parameters() -> None:
+def test_documented_scatters_of_parameters_come_from_rank_0() -> None:
     """Weight (7, 5) as 8 rows or 6 columns, the bias of 7 as 8 or whole; other ranks hand in nothing of a scatter."""
     colwise, rowwise = (linear(style, bias=True, output_layout="shard(1)") for style in ("colwise", "rowwise"))
 
@@ -113,27 +117,27 @@ def test_rank_0_hands_out_the_parameters() -> None:
     assert texts(rowwise, rank=1)[:2] == ["forward scatter of 0 bytes", "forward broadcast of 28 bytes"]
 
 
-def test_one_rank_redistributes_nothing() -> None:
+def test_one_rank_has_no_documented_collectives() -> None:
     case = linear("colwise", world_size=1, input_layout="shard(0)", output_layout="shard(0)", requires_grad=("x",))
 
     assert texts(case) == ["forward scatter of 140 bytes"]
 
 
-def test_a_fetch_takes_one_collective_of_everything() -> None:
+def test_fetch_documents_one_collective_for_all_parameters() -> None:
     """Five and three elements are padded to 6 and 4: ranks hand in 3 + 2, or 6 + 4."""
     assert texts(fetch("all_gather", (5,), (3,))) == ["forward all_gather of 20 bytes"]
     assert texts(fetch("all_reduce", (5,), (3,))) == ["forward all_reduce of 40 bytes"]
 
 
-def test_a_fetch_of_no_elements_takes_none() -> None:
+def test_fetch_without_elements_documents_no_collective() -> None:
     assert texts(fetch("all_gather", (0, 3))) == texts(fetch("all_reduce", (0,), (2, 0))) == []
 
 
-def test_bytes_follow_the_dtype() -> None:
+def test_documented_bytes_depend_on_the_dtype() -> None:
     assert texts(replace(fetch("all_reduce", (4,)), dtype="bfloat16")) == ["forward all_reduce of 8 bytes"]
 
 
-def test_a_class_without_documentation_is_a_misuse() -> None:
+def test_case_class_without_documented_collectives_raises_misuse() -> None:
     """The message says how to register it."""
     with pytest.raises(Misuse, match=r"no collectives are documented for Case.*expected_collectives\.register"):
         expected_collectives(object.__new__(Case), 0)
@@ -167,7 +171,7 @@ def test_the_documented_collectives_hold_in_any_order(case: Case) -> None:
     assert [verdict.kind for verdict in verdicts_on(replies, case)] == ["holds"]
 
 
-def test_a_case_that_is_not_recorded_has_no_verdict() -> None:
+def test_unrecorded_case_has_no_verdict_on_collectives() -> None:
     """Neither a pass nor a failure."""
     assert verdicts_on(right_replies(LINEAR), LINEAR) == []
     assert verdicts_on(right_replies(FETCH), FETCH) == []
@@ -185,14 +189,14 @@ def test_a_case_that_is_not_recorded_has_no_verdict() -> None:
     ],
     ids=["more", "fewer", "bytes", "kind", "phase", "group"],
 )
-def test_other_collectives_fail(change: Any) -> None:
+def test_undocumented_collectives_fail(change: Any) -> None:
     """On the one rank that called them."""
     [verdict] = verdicts_on(with_calls(1, *change(expected_collectives(RECORDED, 1))), RECORDED)
 
     assert verdict.kind == "collectives" and [mismatch.rank for mismatch in verdict.judgement.mismatches] == [1]
 
 
-def test_the_message_lists_both() -> None:
+def test_message_lists_documented_and_actual_collectives() -> None:
     """Documented collectives, actual ones, and their ranks."""
     case = fetch("all_gather", (5,))
     call = Collective("all_gather", 12)
@@ -211,7 +215,7 @@ def test_the_message_lists_both() -> None:
     ]
 
 
-def test_without_all_to_all_an_all_gather_takes_its_place() -> None:
+def test_all_gather_replaces_all_to_all_on_a_backend_without_it() -> None:
     """gloo has none: torch gathers as many bytes and cuts."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     instead = [
@@ -229,7 +233,7 @@ def test_without_all_to_all_an_all_gather_takes_its_place() -> None:
     assert verdicts_on(mixed, case)[0].kind == "collectives"
 
 
-def test_ranks_that_gather_instead_are_right_and_a_mixture_is_not() -> None:
+def test_all_gather_in_place_of_all_to_all_must_be_used_throughout() -> None:
     """On a backend that has an all_to_all it is used throughout."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     replies = right_replies(case)
@@ -250,11 +254,11 @@ def test_a_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() 
     assert judged[True] - judged[False] == {"uses_only_collectives"} and judged[False] < judged[True]
 
 
-def test_nothing_is_described_as_none() -> None:
+def test_empty_list_of_collectives_is_described_as_none() -> None:
     assert describe(()) == "none"
 
 
-def test_a_backend_that_cannot_be_recorded_has_no_verdict() -> None:
+def test_python_process_group_has_no_verdict_on_collectives() -> None:
     """Neither a pass nor a failure: its groups are Python's own, which torch's dispatcher does not see."""
     replies = right_replies(RECORDED)
     for rank in range(RECORDED.world_size):
@@ -263,7 +267,7 @@ def test_a_backend_that_cannot_be_recorded_has_no_verdict() -> None:
     assert verdicts_on(replies, RECORDED) == []
 
 
-def test_a_rank_that_recorded_nothing_does_not_hold() -> None:
+def test_rank_without_records_fails_the_claim_on_collectives() -> None:
     """Nothing recorded is not the same as nothing called."""
     replies = change_answer(right_replies(RECORDED), 0, lambda answer: replace(answer, collectives=None))
 

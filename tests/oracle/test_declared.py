@@ -65,7 +65,7 @@ def test_rounding_beyond_its_declaration_fails() -> None:
     assert "value" in {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_BFLOAT16, None, NARROW)}
 
 
-def test_a_declaration_lasts_as_long_as_its_block() -> None:
+def test_declaration_applies_only_within_its_block() -> None:
     with declared(NARROW):
         assert arithmetic_of("float32") is NARROW["float32"]
     assert arithmetic_of("float32") is TORCH_CPU["float32"]
@@ -78,7 +78,7 @@ def test_pool_is_judged_by_its_backends_declaration(mine: str) -> None:
     assert {verdict.kind for verdict in judge("mine", CASE, cast(Pool, pool))} == {"holds"}
 
 
-def test_the_option_reaches_the_backend(mine: str) -> None:
+def test_option_arithmetic_reaches_the_backend(mine: str) -> None:
     settings = parse({"arithmetic": f"{mine}:MINE"})
     check(settings)
 
@@ -144,7 +144,7 @@ def mixed(param_dtype: str, reduce_dtype: str = "") -> MixedCase:
         (CASE, ("float64", "bfloat16"), False),
     ],
 )
-def test_a_run_has_the_cases_of_its_dtypes(case: Case, dtypes: tuple[str, ...], *, expected: bool) -> None:
+def test_run_draws_only_cases_of_its_dtypes(case: Case, dtypes: tuple[str, ...], *, expected: bool) -> None:
     assert case.is_within(dtypes) == expected
 
 

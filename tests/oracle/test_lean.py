@@ -161,7 +161,7 @@ def test_one_shard_that_leans_is_found_and_named() -> None:
     assert mismatch is not None and (mismatch.rank, mismatch.extent) == (2, "200 errors of rank 2's shard")
 
 
-def test_replicas_count_once() -> None:
+def test_errors_of_replicas_count_once() -> None:
     """Sixty errors on each of ten ranks are sixty errors."""
     value = normal(0, 60)
     answers = held(value.bfloat16() * 1.5, WHOLE, 10)
@@ -225,7 +225,7 @@ def test_output_with_a_bias_that_loses_a_bit_when_halved_is_left_out() -> None:
     assert expect(replace(case, bias=False), 0).tensors["output"].is_symmetric
 
 
-def test_products_with_one_factor_do_lean() -> None:
+def test_errors_of_products_with_one_factor_lean() -> None:
     """Small significands are more frequent than large ones: 1 + 2**-7 rounds those down."""
     x = torch.linspace(1, 2, 400_000, dtype=torch.float64).square().sub(1).div(3).add(1).bfloat16()
     value = x.double() * (1 + 2.0**-7)

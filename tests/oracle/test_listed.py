@@ -44,7 +44,7 @@ RIGHT = listed([[5, 0], [3, 3]], [4, 2, 1, 0])
 
 
 @pytest.mark.parametrize("indices", [torch.tensor([[2, 0]]), torch.empty((0, 3), dtype=torch.int64)])
-def test_lists_arrive_as_they_were_sent(indices: torch.Tensor, tmp_path: Path) -> None:
+def test_listed_elements_arrive_unchanged(indices: torch.Tensor, tmp_path: Path) -> None:
     sent = Placed(torch.randn(indices.shape), UNTOLD, (3, 2), indices)
     message = encode_reply(1, Reply(rank=0, outcome="answered", answers=(Answer({"w": sent}),)), tmp_path)
     found = decode_message(message)[1].answers[0].tensors["w"]
@@ -57,7 +57,7 @@ def test_listed_elements_are_judged_at_their_place() -> None:
     assert judge_values("w", EXPECTED, RIGHT, (2,)) == (None, 0.0)
 
 
-def test_a_wrong_element_has_its_place_in_both() -> None:
+def test_wrong_listed_element_shows_local_and_global_index() -> None:
     mismatch, _ = judge_values("w", EXPECTED, spoilt(RIGHT, 1, 2, 9.0), (2,))
 
     assert mismatch is not None and (mismatch.rank, mismatch.local_index, mismatch.global_index) == (1, (2,), (0, 1))
@@ -73,7 +73,7 @@ def test_every_element_must_be_on_some_rank() -> None:
     assert shape_mismatch("w", replace(EXPECTED, may_be_none=True), listed([5, 0], [4]), (2,)) is None
 
 
-def test_another_dtype_is_a_mismatch() -> None:
+def test_listed_elements_of_a_wrong_dtype_are_a_mismatch() -> None:
     doubled = {rank: replace(placed, local=placed.local.double()) for rank, placed in RIGHT.items()}
     mismatch = shape_mismatch("w", EXPECTED, doubled, (2,))
 
@@ -118,7 +118,7 @@ def test_a_rank_that_disagrees_is_named(
     assert (mismatch.rank, mismatch.actual[:3]) == told[:2] and told[2] in mismatch.expected
 
 
-def test_ranks_that_agree_agree() -> None:
+def test_equal_copies_of_an_element_agree() -> None:
     answers = {rank: Answer({"w": placed}) for rank, placed in RIGHT.items()}
     judged = judge_replicas(CASE, Expected({"w": EXPECTED}, {}), answers)
 

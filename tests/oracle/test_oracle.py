@@ -132,7 +132,7 @@ def test_a_truncated_cotangent_shows_in_every_element_of_the_bias_gradient(dtype
     assert differing(gradient, case, "grad.bias") == case.out_features
 
 
-def test_swapped_tokens_show():
+def test_swapped_tokens_change_the_output():
     case = linear_case()
     swapped = expect(case, 0).tensors["output"].value.roll(1, 0)
 
@@ -208,7 +208,7 @@ def test_sums_that_would_overflow_int64_are_refused():
 
 @given(integers=st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=5), exponent=st.integers(-300, 300))
 @SETTINGS
-def test_found_integers_stand_for_the_same_values_in_the_largest_unit(integers, exponent):
+def test_integers_times_the_largest_unit_equal_the_values(integers, exponent):
     values = torch.tensor(integers, dtype=torch.float64) * 2.0**exponent
     found = find_integers("", values)
 

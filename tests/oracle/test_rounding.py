@@ -46,7 +46,7 @@ def test_gamma_is_infinite_if_every_digit_may_be_lost() -> None:
     assert gamma(256, 2.0**-8) == math.inf
 
 
-def test_growth_of_one_rounding_is_its_unit_roundoff() -> None:
+def test_gamma_of_one_rounding_is_the_unit_roundoff() -> None:
     assert growth((1, 2.0**-24)) == pytest.approx(2.0**-24, rel=1e-12)
     assert growth((0, 2.0**-8)) == 0.0
 
@@ -74,7 +74,7 @@ def test_a_bound_that_is_not_a_number_is_infinite() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_record_is_about_the_dtype_it_is_listed_under(dtype: str) -> None:
+def test_record_of_arithmetic_has_the_dtype_of_its_key(dtype: str) -> None:
     declared: Arithmetic = TORCH_CPU[dtype]
 
     assert declared.dtype == declared.reduce == dtype

@@ -166,7 +166,7 @@ def test_dropout_result_of_a_common_value_is_a_common_value() -> None:
     assert isinstance(made, Ranged) and made.origin.is_constant
 
 
-def test_a_choice_that_a_correct_program_may_make_otherwise_allows_anything() -> None:
+def test_uncertain_choice_has_an_infinite_bound() -> None:
     """Equal terms added in another order need not be equal."""
     right = bound_of(
         of(lambda x, w: torch.where((x @ w) < (x @ w.clone()), x, -x)), given_of(lambda: Of(torch.mm), torch.float64)
@@ -211,7 +211,7 @@ def test_item_of_an_exact_tensor_is_allowed() -> None:
     assert bool(right.allowed.isfinite().all())
 
 
-def test_a_mask_that_is_written_to_is_no_constant() -> None:
+def test_mask_that_is_written_to_is_not_constant() -> None:
     """The written value depends on x, also in a view: its product with 1 may be a sum of shares."""
 
     def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -245,7 +245,7 @@ def test_copied_value_may_be_averaged_over_the_ranks(ranks: int) -> None:
     assert margin(bound_of(make, given, ranks), averaged) <= 1
 
 
-def test_more_ranks_and_more_terms_allow_more() -> None:
+def test_bound_grows_with_ranks_and_terms() -> None:
     make, given = of(torch.mm), given_of(of(torch.mm), torch.float32)
 
     assert bool(
@@ -270,7 +270,7 @@ def test_unbounded_value_has_infinite_allowance() -> None:
     assert not any(bool(bounded.allowed.isnan().any()) for bounded in right.values())
 
 
-def test_a_module_that_computes_in_another_dtype_rounds_as_that_does() -> None:
+def test_module_that_computes_in_another_dtype_rounds_to_that_dtype() -> None:
     given = given_of(of(torch.mm), torch.float64)
     inside = bound_of(of(lambda x, w: (x.float() @ w.float()).double()), given)["output"].allowed
 
@@ -302,7 +302,7 @@ def test_error_of_a_softmax_follows_from_its_terms(size: float) -> None:
     assert float(bound[1].max()) < 1e-13
 
 
-def test_softmax_is_open_if_its_terms_are_open() -> None:
+def test_softmax_of_unbounded_terms_is_unbounded() -> None:
     """Also where what it is underflows."""
     x = torch.tensor([[0.0, -1000.0]], dtype=torch.float64)
     given, counted = Ranged(x, torch.full_like(x, 2000.0), x.abs() + 2000.0), RunningError(TORCH_CPU["float64"], 1)
@@ -312,7 +312,7 @@ def test_softmax_is_open_if_its_terms_are_open() -> None:
     assert bool((counted.bounded(found).allowed >= 1).all())
 
 
-def test_a_softmax_over_nothing_is_nothing() -> None:
+def test_softmax_over_an_empty_dim_has_an_empty_bound() -> None:
     x = torch.zeros(3, 0, dtype=torch.float64)
     given, counted = Ranged(x, x, x), RunningError(TORCH_CPU["float64"], 1)
     with counted:

@@ -58,7 +58,7 @@ def test_results_are_exact_and_gradients_within_small_bounds_in_float32_beside_f
         torch.eye(60) - torch.ones(60, 60).triu(1),
     ],
 )
-def test_other_matrices_have_no_known_bound(x: torch.Tensor) -> None:
+def test_factorization_that_may_round_has_no_known_bound(x: torch.Tensor) -> None:
     """With entries of 2, other diagonals, lower triangles, or an inverse too large for a significand."""
     counted = RunningError(arithmetic_of("float32"), 1)
     for name in ("linalg.inv_ex", "linalg.pinv"):

@@ -33,7 +33,7 @@ def table() -> Table:
     return found
 
 
-def test_no_kernel_is_beyond_its_bound(table: Table) -> None:
+def test_every_kernel_is_within_its_running_bound(table: Table) -> None:
     assert {key: margins.violations for key, margins in table.items() if margins.violations} == {}
     assert sum(margins.elements for margins in table.values()) > 100_000
 
@@ -75,7 +75,7 @@ def test_long_sum_of_16_bits_has_the_bound_of_its_accumulator(dtype: str) -> Non
     assert width(bound(torch.mm, {"x": normal(4, 512), "w": normal(512, 4)}, dtype)) < 0.1
 
 
-def test_a_device_that_adds_up_in_16_bits_is_allowed_more() -> None:
+def test_bound_is_wider_on_a_device_that_accumulates_in_16_bits() -> None:
     given = {"x": normal(4, 64), "w": normal(64, 4)}
     record = replace(TORCH_CPU["bfloat16"], accumulate="bfloat16")
     counted = RunningError(record, 2)
@@ -87,7 +87,7 @@ def test_a_device_that_adds_up_in_16_bits_is_allowed_more() -> None:
 
 
 @each_narrow
-def test_a_kernel_that_is_not_known_may_store_all_that_it_computes(dtype: str) -> None:
+def test_unknown_kernel_may_round_every_intermediate_result(dtype: str) -> None:
     """torch's decomposition of a norm of groups computes in float32; its kernel is not read."""
     x = {"x": normal(4, 8)}
 
@@ -121,7 +121,7 @@ def test_products_by_group_round_as_products_do(dtype: str) -> None:
     assert width(grouped) < 1.5 * width(bound(torch.mm, {"x": x, "w": w[0]}, dtype))
 
 
-def test_a_number_that_is_scattered_is_not_off() -> None:
+def test_scattered_constant_is_exact() -> None:
     """For example -1 in the gradient of a cross entropy."""
     make = of(lambda x, w: functional.cross_entropy(x @ w, torch.arange(5)))
     given = given_of(lambda: Of(torch.mm), torch.float32)
@@ -144,7 +144,7 @@ def test_terms_of_a_product_may_be_added_to_the_bias_one_after_the_other() -> No
 
 
 @each_narrow
-def test_attention_may_be_taken_apart_in_float32(dtype: str) -> None:
+def test_attention_may_be_decomposed_in_float32(dtype: str) -> None:
     """Like torch on devices other than the CPU: its backward multiplies by the output before it was stored."""
     kind = getattr(torch, dtype)
     q, k, v, g = (4 * normal(4, 2, 5, 8)[place : place + 1].to(kind).requires_grad_() for place in range(4))

@@ -104,7 +104,7 @@ def is_right(compute: Compute, dtype: torch.dtype, seed: int) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("compute", [nn.Module.__call__, gated], ids=["sigmoid", "gate"])
-def test_a_right_sigmoid_is_right_in_one_process(compute: Compute, dtype: torch.dtype) -> None:
+def test_right_sigmoid_holds_in_one_process(compute: Compute, dtype: torch.dtype) -> None:
     assert [seed for seed in range(24) if not is_right(compute, dtype, seed)] == []
 
 
@@ -129,7 +129,7 @@ def test_a_gradient_of_sigmoid_ten_roundings_off_is_beyond_its_bound() -> None:
     assert bool(((wrong.double() - right.value).abs() > right.allowed).all())
 
 
-def test_the_certainly_larger_of_two_keeps_its_own_error() -> None:
+def test_maximum_keeps_the_error_of_the_certainly_larger_operand() -> None:
     one, two = off_by([1.0, 5.0, 1.0], 0.5), off_by([5.0, 1.0, 1.2], 0.25)
 
     assert bound(torch.maximum, one, two, dtype="float32").allowed.tolist() == pytest.approx([0.25, 0.5, 0.5])
@@ -158,7 +158,7 @@ def test_negative_power_may_be_zero_if_the_positive_one_overflows() -> None:
     assert right.allowed[0] < 1e-3 and 0 < float(right.value[1]) <= float(right.allowed[1])
 
 
-def test_a_number_in_a_power_may_be_stored() -> None:
+def test_exponent_may_be_rounded_to_the_dtype() -> None:
     x = torch.tensor([1000.0]).bfloat16()
     right = bound(lambda x: x**0.3, x, dtype="bfloat16")
     stored = float(torch.tensor(0.3).bfloat16())
@@ -181,7 +181,7 @@ def test_a_gradient_passes_a_threshold_that_is_less_in_float32() -> None:
     assert float(bound(lambda x: torch.ops.aten.threshold_backward(x, x, 0.3), x).value) == float(x)
 
 
-def test_a_saturated_sigmoid_is_no_further_off() -> None:
+def test_bound_of_a_saturated_sigmoid_does_not_grow() -> None:
     """Its derivative is less than 1e-30 there, whatever x is."""
     x = torch.tensor([70.0], dtype=torch.float64)
 

@@ -80,7 +80,7 @@ def test_another_process_draws_the_same_values(case):
 
 
 @pytest.mark.parametrize("case", REPRODUCED, ids=lambda case: type(case).__name__)
-def test_drawing_neither_reads_nor_moves_the_global_generator(case):
+def test_drawing_does_not_use_the_global_generator(case):
     torch.manual_seed(1)
     first = digest_of(case)
     state = torch.get_rng_state()
@@ -215,7 +215,7 @@ def test_every_element_of_the_wide_operand_needs_the_whole_significand(mode, nam
 
 
 @pytest.mark.parametrize("mode", ["wide-x", "wide-w"])
-def test_the_selecting_operand_spreads_over_all_features(mode):
+def test_selecting_operand_covers_all_features(mode):
     case = linear_case(leading=(40,), in_features=12, out_features=40, values=((mode, 0),))
     selecting = flat(case)["weight" if mode == "wide-x" else "x"]
 
@@ -242,7 +242,7 @@ def test_any_order_and_any_split_of_the_sums_give_the_same_bits(dtype, mode):
     assert all(torch.equal(found[0], other) for other in found)
 
 
-def test_random_reals_would_not_do():
+def test_random_real_values_are_not_exact():
     terms = list(torch.randn(33, generator=torch.Generator().manual_seed(0)))
     order = random.Random(0)
 

@@ -58,14 +58,14 @@ def test_rows_along_one_axis_and_layers_along_the_other_hold(
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("parallelize", ["tensor_parallel", "whole_on_dp", "fsdp2_tp"])
-def test_a_whole_batch_is_the_same_on_both(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
+def test_whole_batch_is_the_same_along_both_axes(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
     verdicts = check("module", case_of(parallelize, mesh, batch="whole", x_shape=(2, 3)), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @pytest.mark.ranks
-def test_the_batch_may_be_divided_along_the_second(pool: Pool) -> None:
+def test_batch_may_be_divided_along_the_second_axis(pool: Pool) -> None:
     case = case_of("along_the_other_axis", (1, 3), batch_axis="tp")
     assert [layout.placements for layout in {case.layouts()["x"]}] == [case.rows_layout.placements]
     assert (case.num_parts, case.rows, case.ranks_of_part(2)) == (3, (2, 2, 2), (2,))
@@ -137,7 +137,7 @@ def test_the_reference_runs_on_each_part_once() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
-def test_a_property_of_two_axes_holds_and_could_be_red(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_property_on_two_axes_holds_and_passes_its_audit(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """A program that reduces gradients along the first axis gets different rows there, without a setting."""
     prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
     found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
@@ -160,7 +160,7 @@ def test_meshes_of_every_shape_are_drawn(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_no_mesh_that_can_be_divided_is_a_mistake(pool: Pool) -> None:
+def test_property_without_a_divisible_mesh_raises_misuse(pool: Pool) -> None:
     prop = module_property(MLP, HERE + "by_hand", [(1, 3)], axes=AXES, batch="mean of parts")
 
     assert {case.world.mesh for case in drawn(prop.cases(Space((2,), ("float32",))), 20)} == {(1, 2)}
@@ -168,7 +168,7 @@ def test_no_mesh_that_can_be_divided_is_a_mistake(pool: Pool) -> None:
         judge("module", case_of("by_hand", (2, 1), x_shape=(1, 3)), pool)
 
 
-def test_meshes_are_every_product() -> None:
+def test_meshes_have_every_pair_of_sizes() -> None:
     assert meshes_of(4, 2) == ((4, 1), (2, 2), (1, 4))
     assert meshes_of(3, 1) == ((3,),) and meshes_of(3, 0) == ((),)
     assert meshes_of(2, 3) == ((2, 1, 1), (1, 2, 1), (1, 1, 2))

@@ -58,7 +58,7 @@ def test_part_with_too_wide_a_bound_is_named() -> None:
     )
 
 
-def test_smaller_shape_that_would_do_is_named() -> None:
+def test_refusal_names_a_smaller_shape_that_is_conclusive() -> None:
     """No dtype is wider, and one part is all that the module has."""
     message = told("chaos", (4, 60, 2), "float64", step=STEP)
 
@@ -105,7 +105,7 @@ def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
     assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("bfloat16",))) == {}
 
 
-def test_run_without_a_fitting_dtype_says_which_would_do() -> None:
+def test_run_without_a_conclusive_dtype_names_one() -> None:
     prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP, by_parts=False)
 
     assert prop.leaves_out is not None

@@ -93,7 +93,7 @@ def num_tensors() -> int:
     return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
-def test_without_parts_the_same_module_is_too_deep() -> None:
+def test_deep_module_is_refused_without_by_parts() -> None:
     case = replace(case_of("deep", DECODER + "heads_and_hidden_divided", dtype="float64"), by_parts=False)
 
     assert is_too_wide(expect(case, 0).tensors["grad.x"])
@@ -129,7 +129,7 @@ def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str,
     ("build", "parallelize"),
     [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
 )
-def test_recorded_value_is_judged_too(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+def test_every_recorded_value_is_judged(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
     """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
     case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
     replies = pool.run("module", case)
@@ -165,14 +165,14 @@ def spoilt(
 
 
 @pytest.mark.ranks
-def test_part_passes_the_same_tensor_on(pool: Pool) -> None:
+def test_part_that_returns_its_input_passes_the_same_tensor(pool: Pool) -> None:
     """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
-def test_copy_of_a_parts_output_requires_the_same_gradient() -> None:
+def test_copy_of_a_submodules_output_has_the_same_requires_grad() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         copy = copied_of((x, 1), {id(x)})
@@ -182,7 +182,7 @@ def test_copy_of_a_parts_output_requires_the_same_gradient() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["hands_on", "hands_on_by_name"])
-def test_shares_passed_on_by_a_part_are_judged_as_rounded(pool: Pool, build: str) -> None:
+def test_partial_sums_returned_by_a_submodule_are_judged_as_rounded(pool: Pool, build: str) -> None:
     """A third in bfloat16 is off by more than the products that follow in float32."""
     case = case_of(build, "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
     verdicts = check("module", case, pool)
@@ -260,7 +260,7 @@ def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, part
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["two_users", "in_place"])
-def test_plain_users_of_a_tensor_hold(pool: Pool, build: str) -> None:
+def test_right_program_whose_tensor_has_several_users_holds(pool: Pool, build: str) -> None:
     verdicts = check("module", case_of(build, "nothing_divided", x_shape=(2, 4, 6)), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -353,7 +353,7 @@ def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_zeros_of_a_gradient_are_no_factor(pool: Pool) -> None:
+def test_zero_gradient_gives_no_factor(pool: Pool) -> None:
     case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
     replies = spoilt(pool.run("module", case), "grad.boundary.first", (0, 1), torch.zeros_like)
 
@@ -416,7 +416,7 @@ def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], la
     torch.testing.assert_close(whole.value, VALUE)
 
 
-def test_interchangeable_slices_have_unknown_places() -> None:
+def test_equal_slices_have_unknown_places() -> None:
     """Later values may depend on either, for example the gradient of a product with one of two close columns."""
     right = VALUE.clone()
     right[:, 4] = right[:, 1] + 0.125
@@ -428,7 +428,7 @@ def test_interchangeable_slices_have_unknown_places() -> None:
     torch.testing.assert_close(whole.spread, 0.125 * ((COLUMN == 1) | (COLUMN == 4)).double().expand(2, 6))
 
 
-def test_nearest_layout_is_taken_within_a_wide_bound() -> None:
+def test_nearest_layout_is_inferred_if_the_bound_allows_several() -> None:
     """Either rank's share alone is within the bound too."""
     placed = {rank: {"name": Placed(VALUE * share, UNTOLD)} for rank, share in enumerate((0.75, 0.25))}
     right = Bounded(VALUE, torch.full_like(VALUE, 10.0))
@@ -477,7 +477,7 @@ def test_rank_is_judged_by_rows_that_it_alone_has(own: torch.Tensor) -> None:
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
 
 
-def test_columns_are_no_rows_that_go_to_other_ranks() -> None:
+def test_columns_are_never_matched_as_moved_rows() -> None:
     own = torch.stack([OTHERS[0], ROWS[1]], dim=1)
     whole = held_of_first([own, torch.stack([ROWS[0], OTHERS[1]], dim=1)], ROWS.T)
 
@@ -493,7 +493,7 @@ def test_continued_value_is_a_copy_of_the_recorded_one() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)], ids=str)
-def test_numbers_that_are_alone_in_their_rows_are_not_looked_for_among_others(shape: tuple[int, ...]) -> None:
+def test_rows_of_one_or_few_numbers_are_not_matched_as_moved_rows(shape: tuple[int, ...]) -> None:
     """One or a few agree by chance."""
     numbers = torch.arange(6, dtype=torch.float64).reshape(shape)
     whole = held_of_first([numbers + 1, numbers], numbers)
@@ -521,7 +521,7 @@ def test_only_the_wrong_shape_of_a_batchs_parts_is_named(wrong: tuple[int, ...],
     assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
 
 
-def test_numbers_in_another_order_are_matched() -> None:
+def test_reordered_numbers_are_matched() -> None:
     """1.06 is nearest to 1.0, but no other number can be 1.2."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
@@ -560,7 +560,7 @@ def test_module_is_judged_by_parts_if_nothing_else_concludes() -> None:
     assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("float32", "bfloat16"))) == {}
 
 
-def test_a_module_that_is_not_to_be_judged_by_parts_is_too_deep() -> None:
+def test_deep_module_with_by_parts_false_is_refused() -> None:
     prop = module_property(
         HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
     )
@@ -579,7 +579,7 @@ def test_difference_between_replicas_leaves_later_parts_unknown() -> None:
 
 
 @pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
-def test_open_boundary_leaves_no_answer_open(*, is_inner: bool, kind: str) -> None:
+def test_inconclusive_boundary_leaves_later_answers_conclusive(*, is_inner: bool, kind: str) -> None:
     case = case_of("deep", "halved", world_size=1)
     right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
     answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
@@ -593,7 +593,7 @@ def test_open_boundary_leaves_no_answer_open(*, is_inner: bool, kind: str) -> No
     ("factor", "allowed", "kind"),
     [(1.05, 10.0, "holds"), (1.2, 10.0, "inconclusive"), (1.05, torch.inf, "holds"), (3.0, 10.0, "value")],
 )
-def test_near_value_holds_though_its_bound_is_open(factor: float, allowed: float, kind: str) -> None:
+def test_near_value_holds_although_its_bound_is_too_wide(factor: float, allowed: float, kind: str) -> None:
     bound = torch.full_like(VALUE, allowed)
     right = ExpectedTensor(VALUE, bound, Layout((Replicate(),)), "float64", "", resolution=resolution_of(VALUE))
     answers = {0: Answer({"name": Placed(VALUE * factor, UNTOLD)}, {}, ())}
@@ -603,7 +603,7 @@ def test_near_value_holds_though_its_bound_is_open(factor: float, allowed: float
     assert judgement.kind == kind and ("name" in judgement.agreeing) == (kind == "holds")
 
 
-def test_nothing_is_near_infinity_or_to_no_change() -> None:
+def test_no_value_is_near_infinity_or_an_invisible_update() -> None:
     assert resolution_of(VALUE.clone().fill_(torch.inf)) is None
     assert resolution_of(VALUE, change=torch.zeros_like(VALUE)) is None
 
@@ -634,7 +634,7 @@ def test_recomputation_of_checkpointing_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("num", "told"), [(16, "0, 1"), (17, " and 1 others agree")])
-def test_a_message_names_the_first_of_many_tensors(num: int, told: str) -> None:
+def test_message_names_the_first_of_many_wrong_tensors(num: int, told: str) -> None:
     judgement = Judgement("value", (Mismatch("name", 0, "1", "2"),), tuple(map(str, range(num))))
     verdict = Verdict(
         claim="equals_unsharded", subject="module", case=case_of("deep", "halved"), judgement=judgement, draw=0
@@ -656,7 +656,7 @@ def test_expanded_operand_is_matched_by_element(pool: Pool, parallelize: str, wr
 
 
 @pytest.mark.ranks
-def test_a_rank_that_has_nothing_of_a_sum_is_not_called_wrong_for_its_zeros(pool: Pool) -> None:
+def test_rank_that_holds_zeros_of_a_partial_sum_is_right(pool: Pool) -> None:
     """No rank owes a summand of attention's input: rank 0 has all of it here, and rank 1 zeros."""
     verdicts = judge("module", case_of("pooled", "on_the_first_rank", x_shape=(2, 3, 24)), pool)
 

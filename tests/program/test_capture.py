@@ -86,7 +86,7 @@ def test_a_right_step_holds_with_the_buffers_that_it_had(run: Path) -> None:
     assert found.coverage() == "16 of 16 boundaries judged"
 
 
-def test_a_wrong_part_is_named_and_the_other_run_holds(run: Path, tmp_path: Path) -> None:
+def test_wrong_submodule_of_one_captured_run_is_named_and_the_second_run_holds(run: Path, tmp_path: Path) -> None:
     captured(tmp_path / "wrong", more)
     right, wrong = judged(run), judged(tmp_path / "wrong")
 
@@ -199,7 +199,7 @@ class Sending(nn.Module):
         return self.module(input)
 
 
-def test_buffers_are_those_that_the_forward_finds_when_a_wrapper_has_sent_them(tmp_path: Path) -> None:
+def test_captured_buffers_are_those_after_a_wrapper_broadcast_them(tmp_path: Path) -> None:
     module = Sending()
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
@@ -224,7 +224,7 @@ def test_change_of_inputs_or_parameters_by_the_forward_is_named(tmp_path: Path) 
     assert [each.tensor for each in found.failed[-1].judgement.mismatches] == ["given.input", "param.1.down.bias"]
 
 
-def test_parts_that_make_no_whole_are_named_rank_by_rank(run: Path) -> None:
+def test_shards_that_do_not_form_a_whole_are_listed_by_rank(run: Path) -> None:
     rows, whole = Layout((Shard(0),)), Layout((Replicate(),))
     held = {
         0: {"param.bias": Placed(torch.ones(2), rows)},
@@ -417,7 +417,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_folder_that_is_no_whole_run_is_refused_in_words(copy: Path, what: str) -> None:
+def test_invalid_folder_of_a_captured_run_is_refused_with_a_reason(copy: Path, what: str) -> None:
     spoil, words = HOSTILE[what]
     spoil(copy)
     with pytest.raises(Misuse, match=words):
@@ -505,7 +505,7 @@ def test_a_file_of_tensors_gives_back_every_dtype(tmp_path: Path) -> None:
     assert all(torch.equal(read.read(name), tensor) for name, tensor in tensors.items())
 
 
-def test_the_command_ends_as_others_do(run: Path, copy: Path, tmp_path: Path, command: Command) -> None:
+def test_judge_command_has_the_usual_exit_codes(run: Path, copy: Path, tmp_path: Path, command: Command) -> None:
     captured(tmp_path / "wrong", more)
     reference = ["--reference", HERE + "blocks"]
     green, red = (command(tmp_path, "judge", str(each), *reference) for each in (run, tmp_path / "wrong"))

@@ -199,7 +199,7 @@ def handed_otherwise(module: nn.Module) -> None:
         (handed_otherwise, r"took input in call 4 within the block, input in the first: .* in the same way"),
     ],
 )
-def test_calls_that_are_no_micro_batches_are_refused(
+def test_calls_that_cannot_be_micro_batches_are_refused(
     tmp_path: Path, body: Callable[[nn.Module], object], words: str
 ) -> None:
     with pytest.raises(Misuse, match=words):

@@ -55,7 +55,7 @@ def test_an_update_holds_and_so_does_the_state_that_it_leaves(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}])
-def test_an_update_of_16_bits_is_concluded_on(tmp_path: Path, how: dict[str, bool]) -> None:
+def test_update_in_16_bits_is_conclusive(tmp_path: Path, how: dict[str, bool]) -> None:
     found = updated(tmp_path / "run", dtype=torch.bfloat16, **how)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -108,7 +108,7 @@ def test_a_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> N
     assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
 
 
-def test_change_undone_within_the_block_is_no_update(tmp_path: Path) -> None:
+def test_change_that_is_undone_within_the_block_is_ignored(tmp_path: Path) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=2.0**-5)
     step(module)
@@ -134,7 +134,7 @@ def test_ranks_that_divide_parameters_are_judged(pool: Pool, tmp_path: Path, sub
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_another_block_than_one_update_is_refused(tmp_path: Path, times: int) -> None:
+def test_block_with_other_than_one_update_is_refused(tmp_path: Path, times: int) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters())
 

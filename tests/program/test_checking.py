@@ -133,7 +133,7 @@ def test_file_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypat
         ),
     ],
 )
-def test_wrong_setting_is_answered_with_the_right_one(wrong: Any, said: str) -> None:
+def test_misspelt_setting_is_refused_with_the_right_name(wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         check(block, replicated, SHAPES, **wrong)
 
@@ -169,6 +169,6 @@ def test_nothing_concluded_is_raised_on_request(monkeypatch: pytest.MonkeyPatch)
         check(block, replicated, SHAPES, raises=True)
 
 
-def test_check_is_no_module() -> None:
+def test_equivtest_check_is_a_function_and_no_module() -> None:
     assert importlib.util.find_spec("equivtest.check") is None
     assert equivtest.check is check

@@ -23,7 +23,7 @@ def case_of(build: str, parallelize: str = "divided", **fields: object) -> Modul
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["by_table", "by_layer"])
 @pytest.mark.parametrize("fields", [{"by_parts": True}, {"by_parts": False}], ids=["by parts", "whole"])
-def test_a_part_may_give_complex_numbers(pool: Pool, build: str, fields: dict[str, bool]) -> None:
+def test_submodule_may_return_complex_numbers(pool: Pool, build: str, fields: dict[str, bool]) -> None:
     verdicts = check("module", case_of(build, **fields), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -46,7 +46,7 @@ def test_complex_buffer_keeps_its_value(dtype: str) -> None:
         ("counting", "counting: buffer turns, which the forward changes, is of complex64"),
     ],
 )
-def test_complex_numbers_that_come_out_are_refused(build: str, message: str) -> None:
+def test_complex_outputs_are_refused(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(build)
 

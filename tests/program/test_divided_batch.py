@@ -60,7 +60,7 @@ def failing(found: Findings) -> set[tuple[str, str]]:
         "fsdp2_that_reduces_nothing",
     ],
 )
-def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """One line is enough: `parallelize` shows that torch reduces gradients."""
     found = failing(searched(claimed("mlp", parallelize), pool, tmp_path))
 
@@ -143,7 +143,7 @@ def test_a_parameter_that_nothing_uses_is_no_failure(pool: Pool, parallelize: st
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_number_of_each_part_counts_as_a_row(pool: Pool, world_size: int) -> None:
+def test_number_returned_by_each_rank_is_compared_as_a_row(pool: Pool, world_size: int) -> None:
     """A loss is such a number; x may have one dim, too."""
     case = case_of("one_number", world_size=world_size, x_shape=(5,))
 
@@ -186,7 +186,7 @@ def test_the_reference_is_the_unsharded_module_on_each_part(batch: str, divisor:
     assert torch.allclose(found["grad.linear.weight"].value, weight.grad / divisor, rtol=1e-12, atol=1e-15)
 
 
-def test_sums_over_all_parts_must_fit_a_dtype() -> None:
+def test_dtype_must_hold_sums_over_all_parts() -> None:
     """One part of sixty rows would."""
     with pytest.raises(Misuse, match="bfloat16 holds 256 exactly"):
         expect(case_of(x_shape=(36, 3), dtype="bfloat16", world_size=2, batch=SUM), 0)
@@ -239,7 +239,7 @@ def test_world_without_a_shape_of_enough_rows_raises_misuse(pool: Pool, tmp_path
 
 
 @pytest.mark.ranks
-def test_disagreement_between_ranks_raises_misuse(pool: Pool, tmp_path: Path) -> None:
+def test_ranks_that_disagree_on_reducing_gradients_raise_misuse(pool: Pool, tmp_path: Path) -> None:
     found = searched(claimed("mlp", "sharded_on_one_rank_alone"), pool, tmp_path)
 
     assert "makes modules that reduce their gradients on ranks [0] of 2 alone" in found.misuse
@@ -277,7 +277,7 @@ def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
 @pytest.mark.parametrize(
     ("given", "batch"), [({}, MEAN), ({"batch": "whole"}, "whole"), ({"batch": SUM}, SUM)], ids=["none", "whole", "sum"]
 )
-def test_declared_batch_counts_more_than_the_seen_one(pool: Pool, given: dict[str, Any], batch: str) -> None:
+def test_declared_batch_overrides_the_probed_one(pool: Pool, given: dict[str, Any], batch: str) -> None:
     prop = resolved(claimed("mlp", "fsdp2", **given), pool)
 
     assert {case.batch for case in chunk_cases(prop, Chunk(2, limits.DTYPES, 0, 5))} == {batch}  # type: ignore[attr-defined]
@@ -294,7 +294,7 @@ def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: 
 
 
 @pytest.mark.ranks
-def test_unsupported_parallelization_resolves(pool: Pool) -> None:
+def test_probe_of_an_unsupported_parallelization_leaves_no_case(pool: Pool) -> None:
     """No dtype gets an answer if torch lacks a function that `parallelize` uses."""
     prop = claimed("mlp", "lacking", optimizer="equivtest.programs.examples.mixture:sgd")
 

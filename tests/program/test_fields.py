@@ -22,13 +22,13 @@ CASE = ModuleCase(
 )  # fmt: skip
 
 
-def test_fields_belong_to_parts() -> None:
+def test_each_field_of_a_case_belongs_to_one_group() -> None:
     assert CASE.training == Training(optimizer=f"{STEPS}sgd", steps=2)
     assert CASE.judge == Judge(zero_or_none=("x",))
     assert CASE.arguments.x_shape == (2, 3) and CASE.world == World()
 
 
-def test_written_case_is_flat() -> None:
+def test_written_case_lists_the_fields_of_all_groups() -> None:
     written = to_data(CASE)["fields"]
 
     assert written.keys() == fields_of(CASE).keys()
@@ -38,14 +38,14 @@ def test_written_case_is_flat() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"steps": 3}, {"x_shape": (3, 3), "zero_or_none": ()}])
-def test_field_of_a_part_is_replaced_by_its_name(changes: dict[str, Any]) -> None:
+def test_replace_accepts_the_name_of_a_group_field(changes: dict[str, Any]) -> None:
     changed = CASE.but(**changes)
 
     assert changed == dataclasses.replace(CASE, **changes) != CASE
     assert fields_of(changed) == fields_of(CASE) | changes
 
 
-def test_condition_asks_for_a_field_of_a_part() -> None:
+def test_condition_of_a_known_failure_reads_a_group_field() -> None:
     assert Condition("steps", "==", 2).holds(CASE)
     assert not Condition("optimizer", "==", "").holds(CASE)
 

@@ -132,7 +132,7 @@ def test_reported_places_are_used(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_wrong_place_stated_by_the_user_is_reported_as_a_wrong_value(pool: Pool) -> None:
+def test_wrong_place_from_placed_is_a_wrong_value(pool: Pool) -> None:
     with pytest.raises(
         ValueMismatch, match=r"param\.0\.weight differs(.|\n)*local \(0, 0\), global \(3, 0\) of \(8, 3\)"
     ):
@@ -166,7 +166,7 @@ def test_renamed_parameter_raises_misuse_with_a_similar_name(pool: Pool) -> None
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1_flat"])
-def test_they_are_judged_on_real_values_part_by_part(pool: Pool, parallelize: str) -> None:
+def test_plain_shards_are_judged_by_parts_on_real_values(pool: Pool, parallelize: str) -> None:
     case = case_of("mlp", parallelize, dtype="bfloat16", by_parts=True, values=(("real", 0), ("real", 1)))
 
     assert {verdict.kind for verdict in check("module", case, pool)} <= {"holds", "inconclusive"}
@@ -175,7 +175,9 @@ def test_they_are_judged_on_real_values_part_by_part(pool: Pool, parallelize: st
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("build", "parallelize"), [("mlp", "megatron"), ("mlp", "fsdp1_flat"), ("separate", "merged")])
-def test_a_property_of_them_holds_and_could_be_red(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
+def test_property_of_plain_shards_holds_and_passes_its_audit(
+    pool: Pool, tmp_path: Path, build: str, parallelize: str
+) -> None:
     """With flat parameters each rank has different rows, without a setting."""
     prop = module_property(HERE + build, HERE + parallelize, ((1, 3), (2, 3), (3, 3), (4, 3)))
     found = search(prop, Chunk(2, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)
@@ -204,7 +206,7 @@ def test_norm_of_one_ranks_shards_is_rejected(pool: Pool, parallelize: str) -> N
 
 
 @pytest.mark.parametrize("num", [1, 16, 1016, 1017, 5000])
-def test_words_are_all_different_and_exact_in_every_dtype(num: int) -> None:
+def test_tracing_values_are_distinct_and_exact_in_every_dtype(num: int) -> None:
     words = code_words(num)
 
     assert len(set(zip(*words.tolist(), strict=True))) == num
@@ -248,6 +250,6 @@ def test_element_on_two_ranks_is_found_twice() -> None:
         lambda weight: weight.round(decimals=-1),
     ],
 )
-def test_computed_value_is_no_element(compute: Any) -> None:
+def test_computed_value_has_no_place(compute: Any) -> None:
     with pytest.raises(Misuse, match="cannot be found"):
         read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

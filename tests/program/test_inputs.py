@@ -74,7 +74,7 @@ def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_p
 
 
 @pytest.mark.ranks
-def test_gradients_that_are_not_reduced_are_found(pool: Pool, tmp_path: Path) -> None:
+def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "looked", HERE + "unsynchronized", inputs=LOOKED)
 
     assert ("gradients_equal_unsharded", "value") in failing(searched(prop, pool, tmp_path))
@@ -145,7 +145,7 @@ def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str
 
 
 @pytest.mark.ranks
-def test_a_router_that_asks_how_many_rows_there_are_holds(pool: Pool) -> None:
+def test_router_that_reads_the_number_of_rows_holds(pool: Pool) -> None:
     """The router is judged if its choice is certain."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
@@ -178,7 +178,7 @@ def test_refusal_names_operation_place_and_way_out(build: str, message: str) -> 
         prop.cases(Space((1,), ("float64",)))
 
 
-def test_an_attention_that_asks_for_its_own_kernel_is_taken_apart() -> None:
+def test_attention_with_a_chosen_kernel_is_decomposed() -> None:
     case = case_of("flash", "whole", x_shape=(1, 1, 3, 4), inputs=(), sizes=(), dtype="float64", values=REAL)
 
     assert float(expect(case, 0).tensors["output"].allowed.max()) < 1e-12  # type: ignore[union-attr]
@@ -311,7 +311,7 @@ def test_sizes_are_drawn_one_at_a_time_and_together() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ids_reach_both_ends_and_no_row_is_hidden(seed: int) -> None:
+def test_ids_have_both_extremes_and_no_mask_hides_a_row(seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     found = {
         kind: make_whole_numbers(kind, (3, 4), 1, source)
@@ -353,7 +353,7 @@ def test_invalid_kind_of_input_raises_misuse(kind: str) -> None:
         kind_of(kind)
 
 
-def test_equivtest_itself_exports_the_door() -> None:
+def test_input_functions_are_exported_by_equivtest() -> None:
     for name in ("ids", "mask", "module_property", "positions", "real", "targets"):
         assert callable(getattr(equivtest, name))
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -55,7 +55,7 @@ def test_right_module_holds(pool: Pool, build: str, parallelize: str, world_size
 
 
 @pytest.mark.ranks
-def test_another_function_is_refuted(pool: Pool) -> None:
+def test_different_function_is_rejected(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match="module: output differs from the oracle"):
         check("module", case_of(parallelize="without_relu"), pool)
 
@@ -81,7 +81,7 @@ def test_module_that_cannot_be_judged_raises_misuse(pool: Pool, parallelize: str
 
 
 @pytest.mark.ranks
-def test_a_part_of_a_gradient_is_no_wrong_value(pool: Pool) -> None:
+def test_gradient_shard_of_a_whole_parameter_raises_misuse(pool: Pool) -> None:
     """The parameter is whole, so it is unknown which part the gradient is."""
     with pytest.raises(Misuse, match=r"gradient of weight is a plain tensor .* \(2, 3\), .* \(4, 3\): make the shard"):
         judge("module", case_of("linear", "gradients_in_parts"), pool)
@@ -177,7 +177,7 @@ def test_the_reference_is_the_unsharded_module() -> None:
     assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
 
 
-def test_dtype_gets_the_shapes_with_sums_that_it_can_hold() -> None:
+def test_each_dtype_gets_only_shapes_whose_sums_it_holds() -> None:
     """bfloat16 holds 256, which sums over sixty rows exceed."""
     prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)
@@ -186,13 +186,13 @@ def test_dtype_gets_the_shapes_with_sums_that_it_can_hold() -> None:
     assert {case.dtype for case in cases if case.arguments.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
-def test_one_tensor_needs_no_name() -> None:
+def test_single_output_needs_no_name() -> None:
     with pytest.raises(Misuse, match="but has no output at logits: omit outputs, as it returns one tensor"):
         case_of(outputs=("logits",))
 
 
 @pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
-def test_one_shape_is_not_taken_for_shapes(x_shapes: Any) -> None:
+def test_single_shape_in_place_of_a_list_is_refused(x_shapes: Any) -> None:
     with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
         module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
 
@@ -244,7 +244,7 @@ def test_dtypes_in_which_a_module_cannot_be_judged_are_left_out(
 
 
 @pytest.mark.ranks
-def test_a_module_that_no_dtype_can_judge_is_a_mistake(pool: Pool, tmp_path: Path) -> None:
+def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "deep", HERE + "whole", ((2, 3),), by_parts=False)
     found = search(prop, Chunk(1, ("bfloat16",), 0, 3), pool, KnownFailures(), tmp_path)
 
@@ -276,7 +276,7 @@ def test_builder_draws_the_same_numbers_every_time() -> None:
     assert torch.equal(first, second) and torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_module_may_make_its_mask_itself() -> None:
+def test_module_may_create_its_mask_in_the_forward() -> None:
     """It makes it on the CPU, when its shapes are computed on no device."""
     case = case_of("masked", dtype="float64", values=(("real", 0),))
 

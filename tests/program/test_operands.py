@@ -81,7 +81,7 @@ def test_attention_is_judged_from_recorded_operands() -> None:
     assert width(run.found["boundary.0"]) < 0.5 * width(forced(rotated, X, few)[0].found["boundary.0"])
 
 
-def test_operands_of_another_way_are_not_judged() -> None:
+def test_recorded_operands_of_a_different_computation_are_not_judged() -> None:
     def plain(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (x * each for each in (0.7, 1.3, 0.9))
         return functional.scaled_dot_product_attention(q, k, v)
@@ -94,7 +94,7 @@ def test_operands_of_another_way_are_not_judged() -> None:
     assert bool((error <= run.found["boundary.0"].allowed).all())
 
 
-def test_output_of_a_part_is_judged_though_a_function_made_it() -> None:
+def test_output_of_a_submodule_that_a_recorded_function_made_is_judged() -> None:
     """A wrong one is no operand of another way."""
     held = held_of(rotated, X)
     wrong = held | {name: held[name] * 2 for name in ("boundary.0", "boundary.0:attention:output")}
@@ -137,7 +137,7 @@ def test_oracle_continues_from_the_ranks_choice_of_equal_scores(indices: list[li
     assert output.value.equal(expected.double()) or not is_followed
 
 
-def test_two_experts_are_not_one_taken_twice() -> None:
+def test_choosing_one_expert_twice_is_not_choosing_two() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x, x / 2], -1).topk(2).values.sum(-1)
 

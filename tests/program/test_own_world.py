@@ -53,7 +53,7 @@ def test_missing_tear_down_leaves_no_state(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
-def test_environment_has_the_right_rank_at_any_time(pool: Pool, world_size: int) -> None:
+def test_environment_names_rank_and_store_if_the_program_needs_the_world(pool: Pool, world_size: int) -> None:
     """The environment names the rank and a store of all ranks; a program that does not need the world gets neither."""
     check("module", case_of("asks_its_environment", world_size=world_size), pool)
     check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
@@ -100,7 +100,9 @@ def test_error_of_a_program_is_reported_whatever_its_tear_down_does(pool: Pool) 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
-def test_a_property_of_a_library_holds_and_could_be_red(pool: Pool, tmp_path: Path, tear_down: dict[str, str]) -> None:
+def test_property_of_a_library_holds_and_passes_its_audit(
+    pool: Pool, tmp_path: Path, tear_down: dict[str, str]
+) -> None:
     """Its group's collectives are audited like the mesh's."""
     prop = module_property(HERE + "mlp", HERE + "library", [(2, 3)], **SET_UP, **tear_down)
     found = search(prop, Chunk(2, limits.DTYPES, 0, 3), pool, KnownFailures(), tmp_path)

@@ -84,7 +84,7 @@ def test_groups_equal_the_flat_arguments() -> None:
         (Training, {"optimizer": lambda module: None}, "optimizer is a lambda, which has no name to send to the ranks"),
     ],
 )
-def test_wrong_argument_of_a_group_is_answered_with_the_right_one(group: Any, wrong: Any, said: str) -> None:
+def test_misspelt_argument_of_a_group_is_refused_with_the_right_name(group: Any, wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         group(**wrong)
 
@@ -112,14 +112,14 @@ def test_wrong_argument_of_a_group_is_answered_with_the_right_one(group: Any, wr
         ({"options": {"width": tuple(range(1, 66))}}, "options have 65 combinations, at most 64 are judged"),
     ],
 )
-def test_wrong_argument_of_a_program_is_answered_with_the_right_one(wrong: Any, said: str) -> None:
+def test_misspelt_argument_of_a_program_is_refused_with_the_right_name(wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         program(**({"build": block, "parallelize": replicated, "inputs": SHAPES} | wrong))
 
     assert str(raised.value).startswith(said)
 
 
-def test_group_takes_no_argument_by_place() -> None:
+def test_group_refuses_positional_arguments() -> None:
     with pytest.raises(Misuse, match=r"Training takes arguments by name, such as Training\(optimizer=...\), got "):
         Training(sgd)  # type: ignore[misc]
 
@@ -163,7 +163,7 @@ def test_the_simplest_case_has_the_first_value_of_each_option() -> None:
     assert smallest.options == ("bias=True", "wraps=True")
 
 
-def test_property_in_a_rank_answers_nothing() -> None:
+def test_property_cannot_be_judged_within_a_rank() -> None:
     with pytest.raises(Misuse, match=r"uses .check of a property at its top level: put that into a test"):
         InRank().check  # noqa: B018
 

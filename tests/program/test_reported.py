@@ -64,7 +64,7 @@ def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("form", ["float64", "numbers", "one_element"])
-def test_report_is_judged_by_its_value(pool: Pool, form: str, dtype: str) -> None:
+def test_number_returned_by_a_step_is_judged_by_value(pool: Pool, form: str, dtype: str) -> None:
     case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
 
     assert wrong_tensors(case, pool) == set()
@@ -72,7 +72,7 @@ def test_report_is_judged_by_its_value(pool: Pool, form: str, dtype: str) -> Non
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("form", "dtype"), [("float32", "float64"), ("bfloat16", "float16"), ("bfloat16", "float32")])
-def test_report_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dtype: str) -> None:
+def test_number_returned_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dtype: str) -> None:
     case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
 
     assert "output.loss" in wrong_tensors(case, pool)
@@ -80,7 +80,7 @@ def test_report_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dtype: str) 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("form", ["integers", "doubled"])
-def test_other_value_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
+def test_wrong_number_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
     case = step_of(f"reports_{form}", dtype="bfloat16", num_rows=4, by_parts=True)
 
     assert {"output.loss", "output.squares"} <= wrong_tensors(case, pool)
@@ -134,7 +134,7 @@ def test_property_of_an_evaluation_has_cases(build: str) -> None:
     assert case.training.step and not case.judge.by_parts
 
 
-def test_step_with_gradients_and_no_loss_is_refused_in_words() -> None:
+def test_step_with_gradients_and_no_loss_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"a step needs a loss, .* without gradients, as under torch.no_grad"):
         evaluation("metered", outputs=("sums",)).cases(TWO_RANKS)
 

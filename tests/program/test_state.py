@@ -90,7 +90,7 @@ def test_state_that_depends_on_the_rows_must_be_named(build: str) -> None:
         case_of(build, state="")
 
 
-def test_property_without_a_contract_names_both() -> None:
+def test_missing_state_is_refused_with_both_contracts() -> None:
     with pytest.raises(Misuse, match=r"state='own rows' if .* or state='whole batch' if"):
         property_of("counting").cases(Space((2,), DTYPES))
 
@@ -153,7 +153,7 @@ def property_of(build: str, **fields: Any) -> Property:
     )
 
 
-def test_state_that_follows_the_first_row_must_be_named() -> None:
+def test_buffer_that_depends_on_the_first_row_needs_state() -> None:
     prop = module_property(f"{HERE}first", f"{HERE}own_rows", x_shapes=[(4, 3)], batch="mean of parts")
 
     with pytest.raises(Misuse, match=r"state='own rows' .* state='whole batch'"):

@@ -83,9 +83,7 @@ def test_step_over_all_tokens_equals_the_whole_batchs(
         ("FirstReduced", 2, "grad."),
     ],
 )
-def test_a_step_that_is_wrong_is_named_at_the_first_thing_that_is(
-    pool: Pool, wrong: str, world_size: int, first: str
-) -> None:
+def test_wrong_step_is_named_by_its_first_wrong_tensor(pool: Pool, wrong: str, world_size: int, first: str) -> None:
     made = {**TOKENS, "step": f"tests.defects.programs.token_mean:step_{wrong}"}
     made["parallelize"] = f"{SUBJECT}fully_sharded"
     verdicts = failed(ModuleCase(world_size=world_size, **made), pool)
@@ -111,7 +109,7 @@ CODES = [
 
 
 @pytest.mark.parametrize(("name", "code", "dtype"), CODES)
-def test_torch_updates_as_the_oracle_says(name: str, code: str, dtype: str) -> None:
+def test_torchs_updates_are_within_the_oracles_bounds(name: str, code: str, dtype: str) -> None:
     """Ten steps in one process, by each of its codes, from the same gradients."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}", "dtype": "float32", "steps": 1})
     case = replace(case, dtype=dtype, by_parts=dtype == "bfloat16")
@@ -168,7 +166,7 @@ def test_gradients_are_clipped_by_the_norm_of_all(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_frozen_parameter_stays_as_it_is(pool: Pool) -> None:
+def test_frozen_parameter_is_not_updated(pool: Pool) -> None:
     case = ModuleCase(**{**PERCEPTRON, "build": f"{HERE}frozen_first"})
     expected = expect(case, 0).tensors
 
@@ -216,7 +214,7 @@ def test_invisible_update_is_inconclusive() -> None:
         ({**TOKENS, "build": f"{HERE}loss_alone"}, "must give its loss by a name, {'loss': loss}"),
     ],
 )
-def test_steps_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_training_settings_raise_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=re.escape(message)):
         ModuleCase(**{**PERCEPTRON, **fields})
 
@@ -260,7 +258,7 @@ def test_a_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: 
 
 
 @pytest.mark.ranks
-def test_gradients_that_torch_clips_apart_raise_misuse(pool: Pool) -> None:
+def test_gradients_that_torch_cannot_clip_together_raise_misuse(pool: Pool) -> None:
     made = {**PERCEPTRON, "parallelize": f"{HERE}only_columns", "max_norm": 1.0}
 
     assert "takes plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
@@ -300,7 +298,7 @@ def test_a_property_trains_two_steps_unless_it_says_how_many() -> None:
     assert "trains_like_unsharded" in [claim.name for claim in prop.claims]
 
 
-def test_some_ranks_may_have_no_token_that_counts() -> None:
+def test_some_ranks_have_no_target_that_counts() -> None:
     source = torch.Generator().manual_seed(0)
     drawn = [make_whole_numbers("targets(7, -100)", (4, 3), 0, source) for _ in range(50)]
 
@@ -309,6 +307,6 @@ def test_some_ranks_may_have_no_token_that_counts() -> None:
 
 
 @pytest.mark.parametrize(("step", "name", "later"), [(1, "grad.x", "grad.x"), (3, "grad.x", "step3.grad.x")])
-def test_names_of_steps(step: int, name: str, later: str) -> None:
+def test_names_of_step_tensors_are_parsed(step: int, name: str, later: str) -> None:
     assert at_step(step, name) == later and base_of(later) == name
     assert updated(2, "0.weight") == "step2.param.0.weight"

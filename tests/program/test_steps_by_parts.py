@@ -89,7 +89,7 @@ def test_step_that_is_red_as_a_whole_is_red_by_parts(pool: Pool, wrong: str) -> 
 
 
 @pytest.mark.ranks
-def test_step_that_runs_the_module_otherwise_is_not_red_for_its_parts(pool: Pool) -> None:
+def test_step_that_runs_the_module_differently_does_not_fail_by_parts(pool: Pool) -> None:
     found = kinds(stepped("OnceMore"), pool)
     of_wrong = kinds(stepped("OnceMoreTooSmall"), pool)
 

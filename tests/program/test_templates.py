@@ -54,6 +54,6 @@ def test_file_that_exists_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "test_step.py").read_text() == "mine"
 
 
-def test_unknown_kind_is_answered_with_the_right_one(tmp_path: Path) -> None:
+def test_misspelt_kind_of_template_is_refused_with_the_right_name(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"--kind: there is no 'tensor_parallel': did you mean 'tensor-parallel'\?"):
         write_files(tmp_path, "tensor_parallel")

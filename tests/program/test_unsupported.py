@@ -70,7 +70,7 @@ def kinds_of(found: Findings) -> set[str]:
     ],
     ids=["parallelize", "forward", "backward", "set_up", "step"],
 )
-def test_wherever_a_program_says_so_the_case_is_neither_right_nor_wrong(
+def test_case_is_declined_wherever_the_program_raises_not_supported(
     pool: Pool, parallelize: str, fields: dict[str, Any], reason: str
 ) -> None:
     case = case_of(parallelize, **({"members": ()} | fields))
@@ -88,7 +88,7 @@ def test_wherever_a_program_says_so_the_case_is_neither_right_nor_wrong(
         ("at_length", "no heads, no heads, .*, no h[^\n]{0,9}"),
     ],
 )
-def test_a_reason_is_one_line_of_the_summary(pool: Pool, parallelize: str, reason: str) -> None:
+def test_reason_of_declined_cases_is_one_line_of_the_summary(pool: Pool, parallelize: str, reason: str) -> None:
     [verdict] = judge("module", case_of(parallelize), pool)
     said = verdict.detail.splitlines()[0].partition("does not support the case: ")[2]
 
@@ -96,7 +96,7 @@ def test_a_reason_is_one_line_of_the_summary(pool: Pool, parallelize: str, reaso
 
 
 @pytest.mark.ranks
-def test_ranks_of_a_slow_program_have_longer_to_say_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_slow_program_may_decline_late(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each after as much work as the program takes."""
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
     kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
@@ -105,7 +105,7 @@ def test_ranks_of_a_slow_program_have_longer_to_say_so(pool: Pool, monkeypatch: 
 
 
 @pytest.mark.ranks
-def test_ranks_that_declined_in_step_live_on(pool: Pool) -> None:
+def test_ranks_that_declined_at_the_same_point_are_kept(pool: Pool) -> None:
     judge("module", case_of("of_few_rows"), pool)
     before = pool._worlds[2].pids
 
@@ -130,7 +130,7 @@ def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_declined_case_of_check_is_no_pass(pool: Pool) -> None:
+def test_check_of_a_declined_case_does_not_pass(pool: Pool) -> None:
     with pytest.raises(Inconclusive, match=r"nothing was shown .* does not support the case: 8 features do not divide"):
         check("module", case_of("divides", 3), pool)
 
@@ -177,7 +177,7 @@ def test_case_declined_by_some_ranks_fails_and_names_them(pool: Pool, monkeypatc
 
 
 @pytest.mark.ranks
-def test_an_exception_of_the_same_name_is_none_of_ours(pool: Pool) -> None:
+def test_exception_of_the_same_name_from_another_package_declines_nothing(pool: Pool) -> None:
     with pytest.raises(RankRaised, match="raised NotSupported: not ours"):
         check("module", case_of("with_a_foreign_word"), pool)
 
@@ -202,7 +202,7 @@ def test_failure_never_shrinks_to_a_declined_case(pool: Pool, tmp_path: Path) ->
         ("looking_backward", {}, "raised NotSupported: 8 rows"),
     ],
 )
-def test_a_reference_may_not_say_so(build: str, given: dict[str, Any], who: str) -> None:
+def test_reference_that_raises_not_supported_raises_misuse(build: str, given: dict[str, Any], who: str) -> None:
     """It may not decline one shape of several either, or one mesh; that case would be left out silently."""
     prop = claimed("right", HERE + build, **({"x_shapes": [(2, 3), (8, 3)]} | given))
 
@@ -210,7 +210,7 @@ def test_a_reference_may_not_say_so(build: str, given: dict[str, Any], who: str)
         prop.cases(Space((2,), ("float32",)))
 
 
-def test_a_reason_is_owed() -> None:
+def test_not_supported_without_a_reason_is_refused() -> None:
     with pytest.raises(TypeError, match="reason"):
         NotSupported()  # type: ignore[call-arg]
 
@@ -219,7 +219,7 @@ def test_a_reason_is_owed() -> None:
 
 
 @pytest.mark.ranks
-def test_a_spoiled_collective_that_a_program_declines_was_not_seen(pool: Pool) -> None:
+def test_audit_does_not_count_a_declined_case_as_seen(pool: Pool) -> None:
     prop = replace(shipped()["zero3_fetch_all_gather"], subject=HERE + "where_the_sum_is_another")
     found = audit(prop, pool, KnownFailures(), (2,), ("float32",))
 

@@ -23,7 +23,7 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 
 
 @pytest.mark.ranks
-def test_none_for_zeros_is_named_with_its_way_out(pool: Pool) -> None:
+def test_missing_gradient_in_place_of_zeros_fails_with_the_way_out(pool: Pool) -> None:
     with pytest.raises(ShapeMismatch) as caught:
         check("module", case_of("skips_the_idle"), pool)
 
@@ -34,18 +34,18 @@ def test_none_for_zeros_is_named_with_its_way_out(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("steps", [{}, STEPPED], ids=["once", "in steps"])
-def test_none_for_zeros_is_accepted_by_name(pool: Pool, steps: dict[str, Any]) -> None:
+def test_zero_or_none_accepts_a_missing_gradient_in_place_of_zeros(pool: Pool, steps: dict[str, Any]) -> None:
     verdicts = check("module", case_of("skips_the_idle", **EITHER, **steps), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @pytest.mark.ranks
-def test_none_for_a_gradient_is_red_under_the_same_name(pool: Pool) -> None:
+def test_zero_or_none_rejects_a_missing_nonzero_gradient(pool: Pool) -> None:
     with pytest.raises(ShapeMismatch, match=r"(?s)grad\.experts\.0\.weight.*expected  a tensor"):
         check("module", case_of("cuts_off_the_busy", **EITHER), pool)
 
 
-def test_a_name_of_nothing_is_misuse() -> None:
+def test_zero_or_none_with_an_unknown_name_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"zero_or_none must name parameters .*\['expert'\] matches none of experts\.0"):
         case_of("skips_the_idle", zero_or_none=("expert",))

@@ -137,7 +137,7 @@ def test_run_is_red_if_a_rank_dies_between_visits() -> None:
         ("early_wait", "all_reduce of bfloat16 on 2 ranks is wrong: rank"),
     ],
 )
-def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], fault: str, told: str) -> None:
+def test_fault_in_a_probed_collective_is_named(planted: Callable[[str], Pool], fault: str, told: str) -> None:
     """The subject need not call that collective; a run reports the first one first."""
     with planted(fault) as pool:
         pool.run("zero3_fetch_all_gather", FETCH)
@@ -171,7 +171,7 @@ def test_a_fault_that_a_probe_sees_is_named(planted: Callable[[str], Pool], faul
         ("ignores_tags", CollectivesCase(world_size=2, collectives=("tagged_send_and_receive",), numels=(3,))),
     ],
 )
-def test_a_fault_that_no_probe_sees_is_red(pool: Pool, fault: str, case: CollectivesCase) -> None:
+def test_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: CollectivesCase) -> None:
     """And an honest group holds on the same case."""
     with Pool(UNUSUAL, environment={FAULT: "premultiplies"}, beside=pool) as honest:
         assert {verdict.kind for verdict in judge("collectives", case, honest)} == {"holds"}
@@ -228,7 +228,7 @@ def test_lowest_rank_with_a_wrong_value_is_named(heard_first: int) -> None:
 
 
 @pytest.mark.ranks
-def test_a_group_that_does_nothing_is_wrong(pool: Pool) -> None:
+def test_fake_process_group_is_called_wrong(pool: Pool) -> None:
     """torch's own fake one, which is known once its module is imported."""
     fake = Backend("fake", imports=("torch.testing._internal.distributed.fake_pg",))
     with Pool(fake, beside=pool) as idle:
@@ -239,7 +239,7 @@ def test_a_group_that_does_nothing_is_wrong(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_an_honest_group_is_green(on_planted: Callable[..., Ended]) -> None:
+def test_right_process_group_passes(on_planted: Callable[..., Ended]) -> None:
     done = on_planted("")
 
     assert done.code == 0, done.stdout + done.stderr
@@ -248,7 +248,7 @@ def test_an_honest_group_is_green(on_planted: Callable[..., Ended]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "collective"), [("hangs", "all_to_all_single"), ("gather_hangs", "gather")])
-def test_hanging_collective_is_waited_for_once(
+def test_hanging_collective_is_waited_for_only_in_its_probe(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, fault: str, collective: str
 ) -> None:
     """Every further case is answered at once with its name, on any world size and in any dtype."""
@@ -315,7 +315,7 @@ def test_refusal_by_every_rank_is_named_with_its_reduction(planted: Callable[[st
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
-def test_rest_of_a_bundle_is_judged(
+def test_other_collectives_of_a_refused_bundle_are_judged(
     planted: Callable[[str], Pool], tmp_path: Path, fault: str, failing: list[str]
 ) -> None:
     """As a separate case; the whole one stays not supported, allowed or not."""
@@ -352,7 +352,7 @@ def test_claim_that_holds_on_a_wrong_backend_shows_nothing(planted: Callable[[st
         TypeError("Input tensor data type is not supported for NCCL process group: Short"),
     ],
 )
-def test_a_backends_own_word_is_a_refusal(error: Exception) -> None:
+def test_error_text_of_a_backend_counts_as_a_refusal(error: Exception) -> None:
     assert is_refusal(error)
 
 
@@ -368,7 +368,7 @@ def test_a_backends_own_word_is_a_refusal(error: Exception) -> None:
         ValueError("tensors must have the same size"),
     ],
 )
-def test_a_mistake_is_no_refusal(error: Exception) -> None:
+def test_error_about_a_mistake_is_no_refusal(error: Exception) -> None:
     assert not is_refusal(error)
 
 
@@ -381,13 +381,13 @@ def test_a_mistake_is_no_refusal(error: Exception) -> None:
         ("float16:broadcast_max", "unknown collective 'broadcast_max'"),
     ],
 )
-def test_a_name_that_nothing_has_is_misuse(name: str, told: str) -> None:
+def test_unknown_name_in_allow_unsupported_raises_misuse(name: str, told: str) -> None:
     with pytest.raises(Misuse, match=r"^--allow-unsupported: ") as caught:
         parse_allowed([name])
     assert told in str(caught.value)
 
 
-def test_a_reduction_can_be_allowed_alone() -> None:
+def test_single_reduction_can_be_allowed() -> None:
     """And with all others of its function."""
     lacking = ("float16:all_reduce_avg",)
 
@@ -403,7 +403,7 @@ def test_collective_documented_for_one_backend_alone_may_be_lacking(name: str) -
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())
 
 
-def test_all_that_a_verdict_lacks_has_to_be_allowed() -> None:
+def test_verdict_is_allowed_only_if_everything_it_lacks_is_allowed() -> None:
     lacking = ("float16:all_reduce", "float16:broadcast")
 
     assert is_allowed(lacking, {"float16"}) and is_allowed(lacking, {"all"}) and is_allowed(lacking, set(lacking))

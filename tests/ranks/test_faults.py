@@ -26,12 +26,12 @@ def pool(pool: Pool) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
-def test_a_fault_is_named(pool: Pool, cell: Cell) -> None:
+def test_fault_of_a_rank_is_named_within_the_limit(pool: Pool, cell: Cell) -> None:
     """The right rank first, within the limit, with its words; then the next case passes."""
     assert run_cell(pool, cell).problems == ()
 
 
-def test_every_fault_has_its_cells() -> None:
+def test_every_fault_is_tried_on_each_rank_and_at_each_moment() -> None:
     """Three moments, on each rank of two and of three."""
     assert {cell.fault for cell in cells()} == FAULTS.keys() - {"nothing"}
     assert len(cells()) == 3 * (5 * len(NAMINGS) + 3 * len(AT_ONCE))
@@ -44,14 +44,16 @@ def test_every_fault_has_its_cells() -> None:
         (Cell("raises", "after", 2, ()), "named"),
     ],
 )
-def test_a_wrong_naming_is_found(pool: Pool, cell: Cell, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_matrix_reports_a_wrongly_named_fault(
+    pool: Pool, cell: Cell, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cell whose fault does not happen, or is named otherwise, has a problem."""
     monkeypatch.setitem(NAMINGS, "nothing", NAMINGS["is_killed"])
     assert problem in " ".join(run_cell(pool, cell).problems)
 
 
 @pytest.mark.parametrize(("still_s", "num_problems"), [(0.0, 1), (9.0, 0)])
-def test_a_late_answer_is_found_unless_the_machine_stood_still(
+def test_fault_matrix_reports_a_late_answer_unless_the_machine_stood_still(
     pool: Pool, still_s: float, num_problems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer comes later than a limit that has gone before the visit began."""

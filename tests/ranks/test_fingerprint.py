@@ -84,7 +84,7 @@ def test_measured_fields_equal_the_fields_of_a_declaration(
     assert concluded(change).record == replace(TORCH_CPU["float32"], **declares)  # type: ignore[arg-type]
 
 
-def test_other_order_of_sums_is_seen_though_all_ranks_agree() -> None:
+def test_fingerprint_finds_a_varying_order_although_ranks_agree() -> None:
     terms = draw(FingerprintCase(world_size=4), 0)["terms"]
     backwards = terms[3] + terms[2] + terms[1] + terms[0]
     found = concluded(lambda each: {"sums": torch.stack((*each["sums"][:-1], backwards))}, world_size=4)
@@ -92,7 +92,7 @@ def test_other_order_of_sums_is_seen_though_all_ranks_agree() -> None:
     assert found.record is not None and found.record.order_varies and found.record.reduce == "float32"
 
 
-def test_measurement_outside_every_record_is_a_problem() -> None:
+def test_fingerprint_reports_a_measurement_that_no_record_allows() -> None:
     for change, problem in (
         (lambda each: {"sums": each["sums"] * 1.5}, "sums or products are off by more than any record allows"),
         (lambda each: {"tiny_sum": each["tiny_sum"] * 2}, "tiny_sum of"),
@@ -103,7 +103,7 @@ def test_measurement_outside_every_record_is_a_problem() -> None:
         assert found.record is None and any(problem in each for each in found.problems), found
 
 
-def test_ranks_that_hold_other_bits_are_a_problem() -> None:
+def test_fingerprint_reports_ranks_with_different_sums() -> None:
     case = FingerprintCase(world_size=2)
     answers = right(case)
     answers[1] |= {"sums": answers[1]["sums"].nextafter(torch.tensor(0.0))}

@@ -33,12 +33,12 @@ def test_no_rank_is_blamed_without_a_failure() -> None:
     assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
-def test_first_rank_with_its_own_failure_counts() -> None:
+def test_earliest_rank_with_its_own_failure_is_the_cause() -> None:
     """If two ranks have their own reasons, the earlier one is the cause."""
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
 
-def test_a_rank_that_lost_its_peer_comes_last() -> None:
+def test_rank_that_lost_its_peer_is_the_last_candidate_for_the_cause() -> None:
     """However early a survivor spoke, a lost or looping rank is the likelier cause."""
     assert first_cause([LOST_PEER, KILLED]) is KILLED
     assert first_cause([LOST_PEER, LOOPING]) is LOOPING
@@ -50,7 +50,7 @@ def test_a_rank_that_raised_comes_before_those_that_wait() -> None:
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 
 
-def test_silent_rank_outside_a_collective_counts() -> None:
+def test_silent_rank_outside_a_collective_is_the_cause() -> None:
     """Ranks that wait in a collective wait for the one that does not."""
     assert first_cause([WAITING, LOOPING]) is LOOPING
     assert first_cause([WAITING_FOR_TENSOR, LOOPING]) is LOOPING

@@ -24,12 +24,12 @@ FEW = [
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("cell", FEW, ids=str)
-def test_a_forced_end_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
+def test_killed_run_leaves_no_process_and_no_file(cell: Cell, tmp_path: Path) -> None:
     """However long that takes here, and the next run passes."""
     assert run_cell(cell, tmp_path).problems == ()
 
 
-def test_every_end_has_its_cell() -> None:
+def test_every_way_to_end_a_run_is_tried() -> None:
     assert len(set(cells())) == len(BUSY) * (len(WORKERS) * len(SIGNALS) + 1) + len(SHORTAGES) * (1 + len(BUSY))
 
 
@@ -51,7 +51,7 @@ def planted(run: Marked) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_planted_process_is_found_until_it_ends(run: Marked, planted: subprocess.Popen[str]) -> None:
+def test_left_over_process_is_reported_until_it_ends(run: Marked, planted: subprocess.Popen[str]) -> None:
     assert [f"process {planted.pid} of session {planted.pid}" in line for line in run.left()] == [True]
     assert run.left_of({planted.pid}) == run.left()
 
@@ -61,7 +61,7 @@ def test_a_planted_process_is_found_until_it_ends(run: Marked, planted: subproce
     assert run.left() == [] == run.left_of({planted.pid})
 
 
-def test_a_strangers_process_is_not_found(run: Marked, tmp_path: Path) -> None:
+def test_process_of_another_run_is_not_reported(run: Marked, tmp_path: Path) -> None:
     """Not even one of another marked run."""
     stranger = marked_run(tmp_path)
     with subprocess.Popen(
@@ -71,14 +71,14 @@ def test_a_strangers_process_is_not_found(run: Marked, tmp_path: Path) -> None:
         process.kill()
 
 
-def test_a_planted_file_is_found(run: Marked) -> None:
+def test_left_over_file_is_reported(run: Marked) -> None:
     path = run.temporary / "forgotten"
     path.touch()
 
     assert run.left() == [str(path)]
 
 
-def test_planted_shared_memory_is_found(run: Marked) -> None:
+def test_left_over_shared_memory_is_reported(run: Marked) -> None:
     memory = SharedMemory(create=True, size=1)
     name = str(SHARED_MEMORY / memory.name)
     try:

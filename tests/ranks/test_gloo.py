@@ -53,7 +53,7 @@ def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False)
 
 
-def test_torch_with_two_workers_still_frees_a_string_twice() -> None:
+def test_gloo_with_two_workers_still_crashes_in_this_torch() -> None:
     """A known failure: once it is mended, groups may have torch's number of workers."""
     ended = hammer(90, workers=2)
 
@@ -62,7 +62,7 @@ def test_torch_with_two_workers_still_frees_a_string_twice() -> None:
     )
 
 
-def test_with_one_worker_the_same_program_survives() -> None:
+def test_gloo_with_one_worker_survives_the_program_that_kills_two() -> None:
     """Several times as many collectives as two survive."""
     ended = hammer(5, workers=1)
 

@@ -69,7 +69,7 @@ def test_remaining_processes_form_further_meshes(
         ((-1, 0), r"members must be in 0\.\.63, got \(-1, 0\)"),
     ],
 )
-def test_members_that_make_no_mesh_are_a_misuse(members: tuple[int, ...], message: str) -> None:
+def test_members_that_form_no_mesh_raise_misuse(members: tuple[int, ...], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         FetchCase(world_size=2, members=members)
 
@@ -91,7 +91,7 @@ def test_rank_is_named_with_its_process_if_they_differ(case: FetchCase, process:
 # Judgement of replies.
 
 
-def test_every_mesh_is_judged_and_those_outside_are_not() -> None:
+def test_every_mesh_is_judged_and_processes_outside_are_not() -> None:
     for case in (TWO_OF_FOUR, TWO_OF_THREE):
         verdicts = judge_replies("mine", case, right_replies(case), CLAIMS)
 
@@ -139,7 +139,7 @@ def test_a_rank_that_raised_is_named_with_its_process() -> None:
     assert "\nrank 0 of 2 (process 0) answered" in detail
 
 
-def test_a_case_is_refused_by_those_in_a_mesh() -> None:
+def test_refusal_is_judged_only_on_ranks_of_a_mesh() -> None:
     """Who takes no part cannot refuse; who takes part and answers has not refused."""
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     replies = [raised(0), Reply(rank=1, outcome="not_in_mesh"), raised(2)]
@@ -150,7 +150,7 @@ def test_a_case_is_refused_by_those_in_a_mesh() -> None:
     assert "rank 0 of 2 (process 2)" in write_message(other)
 
 
-def test_a_flag_is_looked_for_in_every_mesh() -> None:
+def test_changed_flag_is_found_in_every_mesh() -> None:
     replies = change_answer(right_replies(TWO_OF_FOUR), 2, lambda answer: replace(answer, touched=("param.0: gone",)))
     kinds = {verdict.claim: verdict.kind for verdict in judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)}
 

@@ -58,7 +58,7 @@ def test_peer_with_another_secret_is_refused_at_once(hub: RunHub) -> None:
     assert "127.0.0.1 was refused: its secret is another one" in event_with(hub, "refused")
 
 
-def test_nothing_of_a_stranger_is_decoded(hub: RunHub) -> None:
+def test_message_of_a_peer_without_the_secret_is_never_decoded(hub: RunHub) -> None:
     """A valid slot message in place of the proof closes the connection."""
     hello = messages.encode(hello_of(OF_TORCHRUN))
     with socket.create_connection(("127.0.0.1", hub.port), 5) as stranger:
@@ -69,7 +69,7 @@ def test_nothing_of_a_stranger_is_decoded(hub: RunHub) -> None:
     assert "its secret is another one" in event_with(hub, "refused")
 
 
-def test_silent_strangers_keep_no_rank_out(hub: RunHub) -> None:
+def test_silent_connections_do_not_block_slots(hub: RunHub) -> None:
     idle = [socket.create_connection(("127.0.0.1", hub.port), 5) for _ in range(10)]
     slot = Slot(hello_of({"RANK": "0", "WORLD_SIZE": "1"}), ("127.0.0.1", hub.port), SECRET.encode())
     thread = threading.Thread(target=slot.run)
@@ -115,7 +115,9 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
 
 
 @pytest.mark.parametrize("listen", [None, ":29600"])
-def test_a_run_under_torchrun_says_how_it_is_started(listen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_under_torchrun_is_refused_with_the_right_command(
+    listen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {**OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
 
@@ -138,7 +140,7 @@ def test_a_small_world_takes_ranks_of_every_host(world_size: int, places: list[t
     assert [(slot.hello.rank, local) for slot, local, _, _ in spread(slots, world_size)] == places
 
 
-def test_clocks_are_compared_by_the_quickest_answer() -> None:
+def test_clock_difference_comes_from_the_quickest_answer() -> None:
     """One that takes seconds may have taken them on either way."""
     slot, now_s = link(0), time.monotonic()
     slot.hear_beat(messages.Beat(now_s, now_s + 1000))
@@ -219,7 +221,7 @@ def test_rank_killed_between_visits_is_named_with_its_host(hosts: Hosts) -> None
 
 
 @pytest.mark.ranks
-def test_a_host_that_is_lost_between_two_visits_is_no_death_of_a_rank(hosts: Hosts) -> None:
+def test_host_lost_between_two_cases_is_not_reported_as_a_dead_rank(hosts: Hosts) -> None:
     """A rank elsewhere may end with it; the hub tells what was lost."""
     pids = ran_pids(hosts)
     os.kill(pids[0], signal.SIGKILL)
@@ -230,7 +232,7 @@ def test_a_host_that_is_lost_between_two_visits_is_no_death_of_a_rank(hosts: Hos
 
 
 @pytest.mark.ranks
-def test_a_silent_rank_shows_its_stacks_from_afar(hosts: Hosts) -> None:
+def test_stacks_of_a_silent_rank_arrive_from_its_host(hosts: Hosts) -> None:
     replies = hosts.pool.run("hangs_in_collective", TWO, limit_s=0.5)
 
     assert [reply.outcome for reply in replies] == ["answered", "timed_out"]

@@ -78,7 +78,7 @@ def test_joining_process_learns_its_rank_and_the_world_size() -> None:
     assert hello[-1] == "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
 
 
-def test_value_put_by_one_process_is_got_behind_a_barrier() -> None:
+def test_value_stored_by_one_process_is_read_after_a_barrier() -> None:
     """The first waits there for the second, so that it has not read too early."""
     job = Job("of a test", 2)
     gets = ["cmd=barrier_in", "cmd=get kvsname=x key=theirs", "cmd=get kvsname=x key=nobody's"]

@@ -66,7 +66,7 @@ def reply(rank: int, outcome: Outcome, detail: str = "") -> Reply:
     return Reply(rank=rank, outcome=outcome, detail=detail)
 
 
-def test_ranks_at_one_place_share_a_line() -> None:
+def test_ranks_at_the_same_place_share_a_line() -> None:
     """One line for each place, and one for those that have answered."""
     replies = [reply(0, "timed_out", IN_WAIT), reply(1, "answered"), reply(2, "timed_out", IN_WAIT)]
     assert describe_places(replies) == "ranks 0, 2 are in wait_tensor (m.py:7 in h)\nrank 1 has answered"

@@ -56,7 +56,7 @@ def test_new_memory_holds_nan(pool: Pool, dtype: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("before", ["large", "nan"])
-def test_a_visit_leaves_no_poison_behind(pool: Pool, before: str) -> None:
+def test_memory_is_not_filled_after_a_case(pool: Pool, before: str) -> None:
     """New memory has its old contents, ones, except for malloc's own notes at its edges."""
     found(pool, replace(FINDS, poison=before))
     for tensor in found(pool, replace(FINDS, poison="none"))[3:5]:
@@ -122,7 +122,7 @@ def test_malloc_gets_its_fill_value_at_each_visits_begin_alone(monkeypatch: pyte
     assert seen == [1, 2, 3, 4] and {option for option, _ in told} == {-6}
 
 
-def test_without_glibc_large_does_nothing_and_the_record_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poison_large_without_glibc_does_nothing_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poison, "_mallopt", lambda: None)
     with poison.poisoned("large"):
         pass
@@ -138,9 +138,9 @@ def test_without_glibc_large_does_nothing_and_the_record_says_so(monkeypatch: py
         ("glibc.malloc.tcache_count=0", "glibc.malloc.tcache_count=0"),
     ],
 )
-def test_the_users_tunables_stay(before: str, after: str) -> None:
+def test_users_glibc_tunables_are_kept(before: str, after: str) -> None:
     assert poison.poison_environment({"GLIBC_TUNABLES": before}) == {"GLIBC_TUNABLES": after}
 
 
-def test_the_parents_environment_has_no_tunables_of_ours(pool: Pool) -> None:
+def test_parents_environment_gets_no_glibc_tunables(pool: Pool) -> None:
     assert "tcache_count" not in os.environ.get("GLIBC_TUNABLES", "")

@@ -73,7 +73,7 @@ def become_true(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_rank_answers(pool: Pool, world_size: int) -> None:
+def test_every_rank_replies(pool: Pool, world_size: int) -> None:
     """A collective over the world counts its ranks; replies come by rank."""
     replies = pool.run("counts", PlainCase(world_size=world_size))
     assert [reply.rank for reply in replies] == list(range(world_size))
@@ -115,7 +115,7 @@ def test_the_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, cul
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_a_lost_rank_leaves_its_last_words(pool: Pool) -> None:
+def test_detail_of_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
     """The detail has the rank's output before its exit, and its stack at the crash."""
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
@@ -147,18 +147,20 @@ def test_hanging_rank_outside_the_collective_is_blamed(pool: Pool) -> None:
         ("no_such_subject", "KeyError", "'no_such_subject'"),
     ],
 )
-def test_any_exception_arrives(pool: Pool, subject: str, error_type: str, text: str) -> None:
+def test_exception_that_cannot_be_printed_or_pickled_arrives_as_text(
+    pool: Pool, subject: str, error_type: str, text: str
+) -> None:
     """An exception arrives as text though it cannot be printed, pickled or encoded."""
     cause = blamed(pool.run(subject, TWO))
     assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", error_type, text)
 
 
-def test_misuse_is_a_separate_outcome(pool: Pool) -> None:
+def test_misuse_on_a_rank_has_its_own_outcome(pool: Pool) -> None:
     """A subject that breaks its contract with the harness has not raised, but was misused."""
     assert outcomes(pool.run("misuses", TWO)) == ["misused"] * 2
 
 
-def test_a_second_answer_is_harmless(pool: Pool) -> None:
+def test_second_reply_to_a_request_is_ignored(pool: Pool) -> None:
     """The first of two replies to one request counts; late ones and old ones are dropped."""
     before = pids(pool)
     assert all("early" in reply.error_text for reply in pool.run("answers_twice", TWO))
@@ -166,7 +168,7 @@ def test_a_second_answer_is_harmless(pool: Pool) -> None:
     assert [reply.error_text for reply in pool.run("trivial", TWO)] == ["", ""]
 
 
-def test_nonsense_from_a_rank_is_a_lost_rank(pool: Pool) -> None:
+def test_unreadable_message_counts_as_a_lost_rank(pool: Pool) -> None:
     """A message that cannot be read counts as a failure of the rank that sent it."""
     assert "cannot be read" in blamed(pool.run("talks_nonsense", TWO)).error_text
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -216,7 +218,7 @@ def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
     assert become_true(lambda: not folder.parent.exists(), 30)
 
 
-def test_a_disk_that_stands_still_delays_no_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_removal_of_directories_delays_no_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories of a dead world are removed aside, yet before its pool is closed."""
     moves_again, remove = threading.Event(), scratch._remove
     monkeypatch.setattr(scratch, "_remove", lambda path: (moves_again.wait(5), remove(path)))
@@ -245,7 +247,7 @@ def test_the_parents_environment_stays_as_it_was(pool: Pool) -> None:
     assert dict(os.environ) == before
 
 
-def test_a_uniform_refusal_keeps_the_world(pool: Pool) -> None:
+def test_error_on_every_rank_of_a_refused_case_keeps_the_world(pool: Pool) -> None:
     """If every rank raised and they are still in step, the same processes continue."""
     before = pids(pool)
     assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
@@ -283,7 +285,7 @@ def test_fault_of_the_backend_is_named(pool: Pool) -> None:
         assert wrong.take_faults() == wrong.faults and wrong.take_faults() == []
 
 
-def test_all_cases_come_in_order_whatever_fails(pool: Pool) -> None:
+def test_run_all_yields_cases_in_order_despite_failures(pool: Pool) -> None:
     """run_all yields each case with its replies, over world sizes and failures."""
     cases = [PlainCase(world_size=size, culprit=0) for size in (2, 3, 2)]
     seen = [(case, outcomes(replies)[0]) for case, replies in pool.run_all("killed", cases)]
@@ -318,7 +320,7 @@ def test_leaving_run_all_early_leaves_nothing_running(pool: Pool) -> None:
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_the_world_used_longest_ago_ends(pool: Pool) -> None:
+def test_least_recently_used_world_is_ended(pool: Pool) -> None:
     """A pool of two worlds ends the first when a third is needed."""
     with Pool(visit=VISIT, max_worlds=2, beside=pool) as small:
         first = pids(small, 1)
@@ -328,7 +330,7 @@ def test_the_world_used_longest_ago_ends(pool: Pool) -> None:
         assert pids(small, 2) == kept
 
 
-def test_only_another_owner_gets_new_ranks(pool: Pool) -> None:
+def test_ranks_are_replaced_only_for_another_owner(pool: Pool) -> None:
     found = []
     with Pool(visit=VISIT, beside=pool) as own:
         for owner in ("test_first.py", "test_first.py", "test_second.py"):
@@ -355,7 +357,7 @@ def test_pool_beside_another_has_other_ranks_of_the_same_server(pool: Pool) -> N
     assert outcomes(pool.run("trivial", TWO)) == ["answered"] * 2
 
 
-def test_a_closed_pool_leaves_nothing() -> None:
+def test_closed_pool_leaves_no_process_directory_or_thread() -> None:
     """After close there is no process, no directory and no thread more than before."""
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     directories, threads = scratch_of(os.getpid()), psutil.Process().num_threads()
@@ -479,7 +481,7 @@ def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked
         assert pool.start == "forkserver"
 
 
-def test_no_default_argument_is_a_group_of_the_warming() -> None:
+def test_no_default_argument_keeps_a_group_of_the_servers_warm_up() -> None:
     """Ranks would find it there, and torch would not: it was destroyed."""
     text = (
         "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
@@ -494,14 +496,14 @@ def test_no_default_argument_is_a_group_of_the_warming() -> None:
     assert output.split() == ["True"]
 
 
-def test_executed_ranks_have_time_to_import_torch_one_beside_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_ranks_have_time_to_import_torch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         pool.run("counts", PlainCase(world_size=1))
         monkeypatch.setattr(limits, "START_S", 0.7)  # less than an import takes
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_spawned_ranks_do_the_same() -> None:
+def test_spawned_ranks_answer_raise_and_are_replaced() -> None:
     """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -524,7 +526,7 @@ def test_spawned_ranks_do_the_same() -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else f"{value.name}-{value.device}-{value.imports}-{value.start}",
 )
-def test_a_backend_that_is_not_there_is_refused(backend: Backend, message: str) -> None:
+def test_unknown_backend_is_refused(backend: Backend, message: str) -> None:
     """Before any process starts, the parent names the value and what there is."""
     with pytest.raises(Misuse, match=message):
         Pool(backend, visit=VISIT)
@@ -549,14 +551,14 @@ def test_a_backend_may_differ_by_device() -> None:
     ("visit", "message"),
     [("no_such_module:visit", "ModuleNotFoundError: No module named"), ("math:visit", "AttributeError")],
 )
-def test_a_world_that_cannot_start_says_why(visit: str, message: str) -> None:
+def test_world_that_cannot_start_raises_with_the_first_traceback(visit: str, message: str) -> None:
     """The first rank's traceback is in the error, and nothing is left."""
     with Pool(visit=visit) as pool, pytest.raises(BrokenSetup, match=message):
         pool.run("trivial", TWO)
 
 
 @pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["room", "no-room"])
-def test_stale_directories_are_swept(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_directories_of_ended_processes_are_removed(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Directories of ended processes go, even if no new one would fit; those of living processes stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -71,7 +71,7 @@ def backward(mesh: DeviceMesh) -> None:
     ],
     ids=["dist", "async", "all_gather", "barrier", "broadcast", "functional", "DTensor", "autograd", "none"],
 )
-def test_a_collective_is_seen_once_on_every_road(call: Any, expected: list[str]) -> None:
+def test_collective_is_recorded_once_however_it_is_called(call: Any, expected: list[str]) -> None:
     """Through c10d, functional collectives and DTensor; a wait is no collective."""
     with as_rank(0, (2,)) as mesh:
         assert seen(mesh, call) == expected
@@ -94,7 +94,7 @@ def test_collective_on_another_group_is_named() -> None:
         ]
 
 
-def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_COLLECTIVES", 3)
     with as_rank(0, (2,)) as mesh:
         assert len(seen(mesh, lambda mesh: [dist.all_reduce(torch.ones(1)) for _ in range(5)])) == 3

@@ -100,7 +100,7 @@ def test_answers_are_detached_contiguous_copies() -> None:
     assert (taken.layout, taken.global_shape, flags) == (WHOLE, (3, 2), {"output": True})
 
 
-def test_a_copy_is_taken() -> None:
+def test_answers_are_copied_when_the_subject_returns() -> None:
     """Later changes by the subject to its tensor do not count."""
     local = X.clone()
     answers, _ = take_answers(LINEAR, {"output": Placed(local, WHOLE)})
@@ -120,7 +120,7 @@ def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
     assert (taken.layout, taken.global_shape) == (Layout((layout.Shard(0),)), (6, 3)) and flags == {"output": False}
 
 
-def test_none_stands_for_a_tensor_that_did_not_come_about() -> None:
+def test_none_as_an_answer_is_a_missing_tensor() -> None:
     """It is left out, and the claims find it missing."""
     assert take_answers(LINEAR, {"grad.x": None}) == ({}, {})
 
@@ -167,7 +167,7 @@ OURS = {
 
 
 @pytest.mark.parametrize(("placements", "expected"), OURS.values(), ids=OURS.keys())
-def test_torchs_placements_are_read(placements: tuple[Placement, ...], expected: Layout) -> None:
+def test_layout_of_a_dtensor_is_read_from_its_placements(placements: tuple[Placement, ...], expected: Layout) -> None:
     """A strided shard is the later axis dividing first."""
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)
@@ -201,7 +201,7 @@ def before(given: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, b
     return {name: (tensor.detach().clone(), tensor.requires_grad) for name, tensor in given.items()}
 
 
-def test_unchanged_inputs_are_not_listed() -> None:
+def test_unchanged_inputs_are_not_reported() -> None:
     """For any flags."""
     given = {"x": X.clone().requires_grad_(), "weight": X.clone()}
 
@@ -209,7 +209,7 @@ def test_unchanged_inputs_are_not_listed() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, -0.0, float("nan")])
-def test_a_changed_value_is_found(value: float) -> None:
+def test_changed_value_of_an_input_is_reported(value: float) -> None:
     """Bits count: -0.0 is not 0.0."""
     given = {"x": X.clone(), "weight": X.clone()}
     kept = before(given)
@@ -218,7 +218,7 @@ def test_a_changed_value_is_found(value: float) -> None:
     assert touched(given, kept) == ["weight: values have changed"]
 
 
-def test_a_nan_written_over_the_same_nan_is_no_change() -> None:
+def test_nan_written_over_the_same_nan_is_not_reported() -> None:
     """NaN differs from itself by value only."""
     given = {"x": torch.tensor([float("nan"), 1.0])}
     kept = before(given)
@@ -228,7 +228,7 @@ def test_a_nan_written_over_the_same_nan_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_changed_flag_is_found(*, flag: bool) -> None:
+def test_changed_flag_of_an_input_is_reported(*, flag: bool) -> None:
     """Either way round."""
     given = {"x": X.clone().requires_grad_(not flag)}
     kept = before(given)
@@ -237,7 +237,7 @@ def test_a_changed_flag_is_found(*, flag: bool) -> None:
     assert touched(given, kept) == [f"x: requires_grad was {not flag}, is {flag}"]
 
 
-def test_a_tensor_squeezed_in_place_is_found() -> None:
+def test_input_squeezed_in_place_is_reported() -> None:
     """Its shape is part of what it was."""
     given = {"x": X.clone().reshape(1, 6)}
     kept = before(given)
@@ -246,7 +246,7 @@ def test_a_tensor_squeezed_in_place_is_found() -> None:
     assert touched(given, kept) == ["x: values have changed"]
 
 
-def test_a_draw_is_visited_with_its_own_values_and_watched() -> None:
+def test_each_draw_returns_answers_and_changes_of_its_inputs() -> None:
     """The subject's answer and what it left of its inputs come back together."""
 
     def subject(case: Case, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, DTensor | Placed | None]:

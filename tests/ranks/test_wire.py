@@ -87,7 +87,7 @@ def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None
     assert same_bits(received.tensors["x"].local, first) and same_bits(received.again["x"].local, second)
 
 
-def test_a_view_arrives_as_its_own_elements(tmp_path: Path) -> None:
+def test_only_the_elements_of_a_view_are_sent(tmp_path: Path) -> None:
     """For a transposed, sliced tensor that needs a gradient, only the elements are sent."""
     tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
     placed = Placed(tensor.t()[1:3], LAYOUTS[3])
@@ -120,7 +120,7 @@ def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
         assert received.sum() == 2 * numel
 
 
-def test_failures_keep_their_texts(tmp_path: Path) -> None:
+def test_reply_without_tensors_arrives_equal(tmp_path: Path) -> None:
     """A reply without tensors arrives equal in all its fields."""
     reply = Reply(
         rank=2,
@@ -176,7 +176,7 @@ def test_failures_keep_their_texts(tmp_path: Path) -> None:
     ],
     ids=["empty", "no msgpack", "other struct", "no such dtype", "beyond the payload"],
 )
-def test_a_broken_message_is_a_value_error(message: bytes) -> None:
+def test_broken_message_raises_value_error(message: bytes) -> None:
     """Reading any bytes raises ValueError at worst."""
     with pytest.raises(ValueError, match=r".+"):
         decode_message(message)
@@ -196,7 +196,7 @@ def test_requests_arrive_equal(request_: Start | Visit | Probe | Support | Stop)
     assert decode_request(encode_request(request_)) == request_
 
 
-def test_a_channel_keeps_messages_apart() -> None:
+def test_channel_delivers_messages_whole_and_in_order() -> None:
     """Messages arrive whole and in order, for any division of the bytes; then the end raises EOFError."""
     left, right = socket.socketpair()
     sender, receiver = Channel(left, send_limit_s=1), Channel(right)
@@ -224,7 +224,7 @@ def test_a_channel_does_not_wait_for_half_a_message() -> None:
     receiver.close()
 
 
-def test_sending_to_a_deaf_rank_ends() -> None:
+def test_sending_to_a_rank_that_does_not_read_raises() -> None:
     """A message that is not taken within the limit raises OSError."""
     left, right = socket.socketpair()
     sender = Channel(left, send_limit_s=0.05)
@@ -246,7 +246,7 @@ def test_texts_are_bounded_and_printable() -> None:
     assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100
 
 
-def test_a_traceback_shows_the_ends_of_a_way_through_torch() -> None:
+def test_traceback_is_shortened_within_torch() -> None:
     """Its own frames, and of each run of torch's the first and the last."""
     layer = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     try:

@@ -14,7 +14,7 @@ def test_refused_case_has_nothing_to_compare_with() -> None:
     assert right(RefusedGatheredCrossEntropyCase(world_size=1, positions=(2,)), 0) is None
 
 
-def test_result_is_compared_with_torchs() -> None:
+def test_detection_compares_results_with_torchs() -> None:
     case: Case = LinearCase(world_size=1, style="colwise", values=(("dense", 3),))
 
     found = right(case, 0)

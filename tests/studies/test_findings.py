@@ -41,13 +41,13 @@ def test_finding_without_a_report_names_the_search() -> None:
         assert bool(finding.reports) != none, finding.path.name
 
 
-def test_the_index_is_as_its_command_prints_it() -> None:
+def test_index_of_findings_is_up_to_date() -> None:
     text = INDEX.read_text("utf-8")
 
     assert text == indexed(text), "run python -m studies.findings_index --write"
 
 
-def test_counts_of_findings_are_as_their_command_prints_them() -> None:
+def test_counts_of_findings_are_up_to_date() -> None:
     text = FOUND.read_text("utf-8")
 
     assert text == counted(text), "run python -m studies.findings_index --write"
@@ -73,7 +73,7 @@ def test_a_finding_without_its_first_lines_is_refused(tmp_path: Path, text: str)
         read(path)
 
 
-def test_reasons_end_with_the_findings_that_tell_more() -> None:
+def test_reason_of_a_known_failure_ends_with_its_findings() -> None:
     entry = KnownFailures.load(SHIPPED).of("module")[-1]
 
     assert entry.findings == (41,) and entry.reason.endswith("(finding 41)")

@@ -87,13 +87,13 @@ def test_each_idiom_is_found_in_an_example(name: str) -> None:
         ("Fix a message.", "full stop"),
     ],
 )
-def test_subject_that_breaks_a_rule_is_refused(subject: str, problem: str) -> None:
+def test_commit_subject_that_breaks_a_rule_is_refused(subject: str, problem: str) -> None:
     (told,) = problems_of(f"{subject}\n\nIt was wrong.\n")
 
     assert problem in told
 
 
-def test_message_without_a_body_is_refused(tmp_path: Path) -> None:
+def test_commit_message_without_a_body_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "message"
     file.write_text("Fix a message\n\n# Please enter the commit message\n")
     assert commit_subject.main(str(file)) == 1
@@ -105,5 +105,5 @@ def test_message_without_a_body_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "subject", ["Process each rank once", "Seed the draws", "Merge branch 'a'", "fixup! Fix a thing"]
 )
-def test_right_subject_is_accepted(subject: str) -> None:
+def test_right_commit_subject_is_accepted(subject: str) -> None:
     assert not list(problems_of(f"{subject}\n\nIt was wrong.\n"))

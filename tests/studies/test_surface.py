@@ -22,11 +22,11 @@ def test_map_has_every_name_of_the_installed_torch() -> None:
 
 
 @pytest.mark.parametrize("pattern", [pattern for patterns in NO_NUMBERS.values() for pattern in patterns])
-def test_pattern_of_names_without_numbers_matches_a_name(pattern: str) -> None:
+def test_every_pattern_of_names_without_tensors_matches_a_name(pattern: str) -> None:
     assert any(fnmatchcase(name, pattern) for name in NAMES)
 
 
-def test_collective_computes_numbers() -> None:
+def test_collective_is_not_listed_as_computing_no_tensor() -> None:
     assert reason_of("torch.distributed.all_reduce") == ""
 
 
