@@ -124,15 +124,15 @@ is_exact_without_reduction = Claim(
 )
 is_exact_but_for_added_zeros = Claim(
     "is_exact_but_for_added_zeros",
-    "every bit equals the unsharded run's; but where an all_reduce added zeros, -0.0 may become +0.0, a NaN another "
-    "NaN, and a subnormal number a zero if the backend declares that",
+    "every bit equals the unsharded run's; if an all_reduce added zeros, -0.0 may become +0.0, a NaN another NaN, and "
+    "a subnormal number a zero if the backend declares that",
     judge_bits_but_for_zeros,
     lambda case, draw: case.fixes_bits(draw),
 )
 is_the_identity_for_one_rank = Claim(
     "is_the_identity_for_one_rank",
-    "on one rank every bit equals that of the module without parallelism; for a linear layer only on exact values, and "
-    "except for the sign of zero",
+    "on one rank every bit equals the unparallelized module's; for a linear layer only on exact values, and except for "
+    "the sign of zero",
     judge_bits,
     lambda case, draw: case.world_size == 1 and not case.values[draw][0].startswith("real"),  # real values are rounded
 )
