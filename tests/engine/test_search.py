@@ -479,7 +479,7 @@ def test_message_names_first_wrong_tensor_when_smallest_case_has_another(tmp_pat
     [slid] = run(stub(wrong_second_value, wrong_first_value), tmp_path, **fields).failures
     [same] = run(stub(wrong_second_value), tmp_path, **fields).failures
 
-    assert f"  at first  param.1 was the first wrong tensor, in {example!r}: see" in slid.message
+    assert f"  at first  param.1 was the first wrong tensor, in {example!r}: check if" in slid.message
     assert "at first" not in same.message
 
 

@@ -75,7 +75,7 @@ def test_parameter_in_no_group_is_named_and_must_not_change(tmp_path: Path, *, i
     found = judge_run(CapturedRun(tmp_path / "run"), HERE + "blocks")
 
     assert bool(found.failed) == is_changed
-    assert found.coverage().endswith("SGD left; with a gradient, but in no group: 1.down.bias")
+    assert found.coverage().endswith("update of SGD; with a gradient, but in no group: 1.down.bias")
 
 
 def spoiled_after(change: Callable[[nn.Module, torch.optim.Optimizer], object]) -> Spoil:

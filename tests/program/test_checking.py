@@ -112,7 +112,7 @@ def test_file_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypat
 
     os.utime(file, ns=(0, 0))
 
-    with pytest.raises(Misuse, match=r"edited.py has changed since it was imported: importlib.reload\(edited\)"):
+    with pytest.raises(Misuse, match=r"edited.py has changed since it was imported: call importlib.reload\(edited\)"):
         checking._require_fresh((models.block,))
 
 
