@@ -241,7 +241,7 @@ def test_defects_import_no_oracle(path: Path) -> None:
     assert "oracle" not in {part_of(name) for name in reached}
 
 
-def test_the_package_imports_nothing_that_does_not_ship() -> None:
+def test_package_imports_nothing_that_does_not_ship() -> None:
     for module in PATHS:
         assert not any(is_within(name, top) for name in imports_of(module) for top in OWN_FOLDERS[1:]), module
 

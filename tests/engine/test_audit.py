@@ -260,7 +260,7 @@ def test_unplanted_fault_leaves_claims_open(pool: Pool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.ranks
-def test_a_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
+def test_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
     replies = pool.run("zero3_fetch_all_gather", FetchCase(world_size=1), fault=Fault("another operand", 0))
 
     assert (replies[0].outcome, replies[0].answers[0].collectives) == ("answered", ())
@@ -307,7 +307,7 @@ def test_rejected_nan_does_not_show_that_a_collective_is_seen() -> None:
     assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
 
 
-def test_a_table_has_a_row_for_each_fault_of_each_collective() -> None:
+def test_table_has_a_row_for_each_fault_of_each_collective() -> None:
     lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
 
     assert lines[1:] == [
@@ -366,7 +366,7 @@ def test_failure_in_the_audit_only_makes_the_run_fail(command: Command, tmp_path
     assert "not audited: it failed in all" in ended.stdout
 
 
-def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
+def test_summary_says_if_no_property_is_audited(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=off", "--report=out")
     environment = json.loads((pytester.path / "out" / "environment.json").read_text())
@@ -375,7 +375,7 @@ def test_a_run_that_is_not_audited_says_so(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
-def test_run_without_selected_audit_says_so(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
+def test_summary_says_if_the_selection_has_no_audit(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=on", "-k", keyword)
     line = "audit   left out by the selection, so that a green may show nothing"
@@ -384,7 +384,7 @@ def test_run_without_selected_audit_says_so(pytester: pytest.Pytester, keyword: 
     assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
 
 
-def test_an_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+def test_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
     ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
 
     assert (ended.code, ended.stdout) == (2, "")
@@ -392,7 +392,7 @@ def test_an_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_p
 
 
 @pytest.mark.ranks
-def test_the_command_prints_collectives_beside_claims(command: Command, tmp_path: Path) -> None:
+def test_command_prints_collectives_beside_claims(command: Command, tmp_path: Path) -> None:
     ended = command(ROOT, "audit", write_property(tmp_path, "zero3_fetch_all_gather"), "-n0", "--world-sizes=2")
     row = next(line for line in ended.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
 

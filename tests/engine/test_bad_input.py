@@ -195,12 +195,12 @@ def test_invalid_option_value_is_refused_in_one_line(name: str, parameter: int |
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code[:40].encode("ascii", "backslashreplace").decode())
-def test_bad_code_of_a_case_is_refused_in_one_line(code: str, command: Command) -> None:
+def test_invalid_code_of_a_case_is_refused_in_one_line(code: str, command: Command) -> None:
     assert not command.accepts("check", "rowwise_linear", code)
 
 
 @pytest.mark.parametrize("field", FILES)
-def test_bad_field_of_a_replay_file_is_refused_in_one_line(field: str, folder: Path, command: Command) -> None:
+def test_invalid_field_of_a_replay_file_is_refused_in_one_line(field: str, folder: Path, command: Command) -> None:
     write_replay(folder / "bad.json", **{field: FILES[field]})
 
     assert not command.accepts("replay", "bad.json")

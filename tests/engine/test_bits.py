@@ -54,7 +54,7 @@ def with_first(case: FetchCase, value: float) -> list[Reply]:
 
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
-def test_the_right_bits_hold(claim: Claim, number: int) -> None:
+def test_right_bits_hold(claim: Claim, number: int) -> None:
     """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)
@@ -83,7 +83,7 @@ def test_quiet_nan_is_excused_after_added_zeros(claim: Claim, kind: str) -> None
 
 
 @each_claim
-def test_a_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
+def test_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
     """Adding zeros never makes +0.0 negative."""
     case = replace(SPECIAL, values=(("special", 1),))
 
@@ -104,7 +104,7 @@ def test_changed_bits_of_a_partition_are_never_excused(claim: Claim) -> None:
     assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
 
 
-def test_a_mismatch_shows_numbers_bits_and_both_indices() -> None:
+def test_mismatch_shows_numbers_bits_and_both_indices() -> None:
     """Global through the partition; padding is not counted."""
     case = replace(SPECIAL, values=(("special", 4),))
     replies = set_element(right_replies(case), 1, "partition.0", (0,), 1.5)
@@ -189,7 +189,7 @@ def test_message_names_the_tensor_that_did_not_repeat() -> None:
     assert "rank 1 of 2, local (0,)" in told and "repeats=True" in told
 
 
-def test_a_zero_that_is_a_sum_may_have_either_sign() -> None:
+def test_zero_sum_may_have_any_sign() -> None:
     """The kernel decides where a sum of products begins; torch's own depends on the strides of x."""
     case = LinearCase(world_size=1, style="rowwise", in_features=2, requires_grad=("x",), values=(("wide-x", 0),))
     gradient = expect(case, 0).tensors["grad.x"].value

@@ -177,7 +177,7 @@ DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
         ("opens_early", "barrier", "collective: barrier, call 1 of it"),
     ],
 )
-def test_messages_and_barriers_are_judged_alone(pool: Pool, fault: str, name: str, layer: str) -> None:
+def test_messages_and_barriers_are_judged(pool: Pool, fault: str, name: str, layer: str) -> None:
     """On a busy machine who is let through too early may come to it too late, and try again."""
     case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
     with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:
@@ -255,7 +255,7 @@ def test_tensor_written_by_an_operator_is_judged_too() -> None:
     assert first_wrong([torch.full((2,), 2.0), torch.ones(2)], right).endswith("at (0,), 2 of 2 wrong")
 
 
-def test_an_operator_without_a_bound_is_not_judged() -> None:
+def test_operator_without_a_bound_is_not_judged() -> None:
     with pytest.raises(Unjudged, match="no bound is known"):
         right_of_operation("aten.nextafter.default", [torch.ones(2), torch.zeros(2)], {})
 

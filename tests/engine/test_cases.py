@@ -173,7 +173,7 @@ def test_refusal_of_two_dtypes_needs_two_parameters() -> None:
 @pytest.mark.parametrize(
     ("style", "weight", "bias"), [("colwise", Shard(0), Shard(0)), ("rowwise", Shard(1), Replicate())]
 )
-def test_a_gradient_has_the_layout_of_its_parameter(style: str, weight: Shard, bias: Shard | Replicate) -> None:
+def test_gradient_has_the_layout_of_its_parameter(style: str, weight: Shard, bias: Shard | Replicate) -> None:
     layouts = LinearCase(world_size=2, style=style, bias=True, requires_grad=("x", "weight", "bias")).layouts()
 
     assert layouts["grad.weight"] == layouts["param.weight"] == Layout((weight,))
@@ -181,21 +181,21 @@ def test_a_gradient_has_the_layout_of_its_parameter(style: str, weight: Shard, b
     assert layouts["grad.x"] == layouts["x"]
 
 
-def test_linear_case_answers_each_required_gradient() -> None:
+def test_linear_case_has_an_answer_for_each_required_gradient() -> None:
     assert LINEAR.given_names() == ("x", "weight", "bias", "cotangent")
     assert LINEAR.answer_names() == ("output", "param.weight", "param.bias", "grad.x", "grad.bias")
     assert LINEAR.given_flags() == {"x": True, "weight": False, "bias": True, "cotangent": False}
     assert tuple(LINEAR.tensors[name].is_contiguous for name in ("x", "cotangent")) == (False, True)
 
 
-def test_a_partition_is_padded_to_a_multiple_of_the_world_size() -> None:
+def test_partition_is_padded_to_a_multiple_of_the_world_size() -> None:
     layouts = FetchCase(world_size=4, parameters=((3, 3), (), (0,)), requires_grad=(True,) * 3).layouts()
 
     assert [layouts[f"partition.{index}"] for index in range(3)] == [Layout((Flat(n),)) for n in (12, 4, 0)]
     assert layouts["param.0"] == Layout((Replicate(),))
 
 
-def test_a_fetch_case_answers_whole_parameters_and_partitions() -> None:
+def test_fetch_case_has_answers_for_parameters_and_partitions() -> None:
     case = FetchCase(world_size=2, parameters=((3,),), contiguous=False, requires_grad=(False,))
 
     assert case.answer_names() == ("param.0", "partition.0")

@@ -23,7 +23,7 @@ def counted(*records: Record) -> Tally:
     return tally(*records, *others, claims=CLAIMS, of_any_dtype=("repeats_itself",))
 
 
-def test_a_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
+def test_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
     """One of any dtype for each kind alone; one that speaks of no case on so many ranks has none."""
     cells = cells_of(counted(*holding("equals_unsharded")))
 
@@ -45,7 +45,7 @@ def test_inconclusive_verdict_does_not_count() -> None:
     assert [cell.row[5:] for cell in cells if cell.shard_kind == "uneven"] == [(2, 1, 1, 1, 1)]
 
 
-def test_the_cell_with_the_fewest_conclusions_is_named() -> None:
+def test_cell_with_the_fewest_conclusions_is_named() -> None:
     """And how many have fewer than a conformance run wants."""
     full = [
         each
@@ -72,11 +72,11 @@ def test_cells_with_more_inconclusive_verdicts_than_one_in_twenty_are_counted() 
     assert told == ["0 above 5% inconclusive", "1 above 5% inconclusive"]
 
 
-def test_a_property_that_did_not_run_has_no_cells() -> None:
+def test_property_that_did_not_run_has_no_cells() -> None:
     assert (in_words(tally()), as_csv([tally()]).count("\n")) == ("", 1)
 
 
-def test_the_table_has_a_line_for_every_cell() -> None:
+def test_table_has_a_line_for_every_cell() -> None:
     assert as_csv([counted(*holding("equals_unsharded", 3))]).splitlines()[:2] == [
         "property,claim,world size,dtype,shards,conclusive,inconclusive,known,not_supported,declined",
         "rowwise_linear,equals_unsharded,3,float32,even,0,0,0,0,0",

@@ -44,7 +44,7 @@ def stub(replies: list[Reply]) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_raises_its_own_class(kind: str) -> None:
+def test_each_kind_of_failure_raises_a_separate_class(kind: str) -> None:
     """That class exactly, with the verdict and the message, which begins with the class's name."""
     failure = caught(kind)
 
@@ -52,7 +52,7 @@ def test_each_kind_raises_its_own_class(kind: str) -> None:
     assert str(failure).startswith(f"{KINDS[kind].__name__}: mine: ")
 
 
-def test_a_new_kind_is_one_class() -> None:
+def test_new_kind_of_failure_needs_only_one_class() -> None:
     """It is judged, raised and shown with nothing added elsewhere."""
 
     class OddElements(ClaimFailed, kind="odd", headline="{tensor} has odd elements"):
@@ -107,7 +107,7 @@ def test_check_raises_if_the_backend_lacks_a_collective() -> None:
         check("mine", LINEAR, stub(replies))
 
 
-def test_check_raises_if_nothing_is_decided() -> None:
+def test_check_raises_if_no_claim_is_conclusive() -> None:
     """For example, a claim on trained parameters does not apply to a case that trains nothing."""
     with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
@@ -168,7 +168,7 @@ def test_rank_without_an_answer_gives_one_verdict() -> None:
 
 
 @pytest.mark.ranks
-def test_a_case_is_checked_on_real_ranks(pool: Pool) -> None:
+def test_case_is_checked_on_real_ranks(pool: Pool) -> None:
     """From the name of a subject to verdicts."""
     [verdict] = check("zero3_fetch_all_reduce", replace(REFUSED, world_size=2), pool)
 

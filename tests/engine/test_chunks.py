@@ -83,7 +83,7 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         importlib.import_module(name)
 
 
-def test_your_own_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
+def test_users_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
     """Your file alone, and beside local modules full of constants; a run of shipped properties is judged below."""
     made_up = make_up_modules(tmp_path)
     (tmp_path / "own").mkdir()
@@ -95,7 +95,7 @@ def test_your_own_property_draws_the_same_cases_whatever_else_is_imported(tmp_pa
     assert len(alone) > 30 and alone == among_others
 
 
-def test_tests_of_others_draw_constants_as_without_equivtest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_other_hypothesis_tests_still_draw_constants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They draw from the same integers, although ours were drawn without constants."""
 
     def cases(space: Space) -> SearchStrategy[Case]:
@@ -169,7 +169,7 @@ def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
     return [case for case in chunk_cases(prop, chunk) if isinstance(case, FetchCase)]
 
 
-def test_a_chunk_draws_the_same_cases_twice() -> None:
+def test_chunk_draws_the_same_cases_twice() -> None:
     """In its own world size and dtypes, without duplicates."""
     cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
 
@@ -178,7 +178,7 @@ def test_a_chunk_draws_the_same_cases_twice() -> None:
     assert len(cases) == len(set(cases)) > 10
 
 
-def test_the_examples_come_first_in_chunk_0() -> None:
+def test_examples_come_first_in_chunk_0() -> None:
     """Only examples of its world size and dtypes."""
     wanted = FetchCase(world_size=2, parameters=((77,),))
     others = (FetchCase(world_size=3, parameters=((77,),)), replace(wanted, dtype="float16"))
@@ -208,7 +208,7 @@ def test_first_chunk_adds_no_case_when_examples_have_every_aspect() -> None:
     assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3
 
 
-def test_property_with_even_shards_alone_draws_no_further_case() -> None:
+def test_property_without_uneven_shards_draws_no_further_case() -> None:
     one = FetchCase(world_size=2, parameters=((4,),))
 
     assert chunk_cases(claimed(cases=lambda space: st.just(one)), replace(CHUNK, num_cases=1)) == [one]

@@ -57,7 +57,7 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
 
 @pytest.mark.parametrize("case", [LINEAR, FETCH, replace(LINEAR, world_size=1), replace(LINEAR, dtype="bfloat16")])
 @pytest.mark.parametrize("claim", JUDGED, ids=lambda claim: claim.name)
-def test_a_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
+def test_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
     """Without a mismatch and with margin 0, unless it applies to nothing in the case."""
     judgement = judge(claim, right_replies(case), case)
 
@@ -72,7 +72,7 @@ JUDGED_BY_BITS = (
 
 
 @pytest.mark.parametrize("name", JUDGED_BY_BITS)
-def test_claim_applies_only_if_there_is_something_to_judge(name: str) -> None:
+def test_claim_applies_only_to_cases_with_values_to_judge(name: str) -> None:
     """The code that fills the cells of a conformance run knows only the case, and must not count an empty verdict."""
     draws = [(case, draw) for case in drawn(STRATEGIES[name](SPACE), 60) for draw in range(len(case.values))]
     expected = [expect(*each).tensors for each in draws]
@@ -103,7 +103,7 @@ def test_wrong_value_fails_and_other_tensors_agree(claim: Claim, name: str, othe
 
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")])
 @pytest.mark.parametrize("local", [torch.zeros(1, 1), torch.zeros(2, 1, dtype=torch.float64)])
-def test_a_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor) -> None:
+def test_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor) -> None:
     """Though values cannot even be compared."""
     judgement = judge(claim, set_tensor(right_replies(LINEAR), 2, name, local=local))
 
@@ -111,7 +111,7 @@ def test_a_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tens
 
 
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")])
-def test_a_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
+def test_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
     """A gradient that did not come about is none."""
     judgement = judge(claim, drop_tensor(right_replies(LINEAR), 1, name))
 
@@ -126,7 +126,7 @@ def test_shapes_come_before_values() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["output"])
 
 
-def test_a_right_output_under_another_layout_fails_by_layout() -> None:
+def test_right_output_under_another_layout_fails_by_layout() -> None:
     """Every rank holds the whole output, but the contract shards it."""
     value = expect(LINEAR, 0).tensors["output"].value.float()
     replies = right_replies(LINEAR)
@@ -139,7 +139,7 @@ def test_a_right_output_under_another_layout_fails_by_layout() -> None:
     assert judgement.mismatches[0].extent == "3 of 3 ranks"
 
 
-def test_a_wrong_output_under_another_layout_fails_by_value() -> None:
+def test_wrong_output_under_another_layout_fails_by_value() -> None:
     """The value counts more than its layout."""
     value = expect(LINEAR, 0).tensors["output"].value.float() + 1
     replies = right_replies(LINEAR)
@@ -150,7 +150,7 @@ def test_a_wrong_output_under_another_layout_fails_by_value() -> None:
 
 
 @pytest.mark.parametrize("name", ["param.weight", "grad.weight", "grad.x"])
-def test_a_parameter_or_gradient_of_another_layout_fails(name: str) -> None:
+def test_parameter_or_gradient_of_another_layout_fails(name: str) -> None:
     """On one rank suffices; the value may be right, and equals_unsharded says so."""
     value = expect(LINEAR, 0).tensors[name].value.float()
     layout = Layout((Shard(1),)) if name == "grad.x" else WHOLE
@@ -170,7 +170,7 @@ def test_layout_of_the_output_is_not_judged_by_the_claim_on_parameters() -> None
     assert judge(keeps_layout_of_parameter, replies).kind == "holds"
 
 
-def test_a_missing_tensor_has_no_layout_to_keep() -> None:
+def test_missing_tensor_has_no_layout_to_keep() -> None:
     """It is neither wrong nor said to agree."""
     judgement = judge(keeps_layout_of_parameter, drop_tensor(right_replies(LINEAR), 1, "grad.bias"))
 
@@ -242,14 +242,14 @@ def test_tensors_that_are_no_replicas_cannot_disagree(layouts: tuple[Layout, ...
     assert judge(agrees_on_all_ranks, replies).kind == "holds"
 
 
-def test_a_replica_that_is_missing_cannot_disagree() -> None:
+def test_replica_that_is_missing_cannot_disagree() -> None:
     """That it is missing is found where its values are judged."""
     judgement = judge(agrees_on_all_ranks, drop_tensor(right_replies(LINEAR), 1, "grad.x"))
 
     assert judgement.kind == "holds" and "grad.x" not in judgement.agreeing
 
 
-def test_a_changed_input_fails() -> None:
+def test_changed_input_fails() -> None:
     """The message is the change that the rank saw."""
     replies = change_answer(
         right_replies(LINEAR), 1, lambda answer: replace(answer, touched=("x: values have changed",))
@@ -283,7 +283,7 @@ def test_requires_grad_of_a_gradient_is_not_judged(name: str) -> None:
     assert judge(does_not_touch_its_inputs, replies).kind == "holds"
 
 
-def test_a_flat_partition_is_judged_by_value() -> None:
+def test_flat_partition_is_judged_by_value() -> None:
     """Its padding is not: NaN there agrees, a wrong element fails."""
     replies = set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5)
     judgement = judge(equals_unsharded, replies, FETCH)
@@ -308,7 +308,7 @@ def test_refusal_is_judged_from_outcomes_only() -> None:
         judge(refuses, right_replies(LINEAR))
 
 
-def test_the_table_names_every_claim_once() -> None:
+def test_table_names_every_claim_once() -> None:
     """Under its own name, which is half of the conformance key."""
     assert list(CLAIMS) == [
         "equals_unsharded",
@@ -329,7 +329,7 @@ def test_the_table_names_every_claim_once() -> None:
     assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())
 
 
-def test_a_placed_tensor_without_a_global_shape_is_judged_alike() -> None:
+def test_placed_tensor_without_a_global_shape_gets_the_same_verdict() -> None:
     """A plain local output knows none."""
     replies = right_replies(LINEAR)
     for rank in range(3):

@@ -273,7 +273,7 @@ def test_set_of_strings_has_one_order_in_all_processes_unless_hash_seed_is_rando
         ("forkserver", 2, "equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to handle"),
     ],
 )
-def test_module_that_breaks_backward_in_forks_leads_to_spawn_or_one_line(
+def test_module_that_breaks_backward_in_forks_causes_spawn_or_a_refusal(
     start: str, code: int, told: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), f"--start={start}"]

@@ -62,7 +62,7 @@ def test_each_draw_is_judged_by_its_answer() -> None:
     assert {v.draw for v in verdicts if v.failed} == {1}
 
 
-def test_one_failing_claim_leaves_the_others_judged() -> None:
+def test_other_claims_are_judged_beside_a_failing_claim() -> None:
     """A replica that differs is a wrong value too, and the layouts still hold."""
     verdicts = judge(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5))
 
@@ -92,7 +92,7 @@ def test_case_not_supported_on_one_rank_has_no_verdict_that_holds() -> None:
     assert verdict.detail.startswith("rank 0 of 3 cannot: no all_reduce")
 
 
-def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
+def test_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     """The rank that raised on its own comes first and in full, though it was later."""
     [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], raised(2, "ValueError", "mine", at_s=9.0)])
     lines = verdict.detail.splitlines()
@@ -102,7 +102,7 @@ def test_a_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
     assert lines[-2:] == ["rank 0 raised RuntimeError: Connection closed by peer", "rank 1 answered"]
 
 
-def test_a_lost_rank_is_the_cause_of_its_peers_errors() -> None:
+def test_lost_rank_is_the_cause_of_its_peers_errors() -> None:
     """The kind is the first cause's."""
     [verdict] = judge(
         [
@@ -130,7 +130,7 @@ def test_message_has_stacks_of_every_silent_rank() -> None:
     ]
 
 
-def test_exception_without_words_is_named() -> None:
+def test_exception_without_text_is_reported_by_its_type() -> None:
     """`raise ValueError` has no text."""
     [verdict] = judge(with_reply(raised(1, "ValueError", "")))
 

@@ -157,7 +157,7 @@ def test_conformance_covers_triples_of_the_dangerous_axes() -> None:
     assert len({tuple(dict(row.values)[name] for name in names) for row in array.rows}) == 4 * 5 * 2
 
 
-def test_fewer_world_sizes_leave_the_cases_of_the_others_as_they_are() -> None:
+def test_selecting_world_sizes_does_not_change_their_cases() -> None:
     assert chunk_cases(colwise(), replace(GATE, world_sizes=(2,))) == chunk_cases(colwise(), GATE)
 
 

@@ -259,7 +259,7 @@ def add_row(defect: Defect, smallest: str, seconds: float) -> None:
 
 @pytest.mark.ranks
 @each_defect
-def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Pool, tmp_path: Path) -> None:
+def test_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Pool, tmp_path: Path) -> None:
     """Under exactly its claim and kind, in a case no larger than the one derived by hand by more than one."""
     begun_s = time.monotonic()
     others, failure = audit(defect, pool, tmp_path)
@@ -271,7 +271,7 @@ def test_the_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool
 
 @pytest.mark.ranks
 @each_defect
-def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+def test_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
     """`smallest` fails with the claim and kind of its record."""
     verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
 
@@ -281,7 +281,7 @@ def test_the_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool
 
 @pytest.mark.ranks
 @each_defect
-def test_the_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+def test_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
     """Every claim holds there, except for torch's known failures."""
     verdicts = judge(defect.replaces, defect.smallest, pool, property_of(defect).claims)
 

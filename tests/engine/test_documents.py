@@ -145,7 +145,7 @@ def in_process(folder: Path, command: Command, *args: str) -> Outcome:
     return Outcome(ended.code, ended.stdout + ended.stderr)
 
 
-def test_the_first_screen_has_both_commands_that_set_everything_up() -> None:
+def test_readme_begins_with_make_gate_and_make_test() -> None:
     first = README.read_text("utf-8").splitlines()[:10]
 
     assert [line.split()[:2] for line in first if line.startswith("    ")] == [["make", "gate"], ["make", "test"]]
@@ -305,7 +305,7 @@ def _with_more(parallelize: Any) -> Any:
 
 
 @pytest.mark.ranks
-def test_incomplete_fetch_prints_the_documented_words(folder: Path, command: Command) -> None:
+def test_incomplete_fetch_prints_the_documented_message(folder: Path, command: Command) -> None:
     messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
     fetch = quoted_case(SUBJECT, "equivtest check")
     outcomes = []
@@ -335,14 +335,14 @@ def test_example_module_of_the_documents_is_green(folder: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_unsupported_case_of_a_program_prints_the_documented_words(folder: Path, command: Command) -> None:
+def test_declined_case_prints_the_documented_line(folder: Path, command: Command) -> None:
     outcome = in_process(folder, command, "run", *CHEAP, *SMOKE, "test_features.py")
 
     assert outcome.code == 0 and outcome.shows(shown(PROGRAMS, "program block")), outcome.text
 
 
 @pytest.mark.ranks
-def test_a_fetch_takes_the_place_of_the_shipped_one(folder: Path, command: Command) -> None:
+def test_documented_fetch_replaces_the_shipped_subject(folder: Path, command: Command) -> None:
     """On fewer ranks and in one dtype, which is cheaper; what is shown is the same."""
     right, wrong = shown(SUBJECT, "0 failed, 0 known", "of 8 claims").splitlines()
     message = shown(README, "ValueMismatch")
@@ -375,7 +375,7 @@ def test_backend_of_the_tutorial_prints_the_documented_output(
 
 
 @pytest.mark.ranks
-def test_a_wrong_backend_is_named_in_the_first_line(
+def test_wrong_backend_is_named_in_the_first_line(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FAULT, "swapped_gather")

@@ -63,7 +63,7 @@ def test_padding_is_not_judged(world_size: int) -> None:
     assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
 
 
-def test_the_average_of_operands_is_judged() -> None:
+def test_average_of_operands_is_judged() -> None:
     """Under partial(avg) operands that differ are right where their mean is."""
     layout = Layout((Partial("avg"),))
     locals_ = [VALUE.float() - 1, VALUE.float() + 1]
@@ -83,7 +83,7 @@ def test_the_average_of_operands_is_judged() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_element_has_both_its_indices(
+def test_wrong_element_has_both_its_indices(
     layout: Layout, world_size: int, rank: int, local_index: tuple[int, ...], global_index: tuple[int, ...]
 ) -> None:
     """Local for the memory, global for the mathematics; uneven last shards and padding are counted in."""
@@ -94,7 +94,7 @@ def test_a_wrong_element_has_both_its_indices(
     assert float(mismatch.expected) == VALUE[global_index] and float(mismatch.actual) == 99
 
 
-def test_a_partition_of_a_scalar_has_the_empty_global_index() -> None:
+def test_partition_of_a_scalar_has_the_empty_global_index() -> None:
     """A 0-dim parameter lies in one rank's partition."""
     value = torch.tensor(3.0, dtype=torch.float64)
     expected = replace(EXPECTED, value=value)
@@ -118,7 +118,7 @@ def test_error_without_an_allowance_has_infinite_margin() -> None:
 
 
 @pytest.mark.parametrize(("error", "fails"), [(0.25, False), (0.5, False), (0.75, True)])
-def test_the_margin_is_error_over_allowance(error: float, *, fails: bool) -> None:
+def test_margin_is_error_over_allowance(error: float, *, fails: bool) -> None:
     """An error of exactly the allowance still passes."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 0.5), derivation="half")
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), 1 + error), expected)
@@ -138,7 +138,7 @@ def test_infinite_allowance_allows_any_value(actual: float) -> None:
     assert found(spoil(answers, 1, (0, 1), NAN), expected).rank == 1
 
 
-def test_an_infinite_value_that_is_expected_is_right() -> None:
+def test_infinite_value_that_is_expected_is_right() -> None:
     value = torch.full_like(VALUE, math.inf)
     expected = replace(EXPECTED, value=value)
 
@@ -147,7 +147,7 @@ def test_an_infinite_value_that_is_expected_is_right() -> None:
 
 
 @pytest.mark.parametrize(("share", "wide"), [(0.09, False), (0.11, True), (math.inf, True), (NAN, True)])
-def test_an_allowance_over_a_tenth_of_the_values_is_too_wide(share: float, *, wide: bool) -> None:
+def test_allowance_over_a_tenth_of_the_values_is_too_wide(share: float, *, wide: bool) -> None:
     value = torch.tensor([3.0, -3.0, 3.0], dtype=torch.float64)
     expected = replace(EXPECTED, value=value, allowed=torch.full_like(value, 3 * share))
 
@@ -159,7 +159,7 @@ def test_equality_and_empty_tensors_are_never_too_wide(allowed: torch.Tensor | N
     assert not is_too_wide(replace(EXPECTED, allowed=allowed))
 
 
-def test_the_element_that_exceeds_its_allowance_most_is_shown() -> None:
+def test_element_that_exceeds_its_allowance_most_is_shown() -> None:
     """Over all ranks, whatever the absolute errors are; error, allowance and its derivation go with it."""
     allowed = torch.full_like(VALUE, 8.0)
     allowed[4] = 0.5
@@ -241,7 +241,7 @@ def test_impossible_layout_is_a_shape_mismatch(layout: Layout) -> None:
     assert mismatch is not None and mismatch.actual.startswith(f"{layout}: ") and mismatch.expected == "shard(0)"
 
 
-def test_a_shard_order_of_other_axes_is_a_shape_mismatch() -> None:
+def test_shard_order_of_other_axes_is_a_shape_mismatch() -> None:
     """The order must name the axes that are sharded."""
     layout = Layout((Shard(0),), shard_order=(1,))
 
@@ -265,7 +265,7 @@ def test_wrong_shape_or_dtype_is_a_mismatch(change: dict[str, object], expected:
     assert mismatch is not None and (mismatch.rank, mismatch.expected, mismatch.actual) == (0, expected, actual)
 
 
-def test_a_missing_tensor_is_found() -> None:
+def test_missing_tensor_is_found() -> None:
     """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
@@ -304,7 +304,7 @@ def test_mismatch_of_shape_or_dtype_names_the_way_out(name: str, change: dict[st
     assert mismatch is not None and mismatch.way_out == way_out
 
 
-def test_an_unstated_global_shape_is_no_mismatch() -> None:
+def test_unstated_global_shape_is_no_mismatch() -> None:
     """A plain local tensor knows no global shape."""
     answers = {rank: replace(one, global_shape=None) for rank, one in placed(ROWS, 3).items()}
 

@@ -101,7 +101,7 @@ def is_small(case: Case, claim: str) -> bool:
     return len(case.parameters) < 3 or claim != "equals_unsharded"
 
 
-def test_a_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
+def test_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
     """Verdicts of the same cases on another claim count: cases that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
     found, of_all = Counter[Cell](), Counter[Cell]()
@@ -114,7 +114,7 @@ def test_a_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> Non
     assert {cell[2] for cell in of_all if of_all[cell] > found[cell]} == {"equals_unsharded"}
 
 
-def test_a_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
+def test_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
     """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
     found = Counter[Cell]()
@@ -198,7 +198,7 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
         ({"holds": 7}, 2),
     ],
 )
-def test_a_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
+def test_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
     """One in twenty may be inconclusive; a failure concludes, a known one does not.  Nine are needed at once.
 
     Three in twenty is no chance; and a claim may find nothing to judge in a draw to which it applies.
@@ -215,7 +215,7 @@ def test_cell_with_an_inconclusive_verdict_is_filled_up() -> None:
     assert list(found.values()) == [10]
 
 
-def test_verdicts_of_one_cell_do_not_fill_another() -> None:
+def test_verdicts_fill_only_their_own_cell() -> None:
     """For another dtype, or for other shards."""
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 

@@ -186,7 +186,7 @@ def test_published_schema_equals_the_schema_of_its_type(name: str) -> None:
     assert path_of(name).read_text() == text_of(name), "run python -m studies.schemas --write"
 
 
-def test_schema_of_the_log_has_every_field_of_a_written_one(tmp_path: Path) -> None:
+def test_schema_of_the_log_has_every_written_field(tmp_path: Path) -> None:
     lines = gzip.decompress((write_run(tmp_path / "run", failing()) / LOG).read_bytes()).splitlines()
     components = json.loads(path_of(LOG).read_text())["$defs"]
     (found,) = [json.loads(line)["handover"]["searched"] for line in lines if b'"handover"' in line]

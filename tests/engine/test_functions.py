@@ -147,7 +147,7 @@ def test_unknown_name_is_refused_with_the_way_out(models: ModuleType, name: str,
     assert said in str(raised.value)
 
 
-def test_files_of_one_name_are_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_files_with_the_same_name_are_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     first, second = (load_file(str(write(tmp_path / name, 4, "test_twice.py"))) for name in ("a", "b"))
@@ -184,7 +184,7 @@ def test_function_of_a_script_is_named_by_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_read_files_of_one_name_as_two(tmp_path: Path, pool: Pool) -> None:
+def test_ranks_import_two_files_with_the_same_name_separately(tmp_path: Path, pool: Pool) -> None:
     assert not is_rank()
     for name, size in (("a", 4), ("b", 6)):
         file = write(tmp_path / name, size)

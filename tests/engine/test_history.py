@@ -40,7 +40,7 @@ def calls(pool: Pool, case: FetchCase) -> list[int]:
 
 
 @pytest.mark.ranks
-def test_the_first_draw_is_run_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
+def test_first_draw_runs_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
     """Only if the case repeats; new ranks begin to count anew."""
     pool.renew(2)
     assert calls(pool, CASE) == [1, 2, 3]

@@ -32,7 +32,7 @@ def told(name: str) -> str:
     return str(raised.value)
 
 
-def test_a_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
+def test_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/__init__.py").write_text("def decoder(): ...")
     (here / "hidden.py").write_text("def encoder(): ...")
@@ -44,7 +44,7 @@ def test_a_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
     )
 
 
-def test_a_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_named(
+def test_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder without __init__.py is a module too, if no other is found."""
@@ -88,7 +88,7 @@ def test_submodule_of_a_module_is_not_searched(here: Path) -> None:
     assert told(".near_by:f").endswith("relative import for '.near_by'; write package.module:NAME")
 
 
-def test_failed_import_within_a_module_is_named_as_its_fault(here: Path) -> None:
+def test_failed_import_within_a_module_is_reported_as_the_modules_mistake(here: Path) -> None:
     (here / "asking.py").write_text("import no_such_module_anywhere")
 
     assert told("asking:f") == (

@@ -78,7 +78,7 @@ def test_shards_cover_a_dim_once_and_in_order(length: int, num_shards: int) -> N
     assert [element for start, stop in bounds for element in range(start, stop)] == list(range(length))
 
 
-def test_a_size_above_the_number_of_shards_can_leave_the_last_shard_empty() -> None:
+def test_size_above_the_number_of_shards_can_leave_the_last_shard_empty() -> None:
     assert [shard_bounds(4, 3, index) for index in range(3)] == [(0, 2), (2, 4), (4, 4)]
 
 
@@ -96,7 +96,7 @@ def test_ranks_are_numbered_row_by_row_in_the_mesh(mesh_shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("rank", [-1, 6])
-def test_a_mesh_has_no_rank_beyond_its_last(rank: int) -> None:
+def test_mesh_has_no_rank_beyond_its_last(rank: int) -> None:
     with pytest.raises(ValueError, match=r"rank must be in 0\.\.5"):
         coordinate_of(rank, (2, 3))
 
@@ -127,7 +127,7 @@ def test_local_boxes_on_two_axes_are_torch_dtensors(mesh_shape: tuple[int, int])
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2)])
-def test_the_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int]) -> None:
+def test_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int]) -> None:
     """torch spells this order as a strided shard on the first axis; sizes that divide evenly."""
     length = 2 * math.prod(mesh_shape)
     spelled = (torch_placements._StridedShard(0, split_factor=mesh_shape[1]), torch_placements.Shard(0))
@@ -137,7 +137,7 @@ def test_the_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int
         assert local_box((length,), layout, mesh_shape, rank) == torch_box((length,), spelled, mesh_shape, rank)
 
 
-def test_the_axis_that_divides_first_cuts_the_larger_parts() -> None:
+def test_axis_that_divides_first_cuts_the_larger_parts() -> None:
     boxes = {
         order: [local_box((7,), Layout((Shard(0), Shard(0)), order), (2, 2), rank)[0] for rank in range(4)]
         for order in ((0, 1), (1, 0))
@@ -152,12 +152,12 @@ def test_without_an_order_the_first_axis_divides_first() -> None:
 
 
 @pytest.mark.parametrize("order", [(0,), (0, 1), (0, 0), (2, 0, 2)])
-def test_a_shard_order_names_every_sharded_axis_once(order: tuple[int, ...]) -> None:
+def test_shard_order_names_every_sharded_axis_once(order: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"sharded axes \(0, 2\) once each"):
         shard_axes(Layout((Shard(1), Replicate(), Shard(0)), order))
 
 
-def test_a_flat_partition_ends_in_padding() -> None:
+def test_flat_partition_ends_in_padding() -> None:
     layout = Layout((Flat(6),))
 
     assert [flat_bounds(4, Flat(6), 3, index) for index in range(3)] == [(0, 2, 2), (2, 4, 2), (4, 4, 2)]
@@ -226,7 +226,7 @@ def test_invalid_placement_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-def test_a_layout_is_written_with_its_order() -> None:
+def test_layout_is_written_with_its_order() -> None:
     assert str(Layout((Shard(0), Replicate()))) == "shard(0), replicate"
     assert str(Layout((Shard(0), Shard(0)), (1, 0))) == "shard(0), shard(0) (axes divide in order (1, 0))"
 

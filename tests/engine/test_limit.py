@@ -50,7 +50,7 @@ def hangs(case: Case) -> list[Reply]:
     return [*silent, *right_replies(case)[len(silent) :]]
 
 
-def test_a_search_and_its_watched_visit_have_the_time_of_the_property(tmp_path: Path) -> None:
+def test_search_and_its_watched_visit_have_the_time_of_the_property(tmp_path: Path) -> None:
     pool = StubPool(lambda case: [replace(right_replies(case)[0], outcome="lost"), *right_replies(case)[1:]])
     run(pool, tmp_path, claimed(200.0))
 
@@ -86,7 +86,7 @@ def test_smaller_case_that_was_only_slow_is_not_reported(tmp_path: Path) -> None
     assert any(not is_large(case) for case in pool.seen[CHUNK.num_cases :])
 
 
-def test_a_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path) -> None:
+def test_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path) -> None:
     [failure] = run(StubPool(hangs), tmp_path, claimed(240.0)).failures
     data = read_replay(Path(failure.replay))
     again = StubPool(hangs)

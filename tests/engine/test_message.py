@@ -33,7 +33,7 @@ WRONG = failure(set_element(right_replies(LINEAR), 2, "param.weight", (0, 1), 0.
 VALUE = expect(LINEAR, 0).tensors["param.weight"].value[4, 1].item()
 
 
-def test_the_headline_is_the_whole_claim() -> None:
+def test_headline_names_class_subject_and_tensor() -> None:
     """Class, subject and tensor, for grep."""
     assert rows(WRONG)[""] == "ValueMismatch: colwise_linear: param.weight differs from the oracle"
 
@@ -43,7 +43,7 @@ def test_line_where_has_local_and_global_index() -> None:
     assert rows(WRONG)["where"] == "rank 2 of 3, local (0, 1), global (4, 1) of (5, 3), shard(0)"
 
 
-def test_the_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
+def test_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
     """The partition has one dim, the parameter two."""
     verdict = failure(set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5), FETCH)
 
@@ -56,7 +56,7 @@ def test_message_shows_expected_and_actual_value_in_full() -> None:
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
 
 
-def test_the_allowance_comes_with_its_derivation() -> None:
+def test_allowance_comes_with_its_derivation() -> None:
     """Equality, and the bits that make it possible."""
     expected = f"{abs(VALUE - 0.5):.2g}, allowed 0: equal: integers times a power of two, at most "
 
@@ -95,7 +95,7 @@ def test_extent_names_agreeing_tensors_too() -> None:
     assert rows(WRONG)["extent"] == extent
 
 
-def test_the_extent_names_the_other_wrong_tensors() -> None:
+def test_extent_names_the_other_wrong_tensors() -> None:
     """One tensor is shown, the others are counted."""
     replies = set_element(right_replies(LINEAR), 0, "param.bias", (0,), 0.5)
     verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
@@ -103,7 +103,7 @@ def test_the_extent_names_the_other_wrong_tensors() -> None:
     assert rows(verdict)["extent"].endswith("; param.bias differ too; output agree")
 
 
-def test_a_tensor_wrong_on_two_ranks_is_named_once() -> None:
+def test_tensor_wrong_on_two_ranks_is_named_once() -> None:
     """It does not differ beside itself."""
     replies = right_replies(LINEAR)
     for rank in (0, 1):
@@ -112,7 +112,7 @@ def test_a_tensor_wrong_on_two_ranks_is_named_once() -> None:
     assert "extent" not in rows(failure(replies))
 
 
-def test_message_has_a_pattern_if_there_is_one() -> None:
+def test_message_has_a_pattern_if_all_wrong_elements_fit_it() -> None:
     """And no line without one."""
     verdict = failure(on_all_ranks(LINEAR, "output", lambda local: 3 * local))
 
@@ -128,7 +128,7 @@ def test_message_names_claim_mode_seed_and_draw() -> None:
     assert (rows(verdict)["claim"], rows(verdict)["values"]) == ("equals_unsharded", "wide-x, seed 7 (draw 1)")
 
 
-def test_the_case_is_code_that_reads_back() -> None:
+def test_case_is_code_that_reads_back() -> None:
     """Pasted, it is the same case."""
     assert from_code(rows(WRONG)["case"]) == LINEAR
 
@@ -139,7 +139,7 @@ def test_last_line_has_the_command_that_replays_the_failure() -> None:
     assert "again" not in rows(WRONG)
 
 
-def test_a_layout_mismatch_shows_both_layouts() -> None:
+def test_layout_mismatch_shows_both_layouts() -> None:
     """No element and no error goes with it."""
     replicated = right_replies(LINEAR)[0].answers[0].tensors["grad.x"].layout
     whole = expect(LINEAR, 0).tensors["grad.weight"].value.float()
@@ -151,7 +151,7 @@ def test_a_layout_mismatch_shows_both_layouts() -> None:
     assert (told["expected"], told["actual"]) == ("shard(0)", "replicate") and "error" not in told
 
 
-def test_a_shape_mismatch_shows_both_shapes() -> None:
+def test_shape_mismatch_shows_both_shapes() -> None:
     """With the dtypes, and the layout under which the shape is judged."""
     told = rows(failure(set_tensor(right_replies(LINEAR), 0, "output", local=torch.zeros(2, 1))))
 
@@ -168,7 +168,7 @@ def test_message_has_the_way_out_if_it_is_known() -> None:
     assert "way out" not in rows(WRONG)
 
 
-def test_a_replica_mismatch_shows_bits() -> None:
+def test_replica_mismatch_shows_bits() -> None:
     """For both ranks."""
     replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)
     verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
@@ -179,7 +179,7 @@ def test_a_replica_mismatch_shows_bits() -> None:
     assert told["extent"].startswith("ranks 0 and 2; ")
 
 
-def test_a_run_that_raised_shows_the_first_cause() -> None:
+def test_run_that_raised_shows_the_first_cause() -> None:
     """Every line of it is part of the message."""
     message = write_message(failure([raised(0), *right_replies(LINEAR)[1:]]))
 

@@ -21,7 +21,7 @@ def family_of(name: str) -> str:
     return name.removeprefix(f"{FAMILIES}.").partition(".")[0]
 
 
-def test_a_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
+def test_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
     found = {name.removeprefix(f"{FAMILIES}.") for name in packages()}
 
     assert {"collectives", "embedding", "training.two_axes"} <= found

@@ -77,7 +77,7 @@ def test_failure_shrinks_to_the_world_sizes_of_the_run(pytester: pytest.Pytester
     assert [line for line in log_of(pytester) if "shrinks" in line] == ["shrinks to (2, 3)"] * 2
 
 
-def test_items_are_ordered_by_world_size_behind_other_tests(pytester: pytest.Pytester) -> None:
+def test_searches_run_after_other_tests_in_order_of_world_size(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     pytester.makepyfile(test_later="def test_it(): pass")
 
@@ -115,7 +115,7 @@ def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Py
     result.assert_outcomes(passed=10, failed=2)
 
 
-def test_a_failing_search_names_claim_and_kind_and_its_claim_shows_the_whole_message(pytester: pytest.Pytester) -> None:
+def test_failing_search_names_claim_and_kind_and_the_claims_test_shows_the_message(pytester: pytest.Pytester) -> None:
     """The other claim of the property has passed."""
     make_suite(pytester, "a_wrong")
 
@@ -203,7 +203,7 @@ def test_run_in_which_only_allowed_refusals_occur_shows_nothing(pytester: pytest
 
 
 @pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
-def test_a_property_that_no_dtype_of_the_run_can_judge_is_left_out(
+def test_property_that_no_dtype_of_the_run_can_judge_is_left_out(
     pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
 ) -> None:
     """It is no mistake; if nothing else is judged, nothing is proven."""
@@ -261,7 +261,7 @@ def test_property_is_left_out_with_a_reason_if_its_subject_does_not_run(
     assert searches == ["search a w1 gate", "shrinks to (1, 2)", "search a w2 gate", "shrinks to (1, 2)"] * bool(judged)
 
 
-def test_a_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
+def test_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     incomplete = PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail' if subject == 'a' else ''")
     pytester.makepyfile(test_fake=incomplete + "a = make('a')\nb = make('b')")
@@ -272,7 +272,7 @@ def test_a_report_says_which_properties_are_incomplete_and_left_out(pytester: py
     assert line in result.outlines and line in (pytester.path / "out" / "summary.txt").read_text().splitlines()
 
 
-def test_known_failures_alone_are_reported_as_xfailed(pytester: pytest.Pytester) -> None:
+def test_claim_with_only_known_failures_is_xfailed(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_known", "b")
 
     result = run_suite(pytester, *W3)
@@ -703,7 +703,7 @@ def test_test_of_a_known_failure_has_the_outcome_of_its_smallest_case(
     result.stdout.fnmatch_lines([line])
 
 
-def test_a_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
+def test_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vendor says in a list of his own how torch's mistake shows on his device."""

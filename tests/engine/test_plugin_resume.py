@@ -122,7 +122,7 @@ def test_file_that_changed_while_it_was_judged_is_refused(pytester: pytest.Pytes
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *test_fake.py changed: run without --resume"])
 
 
-def test_subject_that_ranks_alone_import_is_refused_if_it_changed(
+def test_resume_is_refused_if_a_file_that_only_ranks_import_changed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
@@ -176,7 +176,7 @@ def test_resume_after_an_edited_list_of_known_failures_is_refused(pytester: pyte
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with own_lists {'mine.toml': *}, this run has *"])
 
 
-def test_resumed_run_requires_what_it_plans_itself(pytester: pytest.Pytester) -> None:
+def test_resumed_run_must_complete_its_own_plan(pytester: pytest.Pytester) -> None:
     """An interrupted run with -k planned fewer searches, and a failure in the others must reach the claims."""
     make_suite(pytester, "a_wrong")
     run_suite(pytester, "--world-sizes=2,3", "--report=out", "-k", "w2")

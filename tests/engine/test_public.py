@@ -52,7 +52,7 @@ def test_strictly_checked_file_uses_each_public_name() -> None:
     assert "tests/programs/public.py" in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
-def test_import_of_the_package_imports_nothing_heavy() -> None:
+def test_importing_equivtest_imports_no_heavy_package() -> None:
     code = "import sys, equivtest; print([name for name in ('torch', 'hypothesis', 'pytest') if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

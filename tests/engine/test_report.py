@@ -114,14 +114,14 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
     assert [result.torchs for result in counted.claims()] == [line, ""]
 
 
-def test_a_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
+def test_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
     """Exact values and other claims in that cell do not change that."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
         "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
     ]
 
 
-def test_summary_tells_a_factor_that_a_program_takes_out() -> None:
+def test_summary_reports_a_factor_that_a_program_divides_out() -> None:
     counted = tally(record(factors={"grad.boundary.a": 4.0, "grad.boundary.b": 4.0, "grad.boundary.c": 0.5}))
 
     lines = [line for line in summarize([counted], seconds=1.0) if line.startswith("factor")]
@@ -155,7 +155,7 @@ def test_margins_of_all_steps_of_training_are_counted_together() -> None:
     }
 
 
-def test_the_summary_and_the_page_show_margins_of_real_values() -> None:
+def test_summary_and_the_page_show_margins_of_real_values() -> None:
     counted = tally(record(mode="real", tensor_margins={"output": 0.25}))
     line = next(line for line in summarize([counted], seconds=1.0) if line.startswith("output"))
 
@@ -173,7 +173,7 @@ def test_parts_of_modules_have_a_picture() -> None:
     assert "Parts of modules" not in as_html(ENVIRONMENT, [tally(record())], [])
 
 
-def test_draws_of_one_case_are_one_layout() -> None:
+def test_draws_of_one_case_count_as_one_layout() -> None:
     counted = tally(record(), record(draw=1, mode="wide-x"))
 
     assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
@@ -272,7 +272,7 @@ def test_summary_fits_eighty_columns() -> None:
     assert max(len(line) for line in lines[:-2]) <= 80
 
 
-def test_summary_shows_rare_outcomes_only_if_there_are_some() -> None:
+def test_summary_omits_outcomes_that_did_not_occur() -> None:
     assert "inconcl" not in summarize([tally(record())], seconds=1.0)[0]
     assert "inconcl" in summarize([tally(of_kind("inconclusive"))], seconds=1.0)[0]
 
@@ -310,7 +310,7 @@ def test_page_says_first_that_a_run_was_interrupted() -> None:
     assert told in page.partition("<h2>")[0] and "did not end" not in as_html(ENVIRONMENT, tallies, [])
 
 
-def test_the_machine_and_the_commits_are_named(tmp_path: Path) -> None:
+def test_machine_and_the_commits_are_named(tmp_path: Path) -> None:
     """The commit of a folder under git, and that files differ from it; releases of what was imported."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -424,7 +424,7 @@ def test_program_that_declines_some_cases_still_supports_others(kind: str, num_o
     assert [said in line for line in on_declined([counted])] == [True] * num_opened
 
 
-def test_a_cell_that_the_program_declines_is_no_hole() -> None:
+def test_cell_that_the_program_declines_is_no_hole() -> None:
     """An empty one is."""
     counted = tally(declined("3 heads"), conclusive_shards=("uneven",))
 
@@ -441,7 +441,7 @@ def known_entry(**changes: str) -> KnownState:
     return KnownState(**{name: name for name in KnownState.__struct_fields__} | changes)
 
 
-def test_gate_gives_larger_worlds_their_share() -> None:
+def test_gate_divides_its_draws_among_world_sizes() -> None:
     parts = plan(PROFILES["gate"], (1, 2, 3, 4))
 
     large = sum(part.num_cases for part in parts if part.world_size >= 3)

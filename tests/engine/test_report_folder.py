@@ -80,7 +80,7 @@ def test_run_removes_only_files_of_an_earlier_run(pytester: pytest.Pytester, out
     assert (out / "failures" / "mine.json").exists() and (out / "notes.txt").exists()
 
 
-def test_a_green_run_has_no_failures(pytester: pytest.Pytester, out: Path) -> None:
+def test_green_run_has_no_failures(pytester: pytest.Pytester, out: Path) -> None:
     (out / "failures" / "mine.json").unlink()
 
     run_suite(pytester, *ARGS)
@@ -132,7 +132,7 @@ def test_report_of_a_killed_run_says_when_it_began(pytester: pytest.Pytester, ou
     assert not any((out / name).exists() for name in ("verdicts.jsonl", "cells.csv", "junit.xml", REPLAY))
 
 
-def test_a_run_that_is_interrupted_before_it_collects_says_so_first(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_run_interrupted_before_collection_says_so_first(pytester: pytest.Pytester, out: Path) -> None:
     """pytest does not end such a session as it ends others."""
     conftest = pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text() + "\n\ndef pytest_sessionstart():\n    raise KeyboardInterrupt\n")
@@ -152,7 +152,7 @@ def test_report_of_a_broken_set_up_begins_with_the_reason(pytester: pytest.Pytes
     assert all(words.startswith(told) for words in first_words(out)) and not environment_of(out)["complete"]
 
 
-def test_a_run_that_stops_at_its_first_failure_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
+def test_run_that_stops_at_its_first_failure_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
     """Though what it knows of has ended, the rest never began."""
     make_suite(pytester, "a_wrong", "b")
 
@@ -162,7 +162,7 @@ def test_a_run_that_stops_at_its_first_failure_is_not_complete(pytester: pytest.
     assert all(words.startswith("This run did not end (stopping after 1 failures): ") for words in first_words(out))
 
 
-def test_a_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
+def test_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
     pytester.makepyfile(test_fake="def test_it(): pass")
 
     run_suite(pytester, *ARGS)
@@ -170,7 +170,7 @@ def test_a_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out
     assert not environment_of(out)["complete"] and first_words(out) == ["This run judged nothing."] * 2
 
 
-def test_a_folder_takes_one_run_at_a_time(pytester: pytest.Pytester, out: Path) -> None:
+def test_folder_takes_one_run_at_a_time(pytester: pytest.Pytester, out: Path) -> None:
     """The second is refused in one line that names the first, and changes nothing; a killed one blocks no run."""
     with hanging(pytester, 0) as process:
         found = environment_of(out)
@@ -208,7 +208,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_file_that_was_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_file_that_was_left_half_written_is_removed(tmp_path: Path) -> None:
     """The next run removes it; a file with another name belongs to the user."""
     for name in (".equivtest-17.part", "failures/.equivtest-17.part", ".equivtest-mine.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -27,7 +27,7 @@ def test_parts_are_below_their_parents_in_the_order_of_the_run() -> None:
     ]
 
 
-def test_a_part_is_green_grey_or_red_and_the_first_wrong_one_says_so() -> None:
+def test_picture_colours_submodules_and_marks_the_first_wrong_one() -> None:
     tree = PartTree()
     tree.add({"boundary.a": 0.5, "boundary.b": None, "boundary.c": 3.0, "boundary.d": 2.0}, "boundary.c")
     tree.add({"boundary.a": None, "boundary.b": None}, "")

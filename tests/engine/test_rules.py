@@ -43,6 +43,6 @@ class Derived(Base):
     free: Annotated[int, Within(0)] = 0
 
 
-def test_a_subclass_that_declares_a_field_again_keeps_its_rules_and_may_add_others() -> None:
+def test_subclass_that_declares_a_field_again_keeps_its_rules_and_may_add_others() -> None:
     assert list(broken_rules(Base(size=5))) == ["size must be in 1..4, got 5"]
     assert list(broken_rules(Derived(free=-1))) == ["size must be in 1..4, got 5", "free must be at least 0, got -1"]

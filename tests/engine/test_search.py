@@ -168,7 +168,7 @@ def test_fault_of_the_backend_fails_beside_a_failure_of_torch(tmp_path: Path) ->
     assert targets(findings) == {("does_not_touch_its_inputs", "touched")}
 
 
-def test_failure_in_another_place_is_the_backends(tmp_path: Path) -> None:
+def test_failure_at_another_tensor_than_on_gloo_is_the_backends(tmp_path: Path) -> None:
     """On gloo the first parameter is wrong, on the backend the second."""
 
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -243,7 +243,7 @@ def test_time_out_or_death_is_never_a_failure_of_torch(kind: str) -> None:
         "other element",
     ],
 )
-def test_failures_are_alike_by_result_or_element(
+def test_failures_are_alike_if_tensor_and_element_agree(
     kind: str, mismatch: Mismatch, other: Mismatch, *, alike: bool
 ) -> None:
     first, second = (
@@ -268,7 +268,7 @@ def test_failure_before_a_subjects_misuse_is_reported_with_it(tmp_path: Path) ->
     assert not run(stub(), tmp_path).misuse
 
 
-def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: Path) -> None:
+def test_failure_is_shrunk_only_in_worlds_that_the_property_supports(tmp_path: Path) -> None:
     def cases(space: Space) -> SearchStrategy[FetchCase]:
         if 2 in space.world_sizes:
             raise Misuse("three ranks at least")
@@ -279,7 +279,7 @@ def test_a_property_that_refuses_smaller_worlds_is_shrunk_in_its_own(tmp_path: P
     assert shrunk(findings, "does_not_touch_its_inputs").world_size == 3 and not findings.misuse
 
 
-def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_path: Path) -> None:
+def test_search_for_one_failure_stops_at_it_and_shrinks_no_other_failure(tmp_path: Path) -> None:
     """The rest of the chunk does not run."""
     everything = run(stub(wrong_second_value, touches_three), tmp_path)
     prop = one_draw(claimed())
@@ -292,7 +292,7 @@ def test_a_search_for_one_failure_ends_at_its_first_and_shrinks_no_other(tmp_pat
 
 
 @pytest.mark.ranks
-def test_a_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Path) -> None:
+def test_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Path) -> None:
     """No case runs ahead of the one that ends it."""
     wanted, case = ("equals_unsharded", "value"), FetchCase(world_size=2)
     prop = claimed("tests.defects.zero3_fetch.collectives:parameters_averaged")
@@ -326,7 +326,7 @@ def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_search_for_a_sufficient_case_ends_at_the_first_one(tmp_path: Path) -> None:
+def test_search_for_a_sufficient_case_stops_at_the_first(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -357,7 +357,7 @@ def test_search_for_a_sufficient_case_tries_smaller_worlds(tmp_path: Path) -> No
     assert shrunk(found, "does_not_touch_its_inputs").world_size == 2
 
 
-def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) -> None:
+def test_two_kinds_of_failure_of_one_claim_are_shrunk_separately(tmp_path: Path) -> None:
     """A missing tensor, which hides values in the same case, and a wrong value."""
     findings = run(stub(wrong_second_value, missing_third), tmp_path, claims=(equals_unsharded,))
     numbers = {f.kind: len(cast(FetchCase, from_code(f.case)).parameters) for f in findings.failures}
@@ -365,7 +365,7 @@ def test_two_kinds_of_one_claim_are_found_and_shrunk_each_alone(tmp_path: Path) 
     assert numbers == {"value": 2, "shape": 3}
 
 
-def test_a_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None:
+def test_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None:
     """The file is the one that the message names."""
     [failure] = run(stub(touches_three), tmp_path).failures
 
@@ -510,7 +510,7 @@ def test_property_draws_no_case_of_a_world_size_outside_the_run(tmp_path: Path) 
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
 
 
-def test_a_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
+def test_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
     """In the world sizes of the run."""
     shapes = ((7, 2), (5, 3), (1, 4))
     prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes, batch="whole"))
@@ -565,7 +565,7 @@ def test_case_runs_once_during_search_and_shrinking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
-def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
+def test_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
     """Every try costs the limit."""
     pool = StubPool(lambda case: [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
     [failure] = run(pool, tmp_path).failures
@@ -573,7 +573,7 @@ def test_a_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str
     assert failure.kind == outcome and set(pool.limits_s) == {limit_s}
 
 
-def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
+def test_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
     """A rank without an answer in 5 s during shrinking might have answered later."""
     silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
     pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
@@ -585,7 +585,7 @@ def test_a_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
     )
 
 
-def test_a_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
+def test_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
     """Each costs a world; the failure is reported, and shrunk."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path)
@@ -648,7 +648,7 @@ def test_record_of_a_draw_has_case_place_kinds_and_margins(tmp_path: Path) -> No
     assert from_data(msgspec.json.decode(msgspec.json.encode(first), type=Record).case) == case
 
 
-def test_a_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
+def test_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
     """Right values rounded once: some margin, below one; exact values have none."""
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
     records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
@@ -679,7 +679,7 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     assert min(judged) >= (18 if num_cells_open else 9) and max(judged) < 60
 
 
-def test_a_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
+def test_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
     """A search that was cut short has cells without conclusions."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
@@ -687,7 +687,7 @@ def test_a_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
     assert len(findings.records) == limits.BROKEN_RUNS
 
 
-def test_an_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
+def test_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
     """JSON has no infinity."""
     findings = run(stub(wrong_second_value), tmp_path)
 

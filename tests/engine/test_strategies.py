@@ -147,7 +147,7 @@ def test_third_of_data_parallel_training_clips_by_each_kind_of_norm(name: str) -
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_a_third_or_more_of_data_parallel_cases_computes_something_again(name: str) -> None:
+def test_third_or_more_of_data_parallel_cases_computes_something_again(name: str) -> None:
     counts = Counter(case.checkpointed for case in run_of(name))
 
     assert counts.keys() == set(CHECKPOINTS)
@@ -163,7 +163,7 @@ def test_in_some_sharded_cases_each_weight_or_both_are_sharded_on_dim_1(name: st
     assert counts.total() / 6 < counts.total() - counts[()] < 2 * counts.total() / 3
 
 
-def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even_and_so_run() -> None:
+def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even() -> None:
     local = [case for case in run_of("sequence_parallel_mlp") if case.use_local_output]
 
     assert sum(not hidden_is_uneven(case) for case in local) > 0.5 * len(local)
@@ -212,7 +212,7 @@ def test_sums_stay_short_enough_for_exact_values_in_bfloat16(style: str) -> None
 
 
 @pytest.mark.parametrize("name", ["colwise_linear", "rowwise_linear"])
-def test_about_one_case_in_eight_is_recorded(name: str) -> None:
+def test_one_fetch_case_in_eight_records_collectives(name: str) -> None:
     cases = run_of(name)
 
     assert len(cases) / 16 < sum(case.records for case in cases) < len(cases) / 4
@@ -226,11 +226,11 @@ def test_fetch_is_recorded_if_its_collective_is_named() -> None:
     assert not any(case.records for case in run_of("deepspeed_fetch_all_gather"))
 
 
-def test_a_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process() -> None:
+def test_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process() -> None:
     assert smallest(fetch_cases(SPACE), lambda case: bool(case.members)) == FetchCase(world_size=1, members=(1,))
 
 
-def test_members_of_a_world_beyond_the_table_are_reversed() -> None:
+def test_members_of_a_world_larger_than_the_table_are_reversed_only() -> None:
     """No process is left out there: a soak has worlds of up to eight."""
     cases = drawn(STRATEGIES["deepspeed_fetch_all_gather"](Space((6,), limits.DTYPES)), 40)
 
@@ -256,7 +256,7 @@ def test_misfit_of_one_feature_is_visible_to_every_rank() -> None:
             assert (case.input_layout, case.x_is_dtensor) == ("replicate", False)
 
 
-def test_an_uneven_shard_shrinks_to_one_feature_over_two_ranks() -> None:
+def test_uneven_shard_shrinks_to_one_feature_over_two_ranks() -> None:
     case = smallest(STRATEGIES["rowwise_linear"](SPACE), lambda case: case.shard_kind != "even")
 
     assert case == LinearCase(world_size=2, style="rowwise")
@@ -268,7 +268,7 @@ def test_case_with_a_failing_mode_shrinks_to_one_draw() -> None:
     assert case == LinearCase(world_size=1, style="colwise", values=(("wide-w", 0),))
 
 
-def test_a_large_size_shrinks_to_the_nearest_edge() -> None:
+def test_large_size_shrinks_to_the_nearest_edge() -> None:
     case = smallest(STRATEGIES["rowwise_linear"](SPACE), lambda case: case.world_size > 2 and case.in_features > 3)
 
     assert case == LinearCase(world_size=3, style="rowwise", in_features=4)

@@ -50,7 +50,7 @@ def test_sliced_tensor_is_assembled_again(shape: tuple[int, ...], mesh_shape: tu
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mesh_shape", [(1,), (3,), (4,)])
-def test_a_flat_partition_is_assembled_without_its_padding(shape: tuple[int, ...], mesh_shape: tuple[int]) -> None:
+def test_flat_partition_is_assembled_without_its_padding(shape: tuple[int, ...], mesh_shape: tuple[int]) -> None:
     whole = counted(shape)
     layout = Layout((Flat(-(-whole.numel() // mesh_shape[0]) * mesh_shape[0]),))
 
@@ -59,7 +59,7 @@ def test_a_flat_partition_is_assembled_without_its_padding(shape: tuple[int, ...
     assert same_bits(assembled.tensor, whole)
 
 
-def test_a_flat_partition_may_be_replicated_on_another_axis() -> None:
+def test_flat_partition_may_be_replicated_on_another_axis() -> None:
     layout = Layout((Replicate(), Flat(8)))
 
     locals_ = sliced(counted((7,)), layout, (3, 2), padding=-1.0)
@@ -76,7 +76,7 @@ def test_slice_has_the_local_shape_of_its_layout() -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout((Replicate(),)), Layout((Shard(1),)), Layout((Flat(6),))])
-def test_a_slice_is_contiguous_and_shares_no_memory(layout: Layout) -> None:
+def test_slice_is_contiguous_and_shares_no_memory(layout: Layout) -> None:
     whole = counted((3, 2)).t()
 
     local = slice_local(whole, layout, (2,), 0)
@@ -115,7 +115,7 @@ def test_assembling_without_a_rank_is_refused(ranks: tuple[int, ...]) -> None:
         assemble({rank: torch.ones(1) for rank in ranks}, (1,), Layout((Replicate(),)), (2,))
 
 
-def test_a_rank_with_a_shard_of_another_shape_is_named() -> None:
+def test_rank_with_a_shard_of_another_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"rank 1 must hold a shard of shape \(1,\), got \(2,\)"):
         assemble({0: torch.ones(2), 1: torch.ones(2)}, (3,), Layout((Shard(0),)), (2,))
 

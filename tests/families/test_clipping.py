@@ -69,7 +69,7 @@ def test_norm_is_exact_if_it_is_a_largest_magnitude_or_a_short_sum() -> None:
     assert total_norm(gradients, "2", (4,), WHOLE["bfloat16"]).allowed is not None
 
 
-def test_a_sum_of_too_many_bits_is_judged_within_a_bound() -> None:
+def test_sum_of_too_many_bits_is_judged_within_a_bound() -> None:
     assert total_norm([torch.tensor([256.0, 1.0]).double()], "1", (), WHOLE["bfloat16"]).allowed is not None
 
 
@@ -86,14 +86,14 @@ def test_torchs_norm_of_whole_gradients_is_within_the_bound(dtype: str, norm_typ
 @each_dtype
 @pytest.mark.parametrize("axes", [(2,), (3,), (2, 2), (2, 3)])
 @pytest.mark.parametrize("norm_type", ["1", "2"])
-def test_a_norm_of_the_ranks_norms_is_within_the_bound(dtype: str, axes: tuple[int, ...], norm_type: str) -> None:
+def test_norm_of_the_ranks_norms_is_within_the_bound(dtype: str, axes: tuple[int, ...], norm_type: str) -> None:
     for seed in range(10):
         gradients = gradients_of(dtype, seed)
         assert is_within(by_parts(gradients, float(norm_type), axes), norm_of(gradients, norm_type, dtype, axes))
 
 
 @each_dtype
-def test_the_bound_is_a_few_roundings_wide(dtype: str) -> None:
+def test_bound_is_a_few_roundings_wide(dtype: str) -> None:
     """Far less than what any rank's share is of the whole."""
     found = norm_of(gradients_of(dtype, 0), "2", dtype, (2, 2))
     eps = float(torch.finfo(DTYPES[dtype]).eps)
@@ -103,14 +103,14 @@ def test_the_bound_is_a_few_roundings_wide(dtype: str) -> None:
 
 
 @each_dtype
-def test_a_local_norm_is_not_within_the_bound(dtype: str) -> None:
+def test_local_norm_is_not_within_the_bound(dtype: str) -> None:
     gradients = gradients_of(dtype, 1)
     local = torch.nn.utils.get_total_norm([gradient.chunk(2)[0] for gradient in gradients])
 
     assert not is_within(local, norm_of(gradients, "2", dtype, (2, 2)))
 
 
-def test_a_norm_that_can_be_stored_is_judged_though_powers_of_shares_overflow() -> None:
+def test_norm_that_can_be_stored_is_judged_though_powers_of_shares_overflow() -> None:
     gradients = [torch.full((2,), 300.0, dtype=torch.float16)]
     found = norm_of(gradients, "2", "float16", (2,))
 
@@ -143,7 +143,7 @@ def test_clipped_gradient_is_within_the_bound_of_its_norm(dtype: str, max_norm: 
         assert is_within(parameter.grad, found)
 
 
-def test_a_gradient_is_scaled_by_the_largest_norm_over_the_norm_and_a_millionth() -> None:
+def test_gradient_is_scaled_by_the_largest_norm_over_the_norm_and_a_millionth() -> None:
     found = clipped(torch.tensor([3.0, -4.0]).double(), torch.tensor(5.0).double(), 1.0, TORCH_CPU["float32"])
     factor = Fraction(1) / (Fraction(5) + Fraction(1, 10**6))
 
@@ -153,7 +153,7 @@ def test_a_gradient_is_scaled_by_the_largest_norm_over_the_norm_and_a_millionth(
 
 
 @each_dtype
-def test_a_gradient_that_is_not_clipped_is_equal(dtype: str) -> None:
+def test_gradient_that_is_not_clipped_is_equal(dtype: str) -> None:
     gradient = torch.tensor([3.0, -4.0]).double()
     found = clipped(gradient, torch.tensor(5.0).double(), 6.0, TORCH_CPU[dtype])
 
@@ -167,7 +167,7 @@ def test_clipped_zeros_stay_exact_zeros() -> None:
     assert found.allowed is not None and not found.allowed.any()
 
 
-def test_a_factor_that_forgets_the_root_is_not_within_the_bound() -> None:
+def test_factor_that_forgets_the_root_is_not_within_the_bound() -> None:
     gradient = torch.tensor([3.0, -4.0]).double()
     found = clipped(gradient, torch.tensor(5.0).double(), 1.0, TORCH_CPU["bfloat16"])
 

@@ -185,7 +185,7 @@ def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> No
     )
 
 
-def test_an_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
+def test_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
     """On seven ranks, in float32: see `equivtest.oracle.averages`."""
     tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
 
@@ -329,7 +329,7 @@ def test_every_collective_is_pinned_on_eight_ranks() -> None:
     assert {name for case in examples() if case.world_size == 8 for name in case.collectives} == set(CALLS)
 
 
-def test_a_run_draws_every_collective_way_to_wait_and_size() -> None:
+def test_collectives_are_drawn_with_every_way_to_wait_and_every_size() -> None:
     cases = drawn(collectives_cases(Space((2,), limits.DTYPES)), 400)
 
     assert {name for case in cases for name in case.collectives} == set(ON_GLOO)
@@ -347,7 +347,7 @@ def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("waits", "stride"), [*((waits, 1) for waits in WAITS), ("together", 3)])
-def test_a_group_of_one_rank_has_every_collective(alone: DeviceMesh, waits: str, stride: int) -> None:
+def test_every_collective_runs_in_a_group_of_one_rank(alone: DeviceMesh, waits: str, stride: int) -> None:
     """Gloo scatters wrong elements of strided operands (finding 96)."""
     names = tuple(name for name in ON_GLOO if stride == 1 or name != "scatter")
     case = case_of(world_size=1, waits=waits, numels=(4, 0, 1), collectives=names, stride=stride)
@@ -483,7 +483,7 @@ def test_operands_and_results_lie_between_other_elements(
 
 
 @pytest.mark.parametrize("memory", [{"stride": 2}, {"order": "transposed"}, {"order": "channels_last"}, {"offset": 1}])
-def test_a_backend_that_refuses_memory_gets_contiguous_operands(
+def test_backend_that_refuses_memory_gets_contiguous_operands(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
 ) -> None:
     def all_reduce(tensor: torch.Tensor, **_: object) -> None:
@@ -606,7 +606,7 @@ def test_in_place_collective_gets_a_copy_of_its_operand(alone: DeviceMesh, monke
 
 
 @pytest.mark.parametrize("name", [name for name in ON_GLOO if not CALLS[name].is_coalesced])
-def test_the_harness_operands_are_not_written_to(alone: DeviceMesh, name: str) -> None:
+def test_harness_operands_are_not_written_to(alone: DeviceMesh, name: str) -> None:
     case = case_of(world_size=1, collectives=(name,))
     given = draw(case, 0)
     collectives(case, alone, given)

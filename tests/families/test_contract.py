@@ -116,7 +116,7 @@ def test_cases_stay_in_their_space_and_include_the_largest_world(name: str) -> N
 
 
 @each(STRATEGIES)
-def test_the_strategy_shrinks_to_its_simplest_case(name: str) -> None:
+def test_strategy_shrinks_to_its_simplest_case(name: str) -> None:
     """Every field has its default; if no case has the default, the shortest possible value."""
     found = smallest(STRATEGIES[name](SPACE))
     wanted = {
@@ -143,7 +143,7 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_every_tensor_is_input_or_answer_and_only_kept_ones_are_both(name: str) -> None:
+def test_only_kept_tensors_are_both_input_and_answer(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()
@@ -178,7 +178,7 @@ def test_case_is_outside_the_contract_only_in_refusals(name: str) -> None:
 
 
 @each(REFUSED)
-def test_every_misfit_is_drawn_and_named_and_nothing_is_expected_of_it(name: str) -> None:
+def test_every_misfit_is_drawn_and_has_no_expected_values(name: str) -> None:
     misfits = {case.misfit for case in run_of(name)}
     with pytest.raises(Misuse, match=r"misfit must be .*, got 'no such'") as told:
         dataclasses.replace(run_of(name)[0], misfit="no such")

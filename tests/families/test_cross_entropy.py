@@ -119,7 +119,7 @@ def test_bound_of_a_language_models_loss_is_conclusive(dtype: str) -> None:
         assert not any(is_too_wide(tensor) for tensor in expect(case, 0).tensors.values())
 
 
-def test_a_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
+def test_mean_loss_without_targets_is_nan_and_its_gradient_zero() -> None:
     expected = expect(case_of(reduction="mean", ignored="all"), 0).tensors
 
     assert math.isnan(expected["output"].value.item()) and expected["grad.x"].allowed is not None
@@ -141,7 +141,7 @@ def test_a_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
     ],
     ids=["an empty part", "an image", "fewer classes than ranks", "a single row"],
 )
-def test_the_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
+def test_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
     """Also in cases in which torch's own is wrong."""
     verdicts = judge("tests.defects.cross_entropy:own_cross_entropy", case, pool)
 

@@ -145,7 +145,7 @@ def fetches(**fields: Any) -> list[tuple[str, int]]:
     return [(call.phase, call.size_bytes) for call in expected_collectives(case, 0) if call.kind == "all_gather"]
 
 
-def test_a_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:
+def test_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:
     """Each of three ranks has 5 + 2 of in_proj's 15 and 5 elements, and 4 + 1 of out_proj's 10 and 2."""
     once = [("forward", 28), ("forward", 20), ("backward", 20), ("backward", 28)]
 
@@ -161,7 +161,7 @@ def test_backward_that_stops_early_recomputes_nothing() -> None:
 
 
 @pytest.mark.parametrize("checkpointed", ["hidden", "wrapped", "in_proj", "out_proj"])
-def test_a_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -> None:
+def test_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -> None:
     case = data_parallel_case(checkpointed=checkpointed)
     model, runs = Mlp(case, draw(case, 0)), Counter[str]()
     for name in ("in_proj", "out_proj"):
@@ -181,7 +181,7 @@ def test_a_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -
 
 @given(case=exact_cases())
 @settings(max_examples=40, derandomize=True, database=None, deadline=None)
-def test_a_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataParallelCase) -> None:
+def test_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataParallelCase) -> None:
     """Like DDP, in the case's own dtype, and then reduces the products."""
     right, given_values = expect(case, 0).tensors["grad.out_proj.bias"].value, draw(case, 0)
     shares = given_values["cotangent"].chunk(case.world_size)
@@ -352,7 +352,7 @@ def layer_of(module: nn.Module) -> Layer:
     return Layer(module, mesh, fetch_here, padding=float("nan"))
 
 
-def test_parameters_have_elements_between_fetch_and_release_alone() -> None:
+def test_parameters_have_elements_only_between_fetch_and_release() -> None:
     module = nn.Linear(2, 3)
     layer = layer_of(module)
 
@@ -393,7 +393,7 @@ def test_values_of_later_steps_have_mostly_one_sign() -> None:
         assert float(torch.stack(means).min()) > 0.5
 
 
-def test_a_weight_of_one_element_is_too_large_for_a_step_of_adamw_to_leave_nothing() -> None:
+def test_weight_of_one_element_is_drawn_larger_than_a_step_of_adamw() -> None:
     case = DataParallelCase(
         world_size=2, style="ddp", values=tuple(("real", seed) for seed in range(32)), optimizer="adamw", steps=2
     )

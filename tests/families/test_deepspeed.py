@@ -42,7 +42,7 @@ def test_property_without_requirements_is_never_absent() -> None:
     assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
 
 
-def test_a_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.Pytester) -> None:
+def test_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.Pytester) -> None:
     """It is neither collected as searches nor reported as passed."""
     pytester.makeconftest("from equivtest.options import pytest_addoption")
     pytester.makepyfile(
@@ -244,7 +244,7 @@ def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(col
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_an_engine_fetches_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
+def test_engine_fetches_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
     """The backward of its first step makes no others: each layer's two parameters are fetched together."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,

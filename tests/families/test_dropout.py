@@ -72,7 +72,7 @@ def test_each_rank_gets_the_seed_of_its_shard() -> None:
 
 
 @pytest.mark.parametrize(("length", "world_size", "parts"), [(5, 3, 3), (1, 4, 1), (5, 4, 3)])
-def test_parts_are_counted_without_the_empty_ones(length: int, world_size: int, parts: int) -> None:
+def test_empty_shards_are_not_counted_as_parts(length: int, world_size: int, parts: int) -> None:
     assert case_of(world_size=world_size, shape=(length, 64)).num_parts == parts
     assert case_of(world_size=world_size, shape=(length, 64), layout="replicate").num_parts == 1
 
@@ -117,7 +117,7 @@ def test_torchs_dropout_equals_the_expected_values_of_its_mask(dtype: str, p: fl
             assert bool((error <= (0 if right.allowed is None else right.allowed)).all())
 
 
-def test_the_bound_is_of_a_few_roundings() -> None:
+def test_bound_is_of_a_few_roundings() -> None:
     case = case_of(world_size=1, layout="replicate", dtype="bfloat16", p=0.3)
     right = expect(case, 0).tensors["output"]
 
@@ -179,7 +179,7 @@ def test_limits_are_narrow_for_many_elements_and_wide_for_few() -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.1, 0.001])
-def test_every_count_of_so_many_elements_could_be_wrong(p: float) -> None:
+def test_every_count_of_dropped_elements_could_fail(p: float) -> None:
     """For the smallest part to which the claim applies, on the largest number of ranks."""
     num = math.ceil(CHANCE_BITS / -math.log2(agreement(p)))
     num_counts = 64 + 1 + 64 * 63 // 2
@@ -247,7 +247,7 @@ def test_improbable_mask_is_rejected(mask: torch.Tensor, what: str) -> None:
     assert judgement.mismatches[0].expected.endswith(what)
 
 
-def test_a_gradient_under_another_mask_is_wrong_by_value() -> None:
+def test_gradient_under_another_mask_is_wrong_by_value() -> None:
     given = draw(case_of(), 0)
     found = replies(case_of(), given["x"].mul(2).where(RANDOM, 0), given["cotangent"].mul(2).where(~RANDOM, 0))
     judgement = judged(gradients_equal_unsharded, case_of(), found)
@@ -255,7 +255,7 @@ def test_a_gradient_under_another_mask_is_wrong_by_value() -> None:
     assert judgement is not None and judgement.kind == "value"
 
 
-def test_a_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
+def test_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
     case = case_of(world_size=2, layout="replicate")
     right, other = masked(case, RANDOM), masked(case, ~RANDOM)
     mixed = [right[0], replace(other[1])]

@@ -234,7 +234,7 @@ def test_rowwise_equals_colwise(pool: Pool) -> None:
         ),
     ],
 )
-def test_an_embedding_takes_the_collectives_of_its_layouts(fields: dict[str, Any], expected: list[str]) -> None:
+def test_embedding_documents_the_collectives_of_its_layouts(fields: dict[str, Any], expected: list[str]) -> None:
     """Output (4, 6, 5) in float32, padded to 6 features where these are shared by three ranks; 24 ids."""
     calls = [str(call) for call in expected_collectives(case_of(**fields), 1)][1:]  # without the weight's distribution
 

@@ -43,7 +43,7 @@ def test_engine_case_refuses_impossible_fields(field: str, value: object, said: 
         EngineCase(**{"world_size": 2, field: value})  # type: ignore[arg-type]
 
 
-def test_a_third_of_the_cases_has_no_persistent_parameter() -> None:
+def test_third_of_the_cases_has_no_persistent_parameter() -> None:
     cases = run_of("deepspeed_mlp_all_gather")
 
     assert sum(case.persistence_numel == 0 for case in cases) > 0.3 * len(cases)
@@ -102,7 +102,7 @@ def test_training_goes_beyond_the_first_step_that_fetches_ahead() -> None:
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if not case.trains} == {1}
 
 
-def test_the_bucket_of_gradients_stays_small() -> None:
+def test_bucket_of_gradients_stays_small() -> None:
     """DeepSpeed's own default takes 2 GB on every rank."""
     assert max(case.reduce_bucket_numel for case in run_of("deepspeed_mlp_all_gather")) == REDUCE_BUCKET_NUMEL
 

@@ -63,7 +63,7 @@ def test_invalid_target_is_one_beyond_the_classes_at_one_position() -> None:
         assert draw(case, 0)["target"].eq(wrong).sum() == 1 and case.refusal
 
 
-def test_the_ranks_share_classes_or_positions() -> None:
+def test_ranks_share_classes_or_positions() -> None:
     by_class, by_position = case_of(), case_of(shares="positions")
 
     assert by_class.layouts()["grad.x"] == Layout((Shard(1),)) and by_position.layouts()["x"] == Layout((Shard(0),))

@@ -78,7 +78,7 @@ def test_micro_batch_with_too_large_a_sum_is_no_exact_data() -> None:
         averages.product(torch.tensor([[255.0, 2.0, 1.0, 1.0]], dtype=torch.float64), torch.cat((ones, ones)))
 
 
-def test_a_step_is_judged_from_the_parameters_rounded_as_layers_take_them() -> None:
+def test_step_is_judged_from_parameters_rounded_to_the_layers_dtype() -> None:
     """An update may leave more bits than a layer multiplies."""
     case = mixed_case(optimizer="sgd", steps=2, values=(("real", 0),))
     found = unsharded(case, 0)

@@ -115,14 +115,14 @@ def test_dense_data_reach_every_parameter_and_every_token() -> None:
             assert all(bool(tensors[f"grad.{name}"].value.any()) for name in ALL[1:]), case
 
 
-def test_a_bias_of_out_proj_is_a_multiple_of_the_world_size() -> None:
+def test_bias_of_out_proj_is_a_multiple_of_the_world_size() -> None:
     """DTensor divides it by that."""
     for seed in range(5):
         bias = draw(mlp_case(dtype="bfloat16", values=(("dense", seed),)), 0)["out_proj.bias"]
         assert bool((find_integers("bias", bias).integers % 3 == 0).all())
 
 
-def test_later_steps_have_other_inputs_and_cotangents() -> None:
+def test_each_step_has_different_inputs_and_cotangents() -> None:
     for mode in ("dense", "real"):
         values = draw(training_case(values=((mode, 0),)), 0)
         assert not torch.equal(values["x"], values["step2.x"])
@@ -169,7 +169,7 @@ def test_first_step_of_exact_data_is_judged_from_the_reference() -> None:
     assert torch.equal(expected["output"].value, right["output"].double())
 
 
-def test_value_that_ranks_lack_comes_from_the_reference() -> None:
+def test_operand_that_ranks_lack_comes_from_the_reference() -> None:
     """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
     case = training_case(world_size=2)
     held = held_of(case, train(case, torch.float32))

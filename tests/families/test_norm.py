@@ -94,7 +94,7 @@ def real_case(kind: str, dtype: str, seed: int) -> NormCase:
 
 @each_norm
 @each_dtype
-def test_eps_at_another_place_is_beyond_the_bound(kind: str, dtype: str) -> None:
+def test_eps_outside_of_the_root_is_beyond_the_bound(kind: str, dtype: str) -> None:
     """0.01 added to the root instead: one percent and more of x's scale of 0.1."""
     x = (draw(real_case(kind, dtype, 4), 0)["x"].double() / 10).to(DTYPES[dtype])
     ones, zeros, centered = torch.ones(33), torch.zeros(33), kind == "layer_norm"
@@ -106,7 +106,7 @@ def test_eps_at_another_place_is_beyond_the_bound(kind: str, dtype: str) -> None
 
 
 @each_dtype
-def test_a_gradient_without_the_mean_or_with_tokens_missing_is_beyond_the_bound(dtype: str) -> None:
+def test_gradient_without_the_mean_or_with_tokens_missing_is_beyond_the_bound(dtype: str) -> None:
     given, arithmetic = draw(real_case("layer_norm", dtype, 2), 0), TORCH_CPU[dtype]
     x, weight, cotangent = given["x"], given["weight"], given["cotangent"]
     right = norm_grad_x(x, weight, cotangent, arithmetic, eps=1e-5, centered=True)

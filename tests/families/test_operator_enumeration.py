@@ -94,12 +94,12 @@ def test_call_is_kept_if_it_adds_a_pair() -> None:
     assert set(covering(rows, 2)) == set(rows)
 
 
-def test_a_call_reads_back_from_its_text() -> None:
+def test_call_reads_back_from_its_text() -> None:
     for case in calls("nn.functional.cross_entropy"):
         assert from_code(repr(case)) == case
 
 
-def test_a_text_names_operands_constants_and_dtypes() -> None:
+def test_text_names_operands_constants_and_dtypes() -> None:
     import torch
 
     x = torch.tensor([1.0, -2.0])
@@ -111,7 +111,7 @@ def test_a_text_names_operands_constants_and_dtypes() -> None:
     assert x.tolist() == [1.0, -2.0]
 
 
-def test_an_unknown_content_raises_misuse() -> None:
+def test_unknown_content_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"holds must name for each operand one of any, .* got \('small',\)"):
         OperatorCase(world_size=1, operator="neg", holds=("small",))
 

@@ -71,7 +71,7 @@ def test_tensors_of_a_case_are_its_operands_results_and_gradients() -> None:
     }  # fmt: skip
 
 
-def test_a_result_that_is_not_differentiable_has_no_cotangent() -> None:
+def test_result_that_is_not_differentiable_has_no_cotangent() -> None:
     assert "cotangent.0" not in case_of(operator="argmax").shapes()
     assert case_of(operator="argmax").results[0].dtype == "int64"
 
@@ -165,7 +165,7 @@ def test_refusal_by_every_rank_is_inconclusive() -> None:
     assert name == "refused" and is_too_wide(tensor) and "no strategy" in tensor.derivation
 
 
-def test_refusal_by_the_backward_alone_leaves_results_judged() -> None:
+def test_results_are_judged_if_only_the_backward_is_refused() -> None:
     held = {rank: {"grad.refused": refusal("no strategy")} for rank in range(2)}
     tensors = expect_held(case_of(), 0, held).tensors
 
@@ -207,7 +207,7 @@ def test_predicates_of_a_case_follow_from_its_shards(fields: dict[str, Any], fac
     assert facts[fact](case_of(**fields)) == bool(is_so)
 
 
-def test_a_norm_by_the_largest_magnitude_is_pasted_back() -> None:
+def test_norm_by_the_largest_magnitude_is_pasted_back() -> None:
     case = case_of(operator="norm", arguments=(("ord", "inf"),))
 
     assert from_code(repr(case)) == case
@@ -291,7 +291,7 @@ def test_exception_within_running_error_analysis_is_raised(monkeypatch: pytest.M
         judged_how(OperatorCase(world_size=1, operator="exp", values=(("real", 4711),)), 0)
 
 
-def test_an_operator_that_the_installed_torch_does_not_take_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_that_the_installed_torch_lacks_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         strategy, "signatures_of", lambda name, shape: () if name == "neg" else signatures_of(name, shape)
     )

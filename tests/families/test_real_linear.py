@@ -36,7 +36,7 @@ def magnitudes(case: LinearCase) -> torch.Tensor:
     return given["x"].double().abs().reshape(-1, case.in_features) @ given["weight"].double().abs().T
 
 
-def test_the_bits_of_nearly_normal_numbers_are_fixed() -> None:
+def test_bits_of_nearly_normal_numbers_are_fixed() -> None:
     """Sums of integers and one scaling: the same on every machine."""
     found = nearly_normal((1000,), generator("real", 0, "x"))
 
@@ -52,7 +52,7 @@ def test_no_real_value_is_zero_or_not_finite(mode: str, dtype: str) -> None:
 
 
 @each_mode
-def test_values_depend_on_mode_and_seed_alone(mode: str) -> None:
+def test_values_depend_only_on_mode_and_seed(mode: str) -> None:
     case = case_of(mode)
     other = replace(case, values=((mode, 4),))
 

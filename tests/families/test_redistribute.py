@@ -109,7 +109,7 @@ def test_operands_of_a_partial_tensor_are_stacked_in_a_leading_dim() -> None:
         ({"source": ("shard(0)", "shard(0)"), "cotangent": ("partial(sum)",) * 2}, (Shard(0), Shard(0))),
     ],
 )
-def test_the_gradient_of_operands_is_whole_unless_the_cotangent_is_made_of_operands_too(
+def test_gradient_of_a_partial_source_is_replicated_unless_the_cotangent_is_partial(
     fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     assert on_two_axes(**fields).gradient_layout == Layout(expected)
@@ -192,7 +192,7 @@ def test_redistributions_on_one_axis_have_every_kind_of_move(placements: tuple[s
     assert set(made) == {"even", "uneven", "empty"} or "shard" not in placements, Counter(made)
 
 
-def test_a_fifth_of_the_cases_on_2_x_2_ranks_divide_a_dim_twice() -> None:
+def test_fifth_of_the_cases_on_2_x_2_ranks_divide_a_dim_twice() -> None:
     cases = [case for case in drawn_cases(4) if case.mesh == (2, 2)]
     twice = [case for case in cases if "shard" in case.source[0] + case.target[0]
              and (len(set(case.source)) == 1 or len(set(case.target)) == 1)]  # fmt: skip
@@ -227,7 +227,7 @@ def test_operands_that_are_added_use_nearly_all_bits_and_have_both_signs(mode: s
     assert operands.abs().max() <= limit and (mode == "index" or operands.abs().max() > 0.9 * limit)
 
 
-def test_special_values_are_drawn_for_copies_alone() -> None:
+def test_special_values_are_drawn_only_for_copies() -> None:
     """The value of number 2 is an infinity."""
     case = case_of(source=("partial(sum)",), values=(("special", 2),), requires_grad=("x",))
     given = draw(case, 0)
@@ -240,7 +240,7 @@ def test_special_values_are_drawn_for_copies_alone() -> None:
 
 
 @each_dtype
-def test_an_operand_missing_doubled_or_not_averaged_is_beyond_the_bound(dtype: str) -> None:
+def test_operand_missing_doubled_or_not_averaged_is_beyond_the_bound(dtype: str) -> None:
     case = case_of(dtype=dtype, source=("partial(sum)",), shape=(6, 6), values=(("real", 5),))
     operands = draw(case, 0)["x"]
     right = reduce_operands(case, "x", operands, 0)
@@ -258,7 +258,7 @@ def test_operands_that_an_average_would_round_are_refused() -> None:
         reduce_operands(case, "x", torch.tensor([[3.0], [6.0], [1.0]]), 0)
 
 
-def test_an_average_over_seven_ranks_in_float32_is_judged_within_a_bound() -> None:
+def test_average_over_seven_ranks_in_float32_is_judged_within_a_bound() -> None:
     """fl(1 / 7) is too far from 1 / 7 for a product with it to be exact."""
     fields = {"world_size": 7, "source": ("partial(avg)",), "requires_grad": ()}
 

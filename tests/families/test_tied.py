@@ -44,7 +44,7 @@ def test_tied_weight_is_one_parameter_returned_under_two_names() -> None:
     assert case.layouts()["param.out_proj.weight"] == case.layouts()["param.in_proj.weight"]
 
 
-def test_a_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gradient() -> None:
+def test_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gradient() -> None:
     """Only the gradient of its second use."""
     case = tied_case(optimizer="sgd", steps=3, stopped_steps=(2,), requires_grad=("x", "in_proj.weight"))
     found = train(case, torch.float64)
@@ -71,7 +71,7 @@ def test_weights_sharded_on_different_dims_are_not_tied() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_quarter_of_the_cases_is_tied_either_way(name: str) -> None:
+def test_quarter_of_the_cases_is_tied_either_way(name: str) -> None:
     cases = run_of(name)
     tied = [case for case in cases if case.tied]
 
@@ -98,7 +98,7 @@ class Three(nn.Module):
         return found
 
 
-def test_a_weight_of_two_layers_is_fetched_once_in_each_direction_and_released_in_the_end() -> None:
+def test_weight_of_two_layers_is_fetched_once_in_each_direction_and_released_in_the_end() -> None:
     """The layers between them are fetched and released: elements of each fetch, forward and backward."""
     module, fetched = Three(), list[int]()
     right = [parameter.detach().clone() for parameter in module.parameters()]

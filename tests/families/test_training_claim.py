@@ -57,7 +57,7 @@ def test_claim_on_training_holds_for_right_ranks() -> None:
 @pytest.mark.parametrize(
     "name", ["step2.output", "step2.grad.x", "step2.capture.in_proj.input", "step2.param.out_proj.bias"]
 )
-def test_a_wrong_element_of_a_later_step_fails_alone(name: str) -> None:
+def test_wrong_element_of_a_later_step_fails_one_claim_at_that_element(name: str) -> None:
     """By value, and under no other claim; no other element depends on these."""
     replies = set_element(replies_of(CASE), 0, name, (0,) * len(CASE.shapes()[name]), 77.0)
     judgement = judge(trains_like_unsharded, replies)
@@ -80,7 +80,7 @@ def test_wrong_state_fails_once_and_later_steps_hold() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("value", ["step1.param.out_proj.bias"])
 
 
-def test_an_update_that_did_not_come_about_fails_by_shape() -> None:
+def test_missing_update_fails_by_shape() -> None:
     judgement = judge(trains_like_unsharded, drop_tensor(replies_of(CASE), 1, "step1.param.in_proj.weight"))
 
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["step1.param.in_proj.weight"])
@@ -101,7 +101,7 @@ def test_wrong_activation_is_named_before_the_wrong_output() -> None:
     assert wrong_tensors(judge(gradients_equal_unsharded, replies)) == ["grad.out_proj.input"]
 
 
-def test_an_activation_may_have_any_layout_and_a_later_gradient_may_not() -> None:
+def test_activation_may_have_any_layout_and_a_later_gradient_may_not() -> None:
     """The layout that counts is the parameters'."""
     replies = replies_of(CASE)
     for name in ("capture.out_proj.input", "step2.grad.in_proj.weight"):
@@ -111,7 +111,7 @@ def test_an_activation_may_have_any_layout_and_a_later_gradient_may_not() -> Non
     assert wrong_tensors(judge(keeps_layout_of_parameter, replies)) == ["step2.grad.in_proj.weight"]
 
 
-def test_training_is_claimed_by_default_of_cases_that_train_alone() -> None:
+def test_training_is_claimed_by_default_only_of_cases_that_train() -> None:
     assert trains_like_unsharded in default_claims(CASE)
     assert trains_like_unsharded not in default_claims(mlp_case())
 

@@ -28,7 +28,7 @@ def two_axis_case(**fields: Any) -> TwoAxisCase:
                           "use_local_output": False, **fields})  # fmt: skip
 
 
-def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
+def test_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
     """Two ranks hold 10 elements each of a 5 x 4 in_proj.weight; by rows they would hold 3 of 5, 12."""
     case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
                          requires_grad=("in_proj.weight",), records=True)  # fmt: skip
@@ -38,7 +38,7 @@ def test_a_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None
     assert set(gathered) == {10 * 4, 5 * 4}
 
 
-def test_the_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
+def test_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
     """5 over two ranks of a row is 3 and 2; then each of these over the two rows: 2, 1 and 1, 1."""
     case = two_axis_case()
     layout = case.layouts()["param.in_proj.weight"]
@@ -47,7 +47,7 @@ def test_the_second_axis_divides_the_hidden_features_before_the_first_does() -> 
     assert boxes == [(0, 2), (3, 4), (2, 3), (4, 5)]
 
 
-def test_a_row_parallel_weight_is_divided_on_each_dim_by_one_axis_and_its_bias_by_one_alone() -> None:
+def test_row_parallel_weight_is_sharded_on_two_dims_and_its_bias_on_one() -> None:
     layouts = two_axis_case().layouts()
 
     assert layouts["param.out_proj.weight"].placements == (
@@ -57,7 +57,7 @@ def test_a_row_parallel_weight_is_divided_on_each_dim_by_one_axis_and_its_bias_b
     assert layouts["grad.out_proj.bias"].placements == (Shard(0), Replicate())
 
 
-def test_every_rank_of_a_row_takes_the_same_rows_of_the_batch() -> None:
+def test_ranks_of_a_mesh_row_have_the_same_rows_of_the_batch() -> None:
     case = two_axis_case()
 
     assert case.shapes()["x"] == (2 * 2 * 2, 3)
@@ -83,7 +83,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_a_rank_may_be_left_without_hidden_features() -> None:
+def test_rank_may_be_left_without_hidden_features() -> None:
     with_none = {size for size in range(1, 8) if has_rank_without_hidden(two_axis_case(hidden_features=size))}
 
     assert with_none == {1}
@@ -121,7 +121,7 @@ def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
     }
 
 
-def test_column_of_one_rank_reduces_alone_and_row_of_one_gathers_nothing() -> None:
+def test_mesh_row_or_column_of_one_rank_needs_no_collective() -> None:
     alone = documented(1, world_size=2, mesh=(1, 2), reshards=False, requires_grad=("out_proj.bias",))
     whole = documented(0, world_size=2, mesh=(2, 1), requires_grad=("out_proj.bias",))
 

@@ -118,7 +118,7 @@ def test_padding_value_is_far_from_every_value(
 
 
 @both
-def test_a_fetch_goes_from_not_available_over_in_flight_to_available(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetch_goes_from_not_available_over_in_flight_to_available(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And a release back, with the partitions as they were."""
     parameters = partitioned(alone)
     kept = [parameter.partition.clone() for parameter in parameters]
@@ -156,7 +156,7 @@ def test_released_parameter_can_be_fetched_again(alone: DeviceMesh, fetch: Fetch
 
 
 @both
-def test_a_fetch_of_no_element_needs_no_collective(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetch_of_no_element_needs_no_collective(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And ends all the same."""
     empty = [partition(torch.ones(0, 2), alone, padding=PADDING)]
     fetching: Fetch = fetch(empty, alone)
@@ -225,7 +225,7 @@ def test_views_of_an_all_reduce_exist_before_it_begins(monkeypatch: pytest.Monke
     assert all(view is parameter.whole for view, parameter in zip(views, parameters, strict=True))
 
 
-def test_the_views_of_an_all_reduce_stand_at_padded_strides() -> None:
+def test_views_of_an_all_reduce_stand_at_padded_strides() -> None:
     """15 elements are padded to 16, and 1 to 2, before the next parameter begins."""
     with as_rank(0, 2) as mesh:
         parameters = partitioned(mesh)
@@ -235,7 +235,7 @@ def test_the_views_of_an_all_reduce_stand_at_padded_strides() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
+def test_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
     """Each is zero except for the rank's own partitions."""
     sums = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(world_size):

@@ -84,7 +84,7 @@ def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
     assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
 
 
-def test_gradients_are_judged_only_if_there_are_some() -> None:
+def test_gradients_are_judged_only_if_a_use_leaves_some() -> None:
     """A use that is refused gives none, and a frozen parameter has none."""
     refused = LifecycleCase(world_size=1, operations=("use 0",))
     frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
@@ -140,7 +140,7 @@ def test_operation_is_refused_if_a_status_forbids_it(operations: tuple[str, ...]
     assert tuple(moment.refusal for moment in moments(case, 0)) == refusals
 
 
-def test_dtypes_do_not_mix_in_one_fetch() -> None:
+def test_fetch_of_parameters_of_two_dtypes_is_refused() -> None:
     case = LifecycleCase(world_size=2, operations=("fetch 0 1", "fetch 0", "fetch 1"), mixed_dtypes=True, **TWO)
 
     assert [moment.refusal for moment in moments(case, 0)] == ["dtype", "none", "none"]
@@ -191,7 +191,7 @@ def store_of(mesh: DeviceMesh, fetcher: Fetcher) -> Store:
 
 
 @both
-def test_a_fetch_without_memory_leaves_nothing_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
+def test_fetch_without_memory_leaves_nothing_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
     """And the next one gives the parameters."""
     store = store_of(alone, fetcher)
     with pytest.raises(MemoryError), NoMemory():  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ def test_every_operation_has_a_row_per_dtype(table: Table) -> None:
     assert table.keys() == set(rows) and len(list(show(table))) == 1 + len(rows)
 
 
-def test_an_element_beyond_its_bound_is_counted() -> None:
+def test_element_beyond_its_bound_is_counted() -> None:
     margins = Margins()
     margins.add(torch.tensor([1.0, 2.0]), Bounded(torch.ones(2), torch.full((2,), 0.5)))
 
@@ -57,7 +57,7 @@ def matrices(dtype: str, *shapes: tuple[int, int]) -> list[torch.Tensor]:
 
 
 @each_dtype
-def test_a_dropped_product_is_beyond_the_bound_of_a_linear_layer(dtype: str) -> None:
+def test_dropped_product_is_beyond_the_bound_of_a_linear_layer(dtype: str) -> None:
     x, weight = matrices(dtype, (4, 8), (5, 8))
     bound = contractions.linear(x, weight, None, TORCH_CPU[dtype])
     short = x[:, :-1].double() @ weight[:, :-1].double().T
@@ -66,7 +66,7 @@ def test_a_dropped_product_is_beyond_the_bound_of_a_linear_layer(dtype: str) -> 
 
 
 @each_dtype
-def test_a_partial_sum_reduced_in_fewer_bits_is_beyond_the_bound(dtype: str) -> None:
+def test_partial_sum_reduced_in_fewer_bits_is_beyond_the_bound(dtype: str) -> None:
     """On three ranks; bfloat16's own partial sums are within it."""
     operands = torch.stack(matrices(dtype, (8, 8), (8, 8), (8, 8)))
     bound = contractions.all_reduce(operands, TORCH_CPU[dtype])
@@ -75,14 +75,14 @@ def test_a_partial_sum_reduced_in_fewer_bits_is_beyond_the_bound(dtype: str) -> 
     assert bool((error > bound.allowed).any()) == (dtype != "bfloat16")
 
 
-def test_an_average_taken_for_the_sum_is_beyond_the_bound() -> None:
+def test_average_taken_for_the_sum_is_beyond_the_bound() -> None:
     operands = torch.stack(matrices("bfloat16", (4, 4), (4, 4)))
     bound = contractions.all_reduce(operands, TORCH_CPU["bfloat16"], average=True)
 
     assert ((operands.double().sum(0) - bound.value).abs() > bound.allowed).all()
 
 
-def test_a_known_partition_gives_a_tighter_bound() -> None:
+def test_known_partition_gives_a_tighter_bound() -> None:
     x, weight = matrices("bfloat16", (4, 32), (5, 32))
     partials = sum(
         (x_r.double() @ w_r.double().T).abs() for x_r, w_r in zip(x.chunk(2, 1), weight.chunk(2, 1), strict=True)
@@ -105,7 +105,7 @@ def test_result_that_may_overflow_float16_has_an_infinite_bound(ranks: int) -> N
     assert contractions.linear(x[:, :2], weight[:, :2], None, TORCH_CPU["float16"]).allowed.isinf().all()
 
 
-def test_an_average_of_subnormals_may_lose_half_the_smallest_on_every_rank() -> None:
+def test_average_of_subnormals_may_lose_half_the_smallest_on_every_rank() -> None:
     operands = torch.full((2, 1), 2.0**-24).half()
     bound = contractions.all_reduce(operands, TORCH_CPU["float16"], average=True)
 
@@ -160,7 +160,7 @@ def test_adamw_may_move_nothing_if_its_second_moment_overflows() -> None:
 
 
 @each_dtype
-def test_a_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
+def test_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     param, grad = matrices(dtype, (8, 8), (8, 8))
     zero, options = torch.zeros_like(param), optimizers.AdamOptions(lr=0.1)
     bound = optimizers.adamw_step(param, zero, zero, grad, 1, options, TORCH_CPU[dtype])["param"]
@@ -169,7 +169,7 @@ def test_a_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     assert ((wrong - bound.value).abs() > bound.allowed).any()
 
 
-def test_a_sum_of_zeros_is_zero_to_the_last_bit() -> None:
+def test_sum_of_zeros_is_zero_to_the_last_bit() -> None:
     """Its products neither round nor underflow, on one rank or several; with a bias something may."""
     zeros, ones = torch.zeros(2, 3), torch.ones(3, 4)
     for ranks in (1, 3):
@@ -181,7 +181,7 @@ def test_a_sum_of_zeros_is_zero_to_the_last_bit() -> None:
 
 
 @each_dtype
-def test_a_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
+def test_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
     """Then only decay moves the parameter: by roundings, or not at all if it is zero too."""
     zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
     param = torch.tensor([0.0, 1.0], dtype=torch.float64)

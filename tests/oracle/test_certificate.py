@@ -63,7 +63,7 @@ def bits_of(function: Function, left: torch.Tensor = SQUARE, right: torch.Tensor
         "padding",
     ],
 )
-def test_the_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None:
+def test_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None:
     assert bits_of(function) == bits
 
 

@@ -161,7 +161,7 @@ def with_calls(rank: int, *calls: Collective) -> list[Reply]:
 
 
 @pytest.mark.parametrize("case", [RECORDED, linear("rowwise", requires_grad=ALL[:2]), fetch("all_gather", (5,))])
-def test_the_documented_collectives_hold_in_any_order(case: Case) -> None:
+def test_documented_collectives_hold_in_any_order(case: Case) -> None:
     replies = right_replies(case)
     for rank in range(case.world_size):
         replies = change_answer(
@@ -245,7 +245,7 @@ def test_all_gather_in_place_of_all_to_all_must_be_used_throughout() -> None:
     assert [verdicts_on(given, case)[0].kind for given in (replies, mixed)] == ["holds", "collectives"]
 
 
-def test_a_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() -> None:
+def test_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() -> None:
     """`equivtest check` names none."""
     judged = {
         case.records: {v.claim for v in judge_replies("mine", case, right_replies(case))} for case in (LINEAR, RECORDED)

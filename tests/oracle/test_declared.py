@@ -102,7 +102,7 @@ def test_invalid_declaration_is_refused_before_anything_runs(mine: str, attribut
         check(parse({"arithmetic": f"{mine}:{attribute}"}))
 
 
-def test_a_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
+def test_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
     check(parse({"arithmetic": f"{mine}:PART", "dtypes": "bfloat16,float32"}))
 
     pool = StubPool(lambda case: THROUGH_FLOAT16)
@@ -110,7 +110,7 @@ def test_a_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
     assert {verdict.kind for verdict in judge("mine", CASE, cast(Pool, pool))} == {"holds"}
 
 
-def test_a_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str) -> None:
+def test_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str) -> None:
     case = replace(CASE, dtype="float64")
     with pytest.raises(Misuse, match="it declares float32, bfloat16, but not float64: add a record for each, or leave"):
         judge_replies("mine", case, right_replies(case), None, load_arithmetics(f"{mine}:PART"))

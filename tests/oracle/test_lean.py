@@ -58,7 +58,7 @@ def held(actual: torch.Tensor, layout: Layout, world_size: int) -> dict[int, Pla
     return {rank: Placed(slice_local(actual, layout, (world_size,), rank), layout) for rank in range(world_size)}
 
 
-def test_a_truncating_accumulator_is_within_every_bound_and_still_found() -> None:
+def test_truncating_accumulator_is_within_every_bound_and_still_found() -> None:
     replies = right_replies(CASE)
     for rank in range(2):
         local = slice_local(truncated_products(), CASE.layouts()["output"], (2,), rank)
@@ -83,7 +83,7 @@ def test_rounding_to_nearest_does_not_lean(dtype: str, layout: Layout, shape: tu
 
 @pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_factor_of_half_an_ulp_leans(layout: Layout, world_size: int) -> None:
+def test_factor_of_half_an_ulp_leans(layout: Layout, world_size: int) -> None:
     """1 - 2**-9 in bfloat16: every element is within one ulp."""
     value = normal(0, 40, 30)
     answers = held((value * (1 - 2.0**-9)).bfloat16(), layout, world_size)
@@ -137,7 +137,7 @@ def test_sum_of_ranks_operands_prefers_no_sign(op: str, world_size: int, *, symm
         assert not expect(case, 0).tensors["output"].is_symmetric
 
 
-def test_one_column_that_leans_is_found_among_others() -> None:
+def test_leaning_errors_in_one_column_are_found() -> None:
     value = normal(0, 200, 30)
     actual = value.bfloat16()
     actual[:, 3] = torch.nextafter(actual[:, 3], torch.full((200,), torch.inf, dtype=torch.bfloat16))
@@ -146,7 +146,7 @@ def test_one_column_that_leans_is_found_among_others() -> None:
     assert mismatch is not None and "one column" in mismatch.extent
 
 
-def test_one_shard_that_leans_is_found_and_named() -> None:
+def test_leaning_errors_in_one_shard_are_found_and_named() -> None:
     value = normal(0, 90, 2)
     actual = value.bfloat16()
     actual[60:] = torch.nextafter(actual[60:], torch.full((30, 2), torch.inf, dtype=torch.bfloat16))
@@ -205,7 +205,7 @@ def test_elements_that_may_overflow_are_left_out() -> None:
     ("world_size", "style", "bias", "symmetric"),
     [(3, "rowwise", True, False), (3, "rowwise", False, True), (4, "rowwise", True, True), (3, "colwise", True, True)],
 )
-def test_an_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
+def test_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
     world_size: int, style: str, *, bias: bool, symmetric: bool
 ) -> None:
     """DTensor divides a rowwise layer's bias by the world size, which rounds unless that is a power of two."""

@@ -59,7 +59,7 @@ def test_expected_flags_equal_the_cases(requires_grad, output, weight, bias):
     assert all(expected[f"grad.{name}"].requires_grad is None for name in requires_grad)
 
 
-def test_the_derivation_counts_the_bits():
+def test_derivation_counts_the_bits():
     expected = expect(linear_case(dtype="float32"), 0).tensors["output"]
 
     assert expected.derivation == "equal: integers times a power of two, at most 24 of 24 bits"
@@ -71,7 +71,7 @@ def test_the_derivation_counts_the_bits():
 @pytest.mark.parametrize(
     ("dtype", "lower"), [("float32", torch.bfloat16), ("float32", torch.float16), ("float64", torch.float32)]
 )
-def test_a_reduction_in_a_lower_dtype_shows(mode, name, dtype, lower):
+def test_reduction_in_a_lower_dtype_shows(mode, name, dtype, lower):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = draw(case, 0)
     x, weight, cotangent = given["x"], given["weight"], given["cotangent"]
@@ -88,7 +88,7 @@ def test_a_reduction_in_a_lower_dtype_shows(mode, name, dtype, lower):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_dropped_or_doubled_term_shows_in_every_output_of_dense(dtype):
+def test_dropped_or_doubled_term_shows_in_every_output_of_dense(dtype):
     case = linear_case(dtype=dtype)
     given = {name: tensor.double() for name, tensor in draw(case, 0).items()}
     for dropped in range(case.in_features):
@@ -100,7 +100,7 @@ def test_a_dropped_or_doubled_term_shows_in_every_output_of_dense(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", LINEAR_MODES)
-def test_a_bias_added_once_more_or_not_at_all_shows_in_every_output(dtype, mode):
+def test_bias_added_once_more_or_not_at_all_shows_in_every_output(dtype, mode):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = {name: tensor.double() for name, tensor in draw(case, 0).items()}
     product = given["x"] @ given["weight"].T
@@ -112,7 +112,7 @@ def test_a_bias_added_once_more_or_not_at_all_shows_in_every_output(dtype, mode)
 @pytest.mark.parametrize(
     ("dtype", "kept_bits"), [("float64", 24), ("float32", 23), ("float32", 11), ("float16", 8), ("bfloat16", 4)]
 )
-def test_an_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
+def test_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = {other: tensor.double() for other, tensor in draw(case, 0).items()}
     fractions, exponents = torch.frexp(given[name])
@@ -123,7 +123,7 @@ def test_an_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
 
 
 @pytest.mark.parametrize(("dtype", "kept_bits"), [("float64", 24), ("float32", 11), ("float16", 8), ("bfloat16", 4)])
-def test_a_truncated_cotangent_shows_in_every_element_of_the_bias_gradient(dtype, kept_bits):
+def test_truncated_cotangent_shows_in_every_element_of_the_bias_gradient(dtype, kept_bits):
     case = linear_case(dtype=dtype, values=(("wide-g", 0),))
     fractions, exponents = torch.frexp(draw(case, 0)["cotangent"].double())
     truncated = torch.ldexp((fractions * 2.0**kept_bits).trunc(), exponents - kept_bits)
@@ -168,7 +168,7 @@ def test_terms_that_are_sums_of_as_large_operands_count_as_often(times, refused)
 @pytest.mark.parametrize(
     ("bias", "world_size", "refused"), [(5.0, 3, True), (6.0, 3, False), (5.0, 4, False), (5.0, 6, True)]
 )
-def test_a_bias_that_ranks_cannot_share_exactly_is_refused(bias, world_size, refused):
+def test_bias_that_ranks_cannot_share_exactly_is_refused(bias, world_size, refused):
     case = linear_case(world_size=world_size, in_features=1, out_features=1, leading=(1,))
     given = {
         "x": torch.ones(1, 1),
@@ -218,7 +218,7 @@ def test_integers_times_the_largest_unit_equal_the_values(integers, exponent):
 
 @pytest.mark.parametrize("mode", ["dense", "index", "wide", "special"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fetch_answers_the_parameters_themselves(mode, dtype):
+def test_fetch_answers_the_parameters_themselves(mode, dtype):
     case = FetchCase(
         world_size=2, parameters=((3,), (), (0, 2)), requires_grad=(True, False, True), dtype=dtype, values=((mode, 0),)
     )
@@ -235,12 +235,12 @@ def test_a_fetch_answers_the_parameters_themselves(mode, dtype):
         assert param.layout.placements == (Replicate(),) and isinstance(partition.layout.placements[0], Flat)
 
 
-def test_a_case_class_without_expectations_is_a_misuse_that_says_how_to_register():
+def test_case_class_without_expectations_is_a_misuse_that_says_how_to_register():
     with pytest.raises(Misuse, match=r"no expected values are registered for Case: decorate .*expect.register"):
         expect(object.__new__(Case), 0)
 
 
-def test_the_oracle_never_imports_processes_or_subjects():
+def test_oracle_never_imports_processes_or_subjects():
     program = (
         "import sys, torch; before = set(sys.modules); from equivtest.cases.parts import modules_of; "
         "modules_of('oracle'), modules_of('collectives'); "

@@ -22,7 +22,7 @@ from equivtest.tensors import DTYPES
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float64", 53), ("float32", 24), ("float16", 11), ("bfloat16", 8)])
-def test_the_unit_roundoff_is_half_the_distance_to_the_next_number(dtype: str, bits: int) -> None:
+def test_unit_roundoff_is_half_the_distance_to_the_next_number(dtype: str, bits: int) -> None:
     assert unit_roundoff(dtype) == 2.0**-bits
 
 
@@ -67,7 +67,7 @@ def test_stored_value_that_may_overflow_is_open() -> None:
     assert math.isfinite(store(values, torch.zeros(2), TORCH_CPU["float16"]).tolist()[1])
 
 
-def test_a_bound_that_is_not_a_number_is_infinite() -> None:
+def test_bound_that_is_not_a_number_is_infinite() -> None:
     nan = torch.tensor([math.nan], dtype=torch.float64)
 
     assert bounded(nan, nan, nan, 1, "").allowed.item() == math.inf

@@ -56,7 +56,7 @@ def test_no_correct_program_is_beyond_the_bound(
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_small_error_is_beyond_the_bound(module: str) -> None:
+def test_small_error_is_beyond_the_bound(module: str) -> None:
     """In float64 the bound allows at most a millionth of the root mean square, except for values that are zero.
 
     For values computed in float32, a thousandth.
@@ -81,7 +81,7 @@ def test_sigmoid_may_be_zero_if_its_exponential_overflows() -> None:
     assert margin(bound_of(nn.Sigmoid, given), {name: torch.zeros_like(tensor) for name, tensor in exact.items()}) <= 1
 
 
-def test_a_gradient_that_cancels_is_zero_within_its_bound() -> None:
+def test_gradient_that_cancels_is_zero_within_its_bound() -> None:
     """A number added to all scores of a softmax does not change it."""
     right = bound_of(
         of(lambda x, w: ((x @ w).sum(-1, keepdim=True) + x).softmax(-1)), given_of(lambda: Of(torch.mm), torch.float64)

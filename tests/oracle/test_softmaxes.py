@@ -26,7 +26,7 @@ def test_gradient_without_the_sum_is_beyond_the_bound(dtype: str) -> None:
 
 
 @each_dtype
-def test_the_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dtype: str) -> None:
+def test_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dtype: str) -> None:
     x = rows(dtype, 8, 6)
     near, far = (log_softmax(each, TORCH_CPU[dtype]) for each in (x, x + 256))
 
@@ -34,7 +34,7 @@ def test_the_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dty
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_log_softmax_that_stores_maximum_and_logarithm_together_is_beyond_the_bound(dtype: str) -> None:
+def test_log_softmax_that_stores_maximum_and_logarithm_together_is_beyond_the_bound(dtype: str) -> None:
     """The order of subtractions that torch gave up: pytorch issue 11752."""
     x = rows(dtype, 8, 6) + 256
     bound, peak = log_softmax(x, TORCH_CPU[dtype]), x.amax(1, keepdim=True)

@@ -46,7 +46,7 @@ def deep_case(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleC
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron", "by_hand"])
-def test_rows_along_one_axis_and_layers_along_the_other_hold(
+def test_data_parallelism_and_tensor_parallelism_on_two_axes_hold(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
     """Covers every mesh; parameters are DTensors of both axes, of one, or plain."""
@@ -119,12 +119,12 @@ def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
     ("parallelize", "boundary", "rank"),
     [("deep_with_a_wrong_norm", r"2\.norm", "2"), ("deep_with_a_bias_of_every_rank", r"1\.down", "0")],
 )
-def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
+def test_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
     with pytest.raises(ValueMismatch, match=rf"boundary\.{boundary} differs(.|\n)*rank {rank} of 4"):
         check("module", deep_case(parallelize, (2, 2), dtype="float32"), pool)
 
 
-def test_the_reference_runs_on_each_part_once() -> None:
+def test_reference_runs_on_each_part_once() -> None:
     """Rows and gradients equal the ones on a mesh of one axis with as many parts."""
     case = case_of("fsdp2_tp", (2, 2))
     alone = ModuleCase(build=MLP, parallelize="", world_size=2, batch="mean of parts", x_shape=(4, 3))

@@ -63,7 +63,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
         ("layers_sharded", 3, "float64", "mean of parts"),
     ],
 )
-def test_a_deep_module_holds_in_every_dtype(
+def test_deep_module_holds_in_every_dtype(
     pool: Pool, parallelize: str, world_size: int, dtype: str, batch: str
 ) -> None:
     rows = 1 if batch == "whole" else world_size
@@ -113,7 +113,7 @@ def test_deep_module_is_refused_without_by_parts() -> None:
         ("doubled", "grad.boundary.layers.2.attention.key", "float64"),
     ],
 )
-def test_the_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
+def test_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
     """Half of the right value on two ranks looks like operands of a sum, until it is added to a whole tensor.
 
     So do zeros on one rank beside the right value on the other, until they are multiplied.
@@ -203,7 +203,7 @@ def test_recomputation_in_the_backward_is_judged(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
+def test_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
     case = case_of("twice", "twice_divided", x_shape=(2, 6))
     held, *_ = check("module", case, pool)
     verdict, *_ = failed(replace(case, parallelize=HERE + "twice_wrong"), pool)
@@ -227,9 +227,7 @@ def test_merged_projections_have_columns_in_another_order(pool: Pool, world_size
 @pytest.mark.parametrize(
     ("parallelize", "kind"), [("partly_summed", "holds"), ("partly_unsummed", "value")], ids=["right", "not summed"]
 )
-def test_a_gradient_is_whole_in_some_features_and_a_share_in_the_others(
-    pool: Pool, parallelize: str, kind: str
-) -> None:
+def test_gradient_is_whole_in_some_features_and_a_share_in_the_others(pool: Pool, parallelize: str, kind: str) -> None:
     """In the other features each rank uses its part; a gradient that is never summed shows in the weight's gradient."""
     verdicts = judge("module", case_of("partly_used", parallelize, x_shape=(2, 6)), pool)
 
@@ -407,7 +405,7 @@ COLUMN = torch.arange(6)
         ([VALUE * (COLUMN < 4) + 3 * (COLUMN > 3), VALUE - 3 * (COLUMN > 3)], None),
     ],
 )
-def test_the_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout: Layout | None) -> None:
+def test_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout: Layout | None) -> None:
     placed = {rank: {"name": Placed(local, UNTOLD)} for rank, local in enumerate(locals_)}
     right = Bounded(VALUE, torch.full_like(VALUE, 0.25))
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", right)
@@ -471,7 +469,7 @@ def test_rows_computed_on_other_ranks_are_followed_without_a_place(locals_: list
     [ROWS, ROWS + 1, ROWS.flip(0), ROWS.roll(1, dims=1), ROWS.roll(1, dims=0)],
     ids=["right", "wrong", "rows in another order", "features in another order", "rows rolled"],
 )
-def test_rank_is_judged_by_rows_that_it_alone_has(own: torch.Tensor) -> None:
+def test_rows_that_only_one_rank_has_are_judged(own: torch.Tensor) -> None:
     whole = held_of_first([own, OTHERS], ROWS)
 
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
@@ -484,7 +482,7 @@ def test_columns_are_never_matched_as_moved_rows() -> None:
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
 
 
-def test_continued_value_is_a_copy_of_the_recorded_one() -> None:
+def test_reference_continues_from_a_copy_of_the_recorded_value() -> None:
     """Gradients are added up in place."""
     forced = Forced(nn.Identity(), RunningError(arithmetic_of("float64"), ranks=2), lambda *_: None)
     taken = forced._parts(Whole(VALUE, None, None, None), VALUE.dtype)
@@ -531,7 +529,7 @@ def test_reordered_numbers_are_matched() -> None:
     assert whole is not None and whole.layout is None and whole.value.tolist() == [0.9, 1.06]
 
 
-def test_a_mask_that_is_infinite_is_whole_on_every_rank() -> None:
+def test_mask_that_is_infinite_is_whole_on_every_rank() -> None:
     mask = torch.zeros(2, 6).double().masked_fill(torch.ones(2, 6).triu(1).bool(), -torch.inf)
     placed = {rank: {"name": Placed(mask, UNTOLD)} for rank in range(2)}
     right = Bounded(mask, torch.where(mask.isinf(), torch.inf, 0.0))

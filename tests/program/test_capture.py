@@ -79,7 +79,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
-def test_a_right_step_holds_with_the_buffers_that_it_had(run: Path) -> None:
+def test_captured_step_holds_with_its_recorded_buffers(run: Path) -> None:
     found = judged(run)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -272,7 +272,7 @@ def test_refused_capture_writes_nothing(tmp_path: Path, options: dict[str, Any],
         (lambda module: module(torch.ones(1, 4), 2.0), "called with shift='2.0'"),
     ],
 )
-def test_a_block_without_a_forward_of_tensors_is_refused(
+def test_block_without_a_forward_of_tensors_is_refused(
     tmp_path: Path, body: Callable[[Any], object], words: str
 ) -> None:
     module = model()[0]  # type: ignore[index]
@@ -280,7 +280,7 @@ def test_a_block_without_a_forward_of_tensors_is_refused(
         body(module)
 
 
-def test_a_second_capture_and_gradients_from_before_are_refused(run: Path, tmp_path: Path) -> None:
+def test_second_capture_and_gradients_from_before_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="is there already"):
         captured(run)
     with pytest.raises(Misuse, match=r"0.up.weight has a gradient from before"):
@@ -453,7 +453,7 @@ def test_parts_captured_alone_are_judged_separately(tmp_path: Path, command: Com
     assert "ValueMismatch: run/1: boundary.down differs" in ended.stdout
 
 
-def test_a_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Path) -> None:
+def test_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Path) -> None:
     module, shapes = Flat(), {"weight": (4, 4), "bias": (4,)}
     with equivtest.capture(module, tmp_path / "run", placed=placed, shapes=shapes):
         step(module)
@@ -463,7 +463,7 @@ def test_a_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Pat
     assert {"grad.weight", "grad.bias"} <= {*found.verdicts[1].judgement.agreeing}
 
 
-def test_a_part_that_shares_a_parameter_is_not_captured_alone(tmp_path: Path) -> None:
+def test_capturing_a_submodule_alone_that_shares_a_parameter_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(Misuse, match=r"1 shares a parameter with 0.up.weight"),
         equivtest.capture(tied(), tmp_path / "run", alone=["1"]),
@@ -495,7 +495,7 @@ def test_ranks_that_began_with_other_values_are_refused(copy: Path, name: str, b
         judged(copy)
 
 
-def test_a_file_of_tensors_gives_back_every_dtype(tmp_path: Path) -> None:
+def test_tensor_file_keeps_every_dtype(tmp_path: Path) -> None:
     tensors = {name: torch.tensor([[1, 0], [0, 1]]).to(dtype) for name, dtype in DTYPES.items()}
     tensors |= {"none": torch.empty(0, 3), "number": torch.tensor(2.5)}
     size_bytes = write_tensors(tmp_path / "file", tensors)

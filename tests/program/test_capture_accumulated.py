@@ -112,11 +112,11 @@ def test_micro_batches_of_other_sizes_hold_in_any_order_of_forwards_and_backward
 
 
 @pytest.mark.parametrize("body", [forgetting, twice])
-def test_a_gradient_that_is_not_added_up_is_wrong(tmp_path: Path, body: Callable[[nn.Module], object]) -> None:
+def test_gradient_that_is_not_added_up_is_wrong(tmp_path: Path, body: Callable[[nn.Module], object]) -> None:
     assert first_wrong(judged(captured(tmp_path / "run", body))) == "grad.0.up.weight"
 
 
-def test_a_part_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
+def test_part_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
     assert first_wrong(judged(captured(tmp_path / "run", one_by_one, more_in_the_second()))) == "micro2.boundary.1.down"
 
 
@@ -132,7 +132,7 @@ def test_buffers_that_each_forward_changes_are_judged_after_each(tmp_path: Path)
     )
 
 
-def test_a_part_that_is_used_twice_is_judged_alone(tmp_path: Path) -> None:
+def test_submodule_captured_alone_and_used_twice_is_judged(tmp_path: Path) -> None:
     module = Around(*model().children())
     with equivtest.capture(module, tmp_path / "run", alone=("0",)):
         loss_of(module, inputs()[0]).backward()
@@ -151,7 +151,7 @@ def test_recomputation_of_checkpointing_is_no_micro_batch(tmp_path: Path) -> Non
     assert not found.failed and found.run.manifest.micro_batches == 1
 
 
-def test_sum_stored_after_each_addition_is_within_its_bound_alone() -> None:
+def test_sum_stored_after_each_addition_is_within_its_bound() -> None:
     """Each addend after the first is less than half an ulp of the sum, and is lost."""
     small = 2.0**-9 * 0.99
     shares = torch.tensor([[1.0, *[small] * 63], [-0.5, *[-small / 2] * 63]]).bfloat16()

@@ -47,7 +47,7 @@ def updated(
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_an_update_holds_and_so_does_the_state_that_it_leaves(tmp_path: Path, name: str) -> None:
+def test_update_holds_and_so_does_the_state_that_it_leaves(tmp_path: Path, name: str) -> None:
     found = updated(tmp_path / "run", name)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -99,7 +99,7 @@ def stale(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("change", "first"), [(farther, "step1.param.1.down.bias"), (stale, "step1.state.0.up.weight:exp_avg")]
 )
-def test_a_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> None:
+def test_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> None:
     found = updated(tmp_path / "wrong", spoil=spoiled_after(change))
     right = updated(tmp_path / "right")
 

@@ -70,7 +70,7 @@ def test_statistics_under_wrappers_are_judged(pool: Pool, parallelize: str) -> N
 
 
 @pytest.mark.ranks
-def test_a_wrong_part_within_a_wrapper_is_named(pool: Pool) -> None:
+def test_wrong_part_within_a_wrapper_is_named(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match=r"module: boundary\.inner\.0 differs"):
         check("module", case_of("wrong_in_around_parts", by_parts=True), pool)
 

@@ -129,7 +129,7 @@ def test_mixed_precision_is_judged_if_the_reference_has_its_output_dtype(pool: P
 
 
 @pytest.mark.ranks
-def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool) -> None:
+def test_bucket_that_waits_for_a_missing_gradient_is_found(pool: Pool) -> None:
     """DistributedDataParallel is silent until the next forward unless it is configured to find unused parameters."""
     with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):
         check("module", case_of("spare", "ddp"), pool)
@@ -137,7 +137,7 @@ def test_a_bucket_that_waits_for_a_gradient_that_never_comes_is_found(pool: Pool
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_of_layers", "fsdp2"])
-def test_a_parameter_that_nothing_uses_is_no_failure(pool: Pool, parallelize: str) -> None:
+def test_unused_parameter_is_no_failure(pool: Pool, parallelize: str) -> None:
     assert {verdict.kind for verdict in check("module", case_of("spare", parallelize), pool)} == {"holds"}
 
 
@@ -169,7 +169,7 @@ def test_seven_ranks_may_multiply_by_a_rounded_seventh(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize(("batch", "divisor"), [(MEAN, 3), (SUM, 1)])
-def test_the_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int) -> None:
+def test_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int) -> None:
     """The softmax is over the rows of a part.  Gradients of parameters are summed; gradients of x are not."""
     case = case_of("ranked", batch=batch, world_size=3, dtype="float64", values=(("real", 0),))
     given = draw(case, 0)
@@ -264,9 +264,7 @@ def test_failed_probe_of_the_batch_raises_misuse(pool: Pool) -> None:
         ("ends_the_last_rank", "rank 1 of 2 ended", "its output:\n  no library to load"),
     ],
 )
-def test_ranks_that_do_not_say_whether_they_reduce_gradients_are_no_whole_batch(
-    pool: Pool, parallelize: str, told: str, detail: str
-) -> None:
+def test_unknown_reduction_of_gradients_raises_misuse(pool: Pool, parallelize: str, told: str, detail: str) -> None:
     """The first line names the way out; the lines below show the line of the program, or the rank's output."""
     with pytest.raises(Misuse, match=f"{told}.*batch='whole'.*\n") as caught:
         resolved(claimed("mlp", parallelize, limit_s=5.0), pool)
@@ -318,7 +316,7 @@ def test_dtensor_of_rows_as_output_raises_misuse(pool: Pool) -> None:
         judge("module", case_of(parallelize="dtensor_of_rows"), pool)
 
 
-def test_a_divided_case_prints_as_code() -> None:
+def test_divided_case_prints_as_code() -> None:
     assert from_code(repr(case_of(batch=SUM))) == case_of(batch=SUM)
 
 
@@ -327,7 +325,7 @@ def test_unknown_batch_raises_misuse() -> None:
         module_property(HERE + "mlp", HERE + "ddp", SHAPES, batch="mean")
 
 
-def test_a_divided_batch_shrinks_to_one_row_and_survives_json() -> None:
+def test_divided_batch_shrinks_to_one_row_and_survives_json() -> None:
     names = {"build": "torch.nn:Identity", "parallelize": "mine:whole", "batch": MEAN}
     shapes = ((1,), (64,), (64, 2))
     strategy = module_property(names["build"], names["parallelize"], shapes, batch=MEAN).cases(SPACE)

@@ -156,7 +156,7 @@ def test_invalid_place_raises_misuse(pool: Pool, placed: str, message: str) -> N
 
 
 @pytest.mark.ranks
-def test_renamed_parameter_raises_misuse_with_a_similar_name(pool: Pool) -> None:
+def test_renamed_parameter_raises_misuse_with_the_nearest_name(pool: Pool) -> None:
     message = (
         r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
     )

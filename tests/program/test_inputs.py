@@ -84,7 +84,7 @@ def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallelize", "batch", "seed"), [("searching", "mean of parts", 0), ("model_tensor_parallel", "whole", 11)]
 )
-def test_a_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
+def test_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
     """Tied, frozen, unused and whole-number parameters, buffers that change, a norm in float32, a mask of finfo.min."""
     case = model_case(parallelize, batch=batch, values=(("real", seed),))
 
@@ -108,7 +108,7 @@ def test_wrong_part_of_a_model_is_named(pool: Pool, parallelize: str, error: typ
         check("module", model_case(parallelize), pool)
 
 
-def test_the_reference_of_a_model_is_its_loss_on_each_part() -> None:
+def test_reference_of_a_model_is_its_loss_on_each_part() -> None:
     """Two rows and one: buffers and losses are each rank's own, gradients are averaged."""
     case = model_case("searching")
     found, given = expect(case, 0).tensors, draw(case, 0)
@@ -213,7 +213,7 @@ def test_modules_of_torch_hold(pool: Pool, tmp_path: Path, build: str, paralleli
 
 
 @pytest.mark.ranks
-def test_the_audit_reaches_inputs_by_name(pool: Pool) -> None:
+def test_audit_reaches_inputs_by_name(pool: Pool) -> None:
     """Rows of ids, of masks and of x are each rank's own, so that a sum that is missing shows."""
     prop = module_property(HERE + "looked", HERE + "ddp", inputs=LOOKED)
     found = audit(prop, pool, KnownFailures(), [2], ("float32", "float64"))
@@ -291,12 +291,12 @@ def test_output_with_a_shape_that_depends_on_values_raises_misuse() -> None:
 
 
 @pytest.mark.ranks
-def test_parallel_module_must_return_the_unsharded_ones_outputs(pool: Pool) -> None:
+def test_parallel_module_must_return_the_unsharded_modules_outputs(pool: Pool) -> None:
     with pytest.raises(Misuse, match=r"output\.cache must be a tensor, got object: name the outputs to"):
         judge("module", model_case("searching", outputs=()), pool)
 
 
-def test_a_case_with_inputs_is_plain_data() -> None:
+def test_case_with_inputs_is_plain_data() -> None:
     case = model_case("searching")
 
     assert from_code(repr(case)) == case == from_data(to_data(case))

@@ -50,7 +50,7 @@ def reply_of(name: str, rank: int = 0) -> Reply:
         ("without_reason", "fix that; build runs in one process, without ranks"),
     ],
 )
-def test_build_that_raises_names_place_and_way_out(name: str, way_out: str) -> None:
+def test_exception_in_build_is_reported_with_place_and_way_out(name: str, way_out: str) -> None:
     with pytest.raises(Misuse) as caught:
         _built(f"tests.programs.mistakes:{name}")
 
@@ -97,7 +97,7 @@ def test_message_of_a_mistake_can_be_wrong(message: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("name", "way_out"), [("without_package", "leave the import out. "), ("without_device", "take mesh.device_type ")]
 )
-def test_parallelize_that_raises_names_place_and_way_out(name: str, way_out: str) -> None:
+def test_exception_in_parallelize_is_reported_with_place_and_way_out(name: str, way_out: str) -> None:
     lines = _on_silence(CASE, reply_of(name)).splitlines()
 
     assert way_out in lines[0] and str(Path(mistakes.__file__)) in lines[1] and len(lines) == 3

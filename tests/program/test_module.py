@@ -89,7 +89,7 @@ def test_gradient_shard_of_a_whole_parameter_raises_misuse(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_finds_unused", "fsdp2", "tensor_parallel_in_part"])
-def test_a_parameter_that_nothing_uses_has_no_gradient(pool: Pool, parallelize: str) -> None:
+def test_unused_parameter_has_no_gradient(pool: Pool, parallelize: str) -> None:
     """It is None or zeros, depending on the wrapper."""
     case = case_of("spare", parallelize, values=(("dense", 0), ("dense", 1)), repeats=True)
 
@@ -98,13 +98,13 @@ def test_a_parameter_that_nothing_uses_has_no_gradient(pool: Pool, parallelize: 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["gradient_of_the_unused", "gradient_of_the_unused_on_one_rank"])
-def test_a_gradient_of_a_parameter_that_nothing_uses_is_found(pool: Pool, parallelize: str) -> None:
+def test_gradient_of_an_unused_parameter_is_rejected(pool: Pool, parallelize: str) -> None:
     with pytest.raises(ValueMismatch, match=r"module: grad\.spare\.bias differs from the oracle"):
         check("module", case_of("spare", parallelize), pool)
 
 
 @pytest.mark.ranks
-def test_a_gradient_that_is_missing_is_found(pool: Pool) -> None:
+def test_missing_gradient_is_rejected(pool: Pool) -> None:
     """The unsharded module has this gradient."""
     message = r"grad\.used\.bias(.|\n)*this rank has no gradient of used\.bias(.|\n)*way out   the unsharded .* has one"
     with pytest.raises(ShapeMismatch, match=message):
@@ -165,7 +165,7 @@ def test_values_that_could_round_are_refused(case: ModuleCase, message: str) -> 
         expect(case, 0)
 
 
-def test_the_reference_is_the_unsharded_module() -> None:
+def test_reference_is_the_unsharded_module() -> None:
     """Covers its gradients too; a weight that is used twice is one parameter."""
     case = case_of("tied")
     x, weight, cotangent = (draw(case, 0)[name].double() for name in ("x", "first.weight", "cotangent"))
@@ -251,7 +251,7 @@ def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path
     assert found.misuse and not found.left_out
 
 
-def test_a_module_that_rounds_has_no_property_in_16_bits_alone_unless_by_parts() -> None:
+def test_module_that_rounds_is_refused_in_only_16_bits_unless_by_parts() -> None:
     with pytest.raises(Misuse, match="native_layer_norm may round"):
         module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), ("bfloat16",)))
 
@@ -296,7 +296,7 @@ def test_other_function_that_rounds_is_rejected(pool: Pool) -> None:
     [("filled_beyond_float16", {"float16"}), ("filled_beyond_float32", {"float32", "bfloat16", "float16"})],
 )
 @pytest.mark.parametrize("batch", ["whole", "mean of parts"])
-def test_dtype_that_the_unsharded_module_does_not_take_is_left_out(build: str, refused: set[str], batch: str) -> None:
+def test_dtype_that_the_unsharded_module_refuses_is_left_out(build: str, refused: set[str], batch: str) -> None:
     prop, space = module_property(HERE + build, f"{HERE}ddp", [(2, 3)], batch=batch), Space((2,), limits.DTYPES)
     left_out = prop.left_out(space)
 
@@ -305,7 +305,7 @@ def test_dtype_that_the_unsharded_module_does_not_take_is_left_out(build: str, r
     assert {case.dtype for case in drawn(prop.cases(space), 20)} == {*limits.DTYPES} - refused
 
 
-def test_dtype_that_is_refused_is_named_if_there_is_no_other() -> None:
+def test_refused_dtype_is_named_if_it_is_the_only_one() -> None:
     prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)], batch="whole")
 
     with pytest.raises(Misuse, match=r"does not take an x of shape \(2, 3\) in float16: RuntimeError"):

@@ -35,7 +35,7 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
 @pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["torn down", "in fresh ranks"])
-def test_a_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
+def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
     """The library refuses a second set-up."""
     for _ in range(2):
         verdicts = check("module", case_of("library", world_size=world_size, **fields), pool)

@@ -133,7 +133,7 @@ def test_each_value_of_each_option_is_drawn() -> None:
     assert found == {f"{name}={value}" for name, values in options.items() for value in values}
 
 
-def test_option_goes_to_the_function_that_takes_it() -> None:
+def test_option_is_passed_to_the_function_with_that_argument() -> None:
     options = {"wraps": (True,), "bias": (False,)}
 
     case = cases_of(program(block, replicated, SHAPES, batch="mean of parts", options=options))[0]
@@ -152,7 +152,7 @@ def test_case_with_options_can_be_written_and_read() -> None:
     assert from_code(repr(case)) == from_data(to_data(case)) == case
 
 
-def test_the_simplest_case_has_the_first_value_of_each_option() -> None:
+def test_simplest_case_has_the_first_value_of_each_option() -> None:
     import hypothesis
 
     options = {"bias": (True, False), "wraps": (True, False)}

@@ -111,7 +111,7 @@ def test_step_that_evaluates_has_no_gradients(pool: Pool, num_rows: int) -> None
 
 
 @pytest.mark.ranks
-def test_step_that_evaluates_its_own_rows_alone_is_wrong(pool: Pool) -> None:
+def test_evaluation_of_a_ranks_own_rows_only_is_wrong(pool: Pool) -> None:
     """The step calls no collective."""
     case = step_of("evaluates_own_rows", build=f"{HERE}evaluated", optimizer="", num_rows=3)
 

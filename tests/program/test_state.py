@@ -103,7 +103,7 @@ def test_property_draws_cases_of_its_contract() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("state", [OWN, WHOLE])
-def test_batch_norm_is_of_own_rows_unless_another_contract_is_named(pool: Pool, state: str) -> None:
+def test_batch_norm_follows_own_rows_unless_state_names_the_whole_batch(pool: Pool, state: str) -> None:
     fields = {"dtype": "float64", "values": (("real", 0),), "x_shape": (5, 3), "inputs": (), "sizes": ()}
     case = case_of("batch_norm", "own_rows", state="", **fields)
 
@@ -112,7 +112,7 @@ def test_batch_norm_is_of_own_rows_unless_another_contract_is_named(pool: Pool, 
 
 
 @pytest.mark.ranks
-def test_batch_norm_of_another_class_needs_a_contract(pool: Pool) -> None:
+def test_batch_norm_of_another_class_needs_state(pool: Pool) -> None:
     fields = {"dtype": "float64", "values": (("real", 0),), "x_shape": (5, 3), "inputs": (), "sizes": ()}
     case = case_of("batch_norm", "other_norm", state="", **fields)
 

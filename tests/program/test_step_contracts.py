@@ -24,7 +24,7 @@ def defined_in(path: str) -> set[str]:
     return set(re.findall(r"^(\w+) = (?:clipped|trained|module_property)\(", text, re.MULTILINE))
 
 
-def test_every_property_in_the_table_of_contracts_is_there() -> None:
+def test_every_property_in_the_table_of_contracts_exists() -> None:
     named = set(re.findall(r"`(\w+)`", cells()))
 
     assert named and named <= {
@@ -34,7 +34,7 @@ def test_every_property_in_the_table_of_contracts_is_there() -> None:
     }
 
 
-def test_every_finding_in_the_table_of_contracts_is_there() -> None:
+def test_every_finding_in_the_table_of_contracts_exists() -> None:
     numbers = set(re.findall(r"\b(\d+)\b", cells()))
 
     assert numbers and all(list(FOLDER.glob(f"{number}-*.md")) for number in numbers)

@@ -62,9 +62,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("parallelize", ["data_parallel", "fully_sharded"])
-def test_step_over_all_tokens_equals_the_whole_batchs(
-    pool: Pool, parallelize: str, world_size: int, dtype: str
-) -> None:
+def test_step_with_the_mean_over_all_tokens_holds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
     made: dict[str, Any] = {**TOKENS, "parallelize": f"{SUBJECT}{parallelize}"}
     case = ModuleCase(world_size=world_size, dtype=dtype, **made)
 
@@ -94,7 +92,7 @@ def test_wrong_step_is_named_by_its_first_wrong_tensor(pool: Pool, wrong: str, w
 @pytest.mark.ranks
 @pytest.mark.parametrize("how", ["", "_foreach"])
 @pytest.mark.parametrize("name", programs.OPTIMIZERS)
-def test_a_module_is_trained_by_any_optimizer(pool: Pool, name: str, how: str) -> None:
+def test_module_is_trained_by_any_optimizer(pool: Pool, name: str, how: str) -> None:
     assert failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}{how}"}), pool) == []
 
 
@@ -105,7 +103,7 @@ CODES = [
     )
     if hasattr(programs, f"{name}{how}") and (name, how, dtype) != ("asgd", "_foreach", "float64")
 ]
-"""All optimizers except the one of `test_asgd_for_many_tensors_rounds_its_rate_to_another_float32`."""
+"""All optimizers except the one of `test_asgd_with_foreach_rounds_its_rate_to_another_float32`."""
 
 
 @pytest.mark.parametrize(("name", "code", "dtype"), CODES)
@@ -117,7 +115,7 @@ def test_torchs_updates_are_within_the_oracles_bounds(name: str, code: str, dtyp
     assert worst_of(case, f"{HERE}{code}", num_steps=10) <= 1
 
 
-def test_asgd_for_many_tensors_rounds_its_rate_to_another_float32() -> None:
+def test_asgd_with_foreach_rounds_its_rate_to_another_float32() -> None:
     """The optimizer for one tensor takes the step's number as a Python number, and rounds only the result."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}asgd", "dtype": "float64", "steps": 1})
 
@@ -149,7 +147,7 @@ def worst_of(case: ModuleCase, real: str, num_steps: int) -> float:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_update_that_one_rank_makes_smaller_is_named(pool: Pool, dtype: str) -> None:
+def test_update_that_one_rank_makes_smaller_is_named(pool: Pool, dtype: str) -> None:
     """At the first step, though another one follows, which writes to the same parameters."""
     verdicts = failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}halving", "dtype": dtype}), pool)
     training = [verdict for verdict in verdicts if verdict.claim == "trains_like_unsharded"]
@@ -176,7 +174,7 @@ def test_frozen_parameter_is_not_updated(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_deep_module_is_trained_part_by_part(pool: Pool) -> None:
+def test_deep_module_is_trained_part_by_part(pool: Pool) -> None:
     case = ModuleCase(
         build="equivtest.programs.examples.decoder:decoder",
         parallelize="equivtest.programs.examples.decoder_plan:heads_and_hidden_divided",
@@ -227,7 +225,7 @@ def test_invalid_training_settings_raise_misuse(fields: dict[str, Any], message:
         ("lbfgs", "cannot be followed"),
     ],
 )
-def test_an_optimizer_that_cannot_be_followed_is_refused(optimizer: str, message: str) -> None:
+def test_optimizer_that_cannot_be_followed_is_refused(optimizer: str, message: str) -> None:
     with pytest.raises(Misuse) as refused:
         expect(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{optimizer}"}), 0)
 
@@ -235,7 +233,7 @@ def test_an_optimizer_that_cannot_be_followed_is_refused(optimizer: str, message
 
 
 @pytest.mark.ranks
-def test_a_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool) -> None:
+def test_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool) -> None:
     case = ModuleCase(world_size=2, **{**TOKENS, "optimizer": "", "step": f"{HERE}updates_by_itself", "steps": 1})
     tensors = {each.judgement.mismatches[0].tensor for each in failed(case, pool) if each.judgement.mismatches}
 
@@ -251,7 +249,7 @@ def test_invisible_update_is_wrong_if_it_is_far_off(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: Pool) -> None:
+def test_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: Pool) -> None:
     made = {**PERCEPTRON, "build": f"{HERE}with_extra", "parallelize": f"{HERE}extra_divided"}
 
     assert failed(ModuleCase(**made), pool) == []
@@ -283,7 +281,7 @@ def judge_misused(case: ModuleCase, pool: Pool) -> str:
     return str(refused.value)
 
 
-def test_a_property_trains_two_steps_unless_it_says_how_many() -> None:
+def test_property_trains_two_steps_unless_it_says_how_many() -> None:
     prop = module_property(
         TOKENS["build"],
         TOKENS["parallelize"],

@@ -73,7 +73,7 @@ def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_failures_of_torch_do_not_fail_a_wrong_backend_and_its_own_do(
+def test_run_on_a_wrong_backend_excuses_failures_of_torch_only(
     pool: Pool, planted: Callable[[str], Pool], tmp_path: Path
 ) -> None:
     """A layer that ends in mse_loss has a wrong gradient on gloo too (torch 2.13.0)."""
@@ -202,7 +202,7 @@ def test_fault_in_a_probe_is_red_and_comes_first(
 
 
 @pytest.mark.ranks
-def test_a_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., Ended]) -> None:
+def test_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., Ended]) -> None:
     """And neither not supported nor the user's to leave out; of one search, and with one claim."""
     done = on_planted("swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
     summary = done.stdout.partition("= equivtest =")[2].splitlines()
@@ -292,7 +292,7 @@ def test_refusal_of_a_probed_collective_is_a_failure(planted: Callable[[str], Po
 
 
 @pytest.mark.ranks
-def test_a_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for that rank; and the next case finds new ranks."""
     monkeypatch.setattr("equivtest.base.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
@@ -334,7 +334,9 @@ def test_other_collectives_of_a_refused_bundle_are_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
-def test_claim_that_holds_on_a_wrong_backend_shows_nothing(planted: Callable[[str], Pool], case: Case) -> None:
+def test_claim_that_holds_on_a_wrong_backend_does_not_count_as_holding(
+    planted: Callable[[str], Pool], case: Case
+) -> None:
     """The fault is in a collective that neither subject calls."""
     subject = "rowwise_linear" if case is LINEAR else "zero3_fetch_all_gather"
     with planted("nothing_exchanged") as pool, pytest.raises(BrokenSetup, match="all_to_all_single of bfloat16 on 2"):
@@ -397,7 +399,7 @@ def test_single_reduction_can_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "all_reduce_premul", "reduce_scatter_tensor_premul"])
-def test_collective_documented_for_one_backend_alone_may_be_lacking(name: str) -> None:
+def test_collective_documented_for_one_backend_may_be_refused_by_others(name: str) -> None:
     """But not beside something else."""
     assert is_allowed((f"float32:{name}",), ())
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())

@@ -45,7 +45,7 @@ def test_rank_that_lost_its_peer_is_the_last_candidate_for_the_cause() -> None:
     assert first_cause([LOST_PEER, FINE]) is LOST_PEER
 
 
-def test_a_rank_that_raised_comes_before_those_that_wait() -> None:
+def test_rank_that_raised_comes_before_those_that_wait() -> None:
     """A subject may raise its own 'broken pipe', while its peers only wait for it."""
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 

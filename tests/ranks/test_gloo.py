@@ -21,7 +21,7 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
-def test_a_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
+def test_rank_has_one_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
     """For the world's group, and for a mesh's in another order."""
     numbers = {}
     with Pool(environment=environment, beside=pool) as new:

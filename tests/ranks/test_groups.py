@@ -118,7 +118,7 @@ def test_replicas_are_compared_within_a_mesh_only() -> None:
     assert (kinds["equals_unsharded"], kinds["agrees_on_all_ranks"]) == ("value", "holds")
 
 
-def test_a_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() -> None:
+def test_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() -> None:
     found = (
         Judgement("inconclusive", margin=0.5, margins={"output": 0.5}),
         Judgement("value", margins={"output": 2.0}),
@@ -130,7 +130,7 @@ def test_a_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() 
     assert (verdict.kind, verdict.judgement.margins) == ("value", {"output": 2.0})
 
 
-def test_a_rank_that_raised_is_named_with_its_process() -> None:
+def test_rank_that_raised_is_named_with_its_process() -> None:
     replies = right_replies(TWO_OF_FOUR)
     replies[3] = raised(3)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
@@ -157,7 +157,7 @@ def test_changed_flag_is_found_in_every_mesh() -> None:
     assert kinds["does_not_touch_its_inputs"] == "touched"
 
 
-def test_a_torch_that_sorts_groups_does_not_support_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descending_mesh_is_not_supported_by_a_torch_that_sorts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found alike by every rank before it makes anything; ascending meshes need no new argument."""
     monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
     with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it cannot make a mesh of \(3, 1\)"):
@@ -186,7 +186,7 @@ def places(case: FetchCase, pool: Pool) -> list[list[int] | str]:
 
 
 @pytest.mark.ranks
-def test_a_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
+def test_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
     """Process, coordinate, rank in the group, and the sum of the group's processes, for every process."""
     assert places(TWO_OF_FOUR, pool) == [[0, 0, 0, 2], [1, 1, 1, 4], [2, 1, 1, 2], [3, 0, 0, 4]]
     assert places(TWO_OF_THREE, pool) == [[0, 1, 1, 2], "not_in_mesh", [2, 0, 0, 2]]
@@ -194,7 +194,7 @@ def test_a_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_after_a_mesh_of_some_processes_groups_can_be_made_by_their_members_alone(pool: Pool) -> None:
+def test_groups_can_be_made_by_their_members_after_a_mesh_of_some_processes(pool: Pool) -> None:
     """Like FSDP2 if reduce_scatter has its own group."""
     case = FetchCase(world_size=3, parameters=((1,),))
     with Pool(beside=pool) as new:
@@ -246,7 +246,7 @@ def test_subjects_are_right_on_any_mesh(members: tuple[int, ...], pool: Pool) ->
         ("killed_in_process_2", "lost", "rank 1 of 2 (process 2) was lost"),
     ],
 )
-def test_a_failure_in_the_second_mesh_is_named(program: str, kind: str, words: str, pool: Pool) -> None:
+def test_failure_in_the_second_mesh_is_named(program: str, kind: str, words: str, pool: Pool) -> None:
     """Its peer hangs in a collective; the other mesh has answered, which the message says by process."""
     verdict = judge(PROGRAMS + program, TWO_OF_FOUR, pool, CLAIMS)[0]
 
@@ -255,7 +255,7 @@ def test_a_failure_in_the_second_mesh_is_named(program: str, kind: str, words: s
 
 
 @pytest.mark.ranks
-def test_a_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
+def test_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
     """The message names the other processes too, in the parent's numbering."""
     replies = pool.run(PROGRAMS + "hangs_in_process_2", TWO_OF_FOUR, limit_s=1.5)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
@@ -265,7 +265,7 @@ def test_a_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_a_refusal_of_all_in_a_mesh_leaves_the_world_alive(pool: Pool) -> None:
+def test_refusal_of_all_in_a_mesh_leaves_the_world_alive(pool: Pool) -> None:
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     before = pool.run(PROGRAMS + "tells_its_place", TWO_OF_THREE)
     verdicts = judge("zero3_fetch_all_gather", case, pool)

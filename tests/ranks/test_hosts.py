@@ -83,7 +83,7 @@ def test_silent_connections_do_not_block_slots(hub: RunHub) -> None:
         each.close()
 
 
-def test_a_slot_with_other_code_is_refused(hub: RunHub) -> None:
+def test_slot_with_other_code_is_refused(hub: RunHub) -> None:
     hello = messages.SlotHello(0, 1, 0, "elsewhere", 1, "localhost", "equivtest 0, torch 0")
 
     with pytest.raises(Refused, match=r"it runs equivtest 0, torch 0, the run equivtest .*, torch "):
@@ -91,7 +91,7 @@ def test_a_slot_with_other_code_is_refused(hub: RunHub) -> None:
 
 
 @pytest.mark.parametrize(("given", "words"), [("", "need a secret"), ("short", "16 characters or more, got 5")])
-def test_a_run_without_a_secret_is_misuse(given: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_secret_is_misuse(given: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(secrets.VARIABLE, given)
     monkeypatch.delenv(secrets.FILE_VARIABLE, raising=False)
 
@@ -99,7 +99,7 @@ def test_a_run_without_a_secret_is_misuse(given: str, words: str, monkeypatch: p
         settings.check(settings.parse({"listen": ":0"}))
 
 
-def test_a_secret_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     monkeypatch.delenv(secrets.VARIABLE, raising=False)
     monkeypatch.setenv(secrets.FILE_VARIABLE, str(tmp_path / "secret"))
@@ -108,7 +108,7 @@ def test_a_secret_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("text", ["29600", "host", "host:", "host:x", "host:70000"])
-def test_an_address_is_a_host_and_a_port(text: str) -> None:
+def test_address_is_a_host_and_a_port(text: str) -> None:
     with pytest.raises(Misuse, match="--listen: expected HOST:PORT"):
         messages.parse_address(text, "--listen")
     assert messages.parse_address("[::1]:29600", "--listen") == ("::1", 29600)
@@ -134,7 +134,7 @@ def link(rank: int, group_rank: int = 0) -> SlotLink:
     ("world_size", "places"),
     [(1, [(0, 0)]), (2, [(0, 0), (4, 0)]), (3, [(0, 0), (1, 1), (4, 0)]), (7, list(enumerate([0, 1, 2, 3, 0, 1, 2])))],
 )
-def test_a_small_world_takes_ranks_of_every_host(world_size: int, places: list[tuple[int, int]]) -> None:
+def test_small_world_takes_ranks_of_every_host(world_size: int, places: list[tuple[int, int]]) -> None:
     slots = [link(rank, rank // 4) for rank in range(8)]
 
     assert [(slot.hello.rank, local) for slot, local, _, _ in spread(slots, world_size)] == places
@@ -181,7 +181,7 @@ def ran_pids(hosts: Hosts) -> list[int]:
 
 
 @pytest.mark.ranks
-def test_ranks_on_other_hosts_answer(hosts: Hosts) -> None:
+def test_ranks_on_other_hosts_run_collectives_and_reply(hosts: Hosts) -> None:
     """They meet in a collective, and a reply of many bytes comes whole."""
     replies = hosts.pool.run("counts", TWO)
     large = hosts.pool.run("large", PlainCase(world_size=2, numel=limits.SHARED_BYTES))
@@ -191,7 +191,7 @@ def test_ranks_on_other_hosts_answer(hosts: Hosts) -> None:
 
 
 @pytest.mark.ranks
-def test_a_rank_that_is_killed_is_named_with_its_host(hosts: Hosts) -> None:
+def test_rank_that_is_killed_is_named_with_its_host(hosts: Hosts) -> None:
     cause = first_cause(hosts.pool.run("killed", PlainCase(world_size=2, culprit=1)))
 
     assert cause is not None and (cause.rank, cause.outcome) == (1, "lost")
@@ -240,7 +240,7 @@ def test_stacks_of_a_silent_rank_arrive_from_its_host(hosts: Hosts) -> None:
 
 
 @pytest.mark.ranks
-def test_records_of_a_watched_rank_come_with_its_messages(hosts: Hosts, tmp_path: Path) -> None:
+def test_records_of_a_watched_rank_on_another_host_arrive_in_messages(hosts: Hosts, tmp_path: Path) -> None:
     """Its host shares no files: whose fault a failure is would be unknown."""
     hosts.pool.watch("counts", TWO, str(tmp_path), limit_s=20)
 
@@ -248,7 +248,7 @@ def test_records_of_a_watched_rank_come_with_its_messages(hosts: Hosts, tmp_path
 
 
 @pytest.mark.ranks
-def test_a_visit_that_loses_a_host_is_repeated(hosts: Hosts) -> None:
+def test_visit_that_loses_a_host_is_repeated(hosts: Hosts) -> None:
     """Its ranks end on both hosts, and a new world's ranks answer once the host is back."""
     busy: list[int] = []
 

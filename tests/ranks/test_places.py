@@ -50,7 +50,7 @@ RAISED = (
         ("killed by SIGKILL", "None"),
     ],
 )
-def test_a_place_is_the_collective_and_the_line_that_calls_it(detail: str, place: str) -> None:
+def test_place_is_the_collective_and_the_line_that_calls_it(detail: str, place: str) -> None:
     """The public name of the collective, and the innermost line outside torch."""
     assert str(place_of(detail)) == place
 

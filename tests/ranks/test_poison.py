@@ -64,7 +64,7 @@ def test_memory_is_not_filled_after_a_case(pool: Pool, before: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
-def test_the_large_byte_makes_large_finite_numbers(dtype: torch.dtype) -> None:
+def test_large_byte_makes_large_finite_numbers(dtype: torch.dtype) -> None:
     """Far from any value that is drawn, in every dtype."""
     number = torch.full((dtype.itemsize,), poison.LARGE_BYTE, dtype=torch.uint8).view(dtype)
 
@@ -109,7 +109,7 @@ def test_torchs_settings_are_as_before_afterwards() -> None:
     assert torch.get_deterministic_debug_mode() == before and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_malloc_gets_its_fill_value_at_each_visits_begin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_gets_its_fill_value_only_when_a_case_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the complement of the byte or 0; at a visit's end other threads may be within calloc and see a change."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(poison, "_mallopt", lambda: lambda *arguments: told.append(arguments))

@@ -81,14 +81,14 @@ def test_every_rank_replies(pool: Pool, world_size: int) -> None:
     assert all(0 < reply.busy_s < 60 and reply.at_s <= time.monotonic() for reply in replies)
 
 
-def test_a_world_is_reused(pool: Pool) -> None:
+def test_world_is_reused(pool: Pool) -> None:
     """Two cases of one world size run in the same processes."""
     assert pids(pool) == pids(pool)
 
 
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
-def test_the_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -> None:
+def test_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -> None:
     """The culprit comes first with its traceback, its peers end with the grace, the next case passes."""
     begun_s = time.monotonic()
     cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
@@ -108,7 +108,7 @@ def test_the_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -
     ],
 )
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, culprit: int) -> None:
+def test_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, culprit: int) -> None:
     """A lost rank comes first with its signal or exit code, and the next case passes."""
     cause = blamed(pool.run(subject, PlainCase(world_size=2, culprit=culprit)))
     assert (cause.rank, cause.outcome, cause.error_text) == (culprit, "lost", ending)
@@ -174,7 +174,7 @@ def test_unreadable_message_counts_as_a_lost_rank(pool: Pool) -> None:
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_a_rank_that_closes_its_connection_is_lost(pool: Pool) -> None:
+def test_rank_that_closes_its_connection_is_lost(pool: Pool) -> None:
     """A rank can not go on unseen: without its connection it ends at once."""
     assert outcomes(pool.run("stays_mute", TWO)) == ["lost"] * 2
 
@@ -197,7 +197,7 @@ def test_output_of_a_rank_is_bounded(pool: Pool) -> None:
     assert sizes and max(sizes) < 10_000
 
 
-def test_a_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
+def test_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
     """A rank that answered and then ended does not fail the next case."""
     assert outcomes(pool.run("ends_later", TWO)) == ["answered"] * 2
     time.sleep(0.5)
@@ -239,7 +239,7 @@ def test_ranks_see_the_parents_environment_of_their_start(pool: Pool, monkeypatc
     assert pool.run("sees_environment", TWO)[0].answers[0].tensors["output"].local.item() == 5
 
 
-def test_the_parents_environment_stays_as_it_was(pool: Pool) -> None:
+def test_parents_environment_stays_as_it_was(pool: Pool) -> None:
     """Variables of ranks and server do not leak into this process."""
     before = dict(os.environ)
     pool.run("raises_everywhere", TWO)
@@ -302,7 +302,7 @@ def test_ranks_work_while_the_parent_judges(pool: Pool) -> None:
     assert stamps[1][0] < stamps[0][1] + 0.2
 
 
-def test_a_refused_case_keeps_its_world(pool: Pool) -> None:
+def test_refused_case_keeps_its_world(pool: Pool) -> None:
     """run_all treats a case with a refusal as one that every rank should raise on."""
     before = pids(pool)
     refused = PlainCase(world_size=2, refused="too odd")
@@ -310,7 +310,7 @@ def test_a_refused_case_keeps_its_world(pool: Pool) -> None:
     assert pids(pool) == before
 
 
-def test_leaving_run_all_early_leaves_nothing_running(pool: Pool) -> None:
+def test_closing_run_all_early_leaves_no_case_running(pool: Pool) -> None:
     """A generator that is closed abandons the case under way; the pool lives on."""
     cases = pool.run_all("hangs_in_python", [PlainCase(world_size=1), PlainCase(world_size=2)])
     list(zip(range(0), cases, strict=False))
@@ -346,7 +346,7 @@ def test_preloaded_module_can_be_imported(module: str) -> None:
     assert importlib.util.find_spec(module)
 
 
-def test_pool_beside_another_has_other_ranks_of_the_same_server(pool: Pool) -> None:
+def test_second_pool_has_its_own_ranks_from_the_same_server(pool: Pool) -> None:
     """Which still forks when that pool is closed."""
     with Pool(visit=VISIT, beside=pool) as other:
         found = {*pids(pool), *pids(other)}
@@ -374,7 +374,7 @@ def test_closed_pool_leaves_no_process_directory_or_thread() -> None:
         pool.run("trivial", TWO)
 
 
-def test_a_dead_server_is_replaced() -> None:
+def test_dead_server_is_replaced() -> None:
     """When the server that forks ranks is killed, the next case starts another one."""
     with Pool(visit=VISIT) as pool:
         server = psutil.Process(int(pids(pool)[0])).parent()
@@ -384,7 +384,7 @@ def test_a_dead_server_is_replaced() -> None:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_a_pool_is_not_for_a_forked_child(pool: Pool) -> None:
+def test_pool_is_not_for_a_forked_child(pool: Pool) -> None:
     """The pool refuses to work in a forked child, and the parent's ranks are unharmed."""
     before = pids(pool)
     child = os.fork()
@@ -434,7 +434,7 @@ def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
     assert become_true(lambda: scratch_of(parent.pid) == [], 2)
 
 
-def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_connection(pool: Pool) -> None:
+def test_pool_keeps_its_directories_when_another_pools_server_disconnects(pool: Pool) -> None:
     """Its ranks rendezvous there when they make groups, and write their stacks."""
     with Pool(visit=VISIT) as other:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -446,7 +446,7 @@ def test_a_pool_keeps_its_directories_when_the_server_of_another_one_loses_its_c
         assert all(path.exists() for path in before)
 
 
-def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+def test_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     """Ranks never run the user's script again; at exit everything ends on its own."""
     text = (
         "print('here', flush=True)\n"
@@ -474,7 +474,7 @@ def test_ranks_that_must_be_forked_say_that_they_cannot_be() -> None:
     assert "2 threads" in message and "use start='spawn'" in message
 
 
-def test_devices_that_come_with_fake_tensors_do_not_keep_ranks_from_being_forked() -> None:
+def test_ranks_are_forked_despite_devices_that_fake_tensors_register() -> None:
     """The server runs its first backward before the first fake tensor."""
     with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
@@ -542,7 +542,7 @@ def test_vendors_module_that_raises_is_named(content: str, tmp_path: Path, monke
         Backend(imports=("raising_vendor",)).validate()
 
 
-def test_a_backend_may_differ_by_device() -> None:
+def test_backend_may_differ_by_device() -> None:
     """torch's own form, one backend per device, is understood."""
     Backend("cpu:gloo,cuda:gloo").validate()
 

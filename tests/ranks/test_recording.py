@@ -77,7 +77,7 @@ def test_collective_is_recorded_once_however_it_is_called(call: Any, expected: l
         assert seen(mesh, call) == expected
 
 
-def test_collective_of_the_backward_has_another_phase_than_the_forwards() -> None:
+def test_collective_is_recorded_with_its_phase_forward_or_backward() -> None:
     def call(mesh: DeviceMesh) -> None:
         x = torch.ones(2, requires_grad=True)
         replicated = DTensor.from_local(x, mesh, [Replicate()])

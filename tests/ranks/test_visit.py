@@ -82,7 +82,7 @@ def test_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> Non
     assert torch.equal(strided(tensor), tensor) and not strided(tensor).is_contiguous()
 
 
-def test_a_number_has_no_strides_to_change() -> None:
+def test_number_has_no_strides_to_change() -> None:
     """A 0-dim tensor stays as it is."""
     assert strided(torch.tensor(3.0)).shape == ()
 
@@ -109,7 +109,7 @@ def test_answers_are_copied_when_the_subject_returns() -> None:
     assert torch.equal(answers["output"].local, X)
 
 
-def test_a_dtensor_answers_its_shard_and_global_shape() -> None:
+def test_dtensor_answers_its_shard_and_global_shape() -> None:
     """Without a collective, though the whole would need another rank."""
     with as_rank(1, (3,)) as mesh:
         tensor = DTensor.from_local(X, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1))
@@ -185,7 +185,7 @@ def test_layout_of_a_dtensor_is_read_from_its_placements(placements: tuple[Place
     ],
     ids=["one axis", "another dim", "another factor", "no later axis"],
 )
-def test_a_strided_shard_that_no_order_of_axes_gives_is_refused(placements: tuple[Placement, ...], axis: int) -> None:
+def test_strided_shard_that_fits_no_order_of_axes_is_refused(placements: tuple[Placement, ...], axis: int) -> None:
     """On one axis a rank holds several pieces then, which are no shard."""
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)

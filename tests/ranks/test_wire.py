@@ -78,7 +78,7 @@ def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, l
     assert (received.requires_grad, received.touched) == ({"it": True}, ("x",))
 
 
-def test_the_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None:
+def test_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None:
     """With its own bits."""
     first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
     sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
@@ -110,7 +110,7 @@ def test_large_replies_leave_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [] and same_bits(received, tensor)
 
 
-def test_a_received_tensor_can_be_written(tmp_path: Path) -> None:
+def test_received_tensor_can_be_written(tmp_path: Path) -> None:
     """Received memory is private and writable, small or large."""
     for numel in (1, limits.SHARED_BYTES):
         tensor = torch.ones(numel)
@@ -212,7 +212,7 @@ def test_channel_delivers_messages_whole_and_in_order() -> None:
     receiver.close()
 
 
-def test_a_channel_does_not_wait_for_half_a_message() -> None:
+def test_channel_does_not_wait_for_half_a_message() -> None:
     """Half a message is nothing yet, and is not lost."""
     left, right = socket.socketpair()
     receiver = Channel(right)

@@ -3,13 +3,13 @@
 from studies.claims_table import PATH, tables, written
 
 
-def test_the_readme_of_properties_has_the_tables_of_the_code() -> None:
+def test_readme_of_properties_has_the_tables_of_the_code() -> None:
     text = PATH.read_text()
 
     assert text == written(text), "python -m studies.claims_table --write"
 
 
-def test_a_table_of_other_claims_is_written_anew() -> None:
+def test_outdated_table_of_claims_is_rewritten() -> None:
     text = PATH.read_text()
 
     assert written(text.replace(tables(), "| `nothing` | is claimed |")) == text

@@ -10,7 +10,7 @@ from studies.detection_table import Row, Tally, write_tables
 from tests.defects.defect import defects
 
 
-def test_refused_case_has_nothing_to_compare_with() -> None:
+def test_detection_does_not_compare_refused_cases() -> None:
     assert right(RefusedGatheredCrossEntropyCase(world_size=1, positions=(2,)), 0) is None
 
 
@@ -23,7 +23,7 @@ def test_detection_compares_results_with_torchs() -> None:
     assert found["output"].shape == case.shapes()["output"]
 
 
-def test_a_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> None:
+def test_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> None:
     defect = next(defect for defect in defects() if defect.name == "input_gradient_averaged")
 
     row = run_task(Task(defect.name, is_defect=True, cases=10, enough=1))
@@ -35,7 +35,7 @@ def test_a_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> N
 @pytest.mark.parametrize(
     ("rejected", "only"), [((), "NONE"), (("dense",), "dense"), (("dense", "real"), "")], ids=["none", "one", "both"]
 )
-def test_the_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[str, ...], only: str) -> None:
+def test_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[str, ...], only: str) -> None:
     row = Row(defects()[0].name, num_planned=2, kinds=("dense", "real"), num_cases=2)
     for kind in row.kinds:
         row.tally.add((kind, "float32"), rejected=kind in rejected, is_close=True)
@@ -44,7 +44,7 @@ def test_the_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[s
     assert f"| {only} |" in write_tables([(defects()[0], row)], [], 1, 1, 1)
 
 
-def test_rejection_by_claims_alone_is_counted_apart() -> None:
+def test_rejections_by_claims_only_are_counted_separately() -> None:
     tally = Tally()
     tally.add(("real", "float16"), rejected=True, is_close=True)
     tally.add(("real", "float16"), rejected=True, is_close=False)

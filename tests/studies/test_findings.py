@@ -65,7 +65,7 @@ def _links(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["# Title\n", "# 1. Title\n\n- **Project**: torch\n- **Effect**: silent\n"])
-def test_a_finding_without_its_first_lines_is_refused(tmp_path: Path, text: str) -> None:
+def test_finding_without_its_first_lines_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "01-title.md"
     path.write_text(text)
 

@@ -35,5 +35,5 @@ def test_worst_verdict_decides_the_fate_of_a_case(
 @pytest.mark.parametrize(
     ("signs", "fate"), [("R~", "judged"), ("?R", "refused by torch"), ("?", "undecided"), ("K", "judged")]
 )
-def test_an_operator_is_judged_if_something_is_concluded_of_one_draw(signs: str, fate: str) -> None:
+def test_operator_counts_as_judged_if_one_draw_is_conclusive(signs: str, fate: str) -> None:
     assert fate_of({sign: int(sign in signs) for sign in "=~?RKX"}) == fate

@@ -26,7 +26,7 @@ def _stand_still(pids: list[int]) -> tuple[float, float]:
     return begun_s, time.monotonic()
 
 
-def test_a_standstill_is_counted_once_for_all_cores_and_only_while_it_lasts() -> None:
+def test_standstill_is_counted_once_for_all_cores_and_only_while_it_lasts() -> None:
     with watching() as standstills:
         begun_s, ended_s = _stand_still(standstills.pids)
         assert STOPPED_S - LEAST_S < standstills.seconds(begun_s - 1, ended_s + 1) < ended_s - begun_s + LEAST_S
