@@ -116,10 +116,7 @@ def on_factors(factors: Mapping[str, float]) -> list[str]:
     by_factor: dict[float, list[str]] = {}
     for name, factor in factors.items():
         by_factor.setdefault(factor, []).append(name)
-    return [
-        f"{factor:g}, multiplied in by the backward and divided out by the program: {few(names)}"
-        for factor, names in by_factor.items()
-    ]
+    return [f"{factor:g} in the backward, divided out later: {few(names)}" for factor, names in by_factor.items()]
 
 
 def few(names: Sequence[str]) -> str:

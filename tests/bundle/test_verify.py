@@ -193,7 +193,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     ),
     "a case added": (
         of_verdicts(ON_TWO, lambda lines: [*lines, lines[0] | {"case": other_case(lines[0])}]),
-        "does not have",
+        "this search has no such case",
     ),
     "a case changed": (
         of_verdicts(ON_TWO, lambda lines: [line | {"case": other_case(line)} for line in lines]),
@@ -218,7 +218,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     "another dtype": (of_verdicts(ON_TWO, each_record(lambda line: line.update(dtype="float64"))), "dtype"),
     "another order": (of_verdicts(ON_TWO, lambda lines: lines[::-1]), "draw"),
     "a search twice": (of_verdicts(ON_TWO, lambda lines: lines + lines), "draw"),
-    "a search under another's name": (lambda p: recounted(p | {ON_TWO: p[ON_ONE]}), "does not have"),
+    "a search under another's name": (lambda p: recounted(p | {ON_TWO: p[ON_ONE]}), "this search has no such case"),
     "a search too many": (lambda p: p | {"searches/scale/w3-0.jsonl": p[ON_TWO]}, "the run has no such search"),
     "a search left out": (
         lambda p: recounted({name: data for name, data in p.items() if name != ON_TWO}),

@@ -126,9 +126,8 @@ def test_summary_reports_a_factor_that_a_program_divides_out() -> None:
 
     lines = [line for line in summarize([counted], seconds=1.0) if line.startswith("factor")]
     assert lines == [
-        "factor  rowwise_linear: 4, multiplied in by the backward and divided out by the program: grad.boundary.a, "
-        "grad.boundary.b",
-        "factor  rowwise_linear: 0.5, multiplied in by the backward and divided out by the program: grad.boundary.c",
+        "factor  rowwise_linear: 4 in the backward, divided out later: grad.boundary.a, grad.boundary.b",
+        "factor  rowwise_linear: 0.5 in the backward, divided out later: grad.boundary.c",
     ]
 
 

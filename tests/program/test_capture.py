@@ -63,9 +63,7 @@ def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
     found = judged(tmp_path / "run")
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
-    assert "  factor    4, multiplied in by the backward and divided out by the program: grad.boundary." in describe(
-        found
-    )
+    assert "  factor    4 in the backward, divided out later: grad.boundary." in describe(found)
 
 
 def test_factor_that_a_job_leaves_in_is_red(tmp_path: Path) -> None:
