@@ -143,7 +143,7 @@ def test_case_class_without_documented_collectives_raises_misuse() -> None:
         expected_collectives(object.__new__(Case), 0)
 
 
-def test_a_recorded_fetch_says_its_collective() -> None:
+def test_recorded_fetch_names_its_collective() -> None:
     with pytest.raises(Misuse, match="set collective='all_gather' or collective='all_reduce'"):
         FetchCase(world_size=1, records=True)
 
