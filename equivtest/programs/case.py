@@ -92,11 +92,11 @@ class ModuleCase(MeshCase):
     def check_fields(self) -> None:
         require(
             self.dtype in REAL_DTYPES or self.judge.by_parts or all(mode == EXACT_MODE for mode, _ in self.values),
-            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: judge it by_parts",
+            f"real values of a module must be of {' or '.join(REAL_DTYPES)}, got {self.dtype}: pass by_parts=True",
         )
         require(
             not self.judge.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
-            f"by_parts goes with real values, got {self.values}: take (('real', 0),)",
+            f"by_parts goes with real values, got {self.values}: pass values=(('real', 0),)",
         )
         self.arguments.check()
         self._check_inputs()
@@ -108,7 +108,8 @@ class ModuleCase(MeshCase):
             require_parts(self)
             require(
                 not self.judge.by_parts or len(set(self.rows)) == 1,
-                f"by_parts needs as many rows on every rank, got {self.rows}: take a multiple of {self.num_parts}",
+                f"by_parts needs the same number of rows on every rank, got {self.rows}: take a batch of a multiple of "
+                f"{self.num_parts} rows",
             )
             require_state(self)
 
@@ -116,8 +117,8 @@ class ModuleCase(MeshCase):
         for name, _, shape in self.arguments.inputs:
             require(
                 not self.has_own_rows or BATCH not in shape[1:],
-                f"a batch can be divided along the first dim alone, {name} is of {shape}: batch='whole', or a module "
-                "that transposes it",
+                f"ranks can divide a batch only along the first dim, but input {name} has the shape {shape}: pass "
+                "batch='whole', or judge a module that transposes this input",
             )
 
     def _check_zero_or_none(self) -> None:
@@ -143,7 +144,7 @@ class ModuleCase(MeshCase):
         )
         require(
             not self.training.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
-            f"steps are judged on real values, got {self.values}: take (('real', 0),)",
+            f"steps are judged on real values, got {self.values}: pass values=(('real', 0),)",
         )
         require(
             not self.training.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
@@ -151,23 +152,26 @@ class ModuleCase(MeshCase):
         )
         require(
             bool(self.training.step) or self.batch != PARTS_OF_WHOLE,
-            "parts of the whole need a step, which knows of what its loss is a part",
+            "batch='parts of the whole' needs a step, which divides its loss by the size of the whole batch: pass "
+            "step, or another batch",
         )
         if self.training.max_norm:
             require(
                 TOTAL_NORM not in self.facts.outputs,
-                f"{self.build} gives total_norm, as a step does that clips: rename it, or leave it out by outputs=",
+                f"{self.build} returns total_norm, the name under which a step with max_norm reports the norm: rename "
+                "it, or omit it from outputs=",
             )
         if self.training.step and self.training.max_norm:
             require(
                 OUTPUT not in self.facts.outputs,
-                f"{self.build} must give its loss by a name, {{'loss': loss}}, as total_norm is reported beside it",
+                f"{self.build} must return its loss under a name, {{'loss': loss}}, because a step with max_norm "
+                "reports total_norm beside it",
             )
         if self.training.step:
             require(
                 bool(self.facts.loss) or not self.facts.roots,
-                f"{self.build}: a step needs a loss, with {self.takes} there is none; to evaluate, give outputs "
-                "without gradients, as under torch.no_grad()",
+                f"{self.build}: a step needs a loss, but with {self.takes} the module returns none: name it by loss=; "
+                "to evaluate only, return outputs without gradients, as under torch.no_grad()",
             )
         if self.training.steps > 1:
             changed = list(self.facts.buffers)
@@ -426,7 +430,7 @@ def require_parts(case: ModuleCase) -> None:
     require(
         can_be_divided and all(case.rows),
         f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "
-        f"row: {way_out}, or batch='whole'",
+        f"row: {way_out}, or pass batch='whole'",
     )
     if case.is_divided:
         whole_outputs(case)
@@ -456,9 +460,9 @@ def _whole_outputs(programs: tuple[Program, ...], takes: str) -> dict[str, Shape
         what = "outputs" if name == OUTPUT else f"{name}s"
         require(
             parts == divided,
-            f"{programs[0].build}: of {takes}, divided among {len(parts)} ranks, they give {what} of shapes "
-            f"{', '.join(map(str, parts))}, which is no tensor divided by rows: take an x_shape whose rows they share "
-            "evenly, or batch='whole'",
+            f"{programs[0].build}: with {takes}, divided among {len(parts)} ranks, the {what} have the shapes "
+            f"{', '.join(map(str, parts))}, which do not make one tensor divided by rows: take shapes whose rows the "
+            "ranks divide evenly, or pass batch='whole'",
         )
         wholes[name] = whole
     return wholes

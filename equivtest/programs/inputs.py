@@ -100,7 +100,7 @@ def _input(kind: str, shape: Sequence[int | str]) -> Input:
     is_shape = is_shape and all(isinstance(size, int | str) for size in shape)
     require(is_shape, f"the shape of {kind} must hold numbers and names of sizes, such as ('batch', 3), got {shape!r}")
     kind_of(kind)
-    require(kind == REAL or len(shape) > 0, f"{kind} must have a dim at least, got the shape ()")
+    require(kind == REAL or len(shape) > 0, f"{kind} must have at least one dim, got the shape ()")
     return Input(kind, tuple(shape))
 
 
@@ -138,7 +138,7 @@ def written(inputs: Mapping[str, Input]) -> Written:
     Raises:
         Misuse: an input was not made by one of the functions here.
     """
-    require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name one input at least, got {inputs!r}")
+    require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name at least one input, got {inputs!r}")
     for name, each in inputs.items():
         require(
             isinstance(each, Input),

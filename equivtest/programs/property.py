@@ -156,7 +156,8 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
     for name, values in options.items():
         is_table = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
         require(
-            is_table, f"options must hold the values of each, such as {{{name!r}: (1, 2)}}, got {values!r} of {name}"
+            is_table,
+            f"options must hold the values of each option, such as {{{name!r}: (1, 2)}}, got {values!r} of {name}",
         )
     number = len(list(itertools.product(*options.values())))
     require(
@@ -198,7 +199,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
     are_shapes = all(isinstance(shape, Sequence) and not isinstance(shape, str) for shape in shapes)
     require(
         bool(shapes) and are_shapes,
-        f"{called} must hold shapes, one at least, such as [(2, 3), (4, 3)], got {x_shapes!r}{one}",
+        f"{called} must hold at least one shape, such as [(2, 3), (4, 3)], got {x_shapes!r}{one}",
     )
     other = next((shape for shape in shapes if not all(isinstance(size, int) for size in shape)), None)
     require(
@@ -316,7 +317,7 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
     require(
         len(reducing) in (0, len(replies)),
         f"{case.parallelize} makes modules that reduce their gradients on ranks {reducing} of {len(replies)} alone: "
-        "make the same on every rank",
+        "make the same module on every rank",
     )
     return MEAN_OF_PARTS if reducing else WHOLE
 

@@ -172,8 +172,8 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
     for name, tensor in tensors.items():
         require(
             not tensor.is_complex(),
-            f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, and complex numbers are judged within a module "
-            "alone: let it be torch.view_as_real of them, or name the outputs that are judged, outputs=('logits',)",
+            f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, but only tensors inside of a module may be "
+            "complex: use torch.view_as_real of it, or name the outputs to judge, such as outputs=('logits',)",
         )
 
 

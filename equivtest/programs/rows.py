@@ -39,7 +39,7 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
         require(
             not (is_fixed and has_rows and is_divided),
             f"{program.build}: whether {name} of shape {shape} has the {num_rows} rows of the batch is unknown, as the "
-            "module takes no other number of rows: name other outputs by outputs=, or have it take such batches",
+            "module takes no other number of rows: name other outputs by outputs=, or let it take other batches",
         )
         require(
             is_fixed or has_rows,

@@ -547,7 +547,9 @@ def test_nearest_layout_is_shown_if_none_agrees() -> None:
 
 @pytest.mark.parametrize("fields", [{"values": (("dense", 0),)}, {"x_shape": (3, 3, 24), "batch": "mean of parts"}])
 def test_parts_are_judged_on_real_values_and_equal_rows(fields: dict[str, object]) -> None:
-    with pytest.raises(Misuse, match=r"by_parts (goes with real values|needs as many rows on every rank), got"):
+    with pytest.raises(
+        Misuse, match=r"by_parts (goes with real values|needs the same number of rows on every rank), got"
+    ):
         case_of("deep", "halved", **fields)
 
 

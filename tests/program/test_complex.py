@@ -41,7 +41,7 @@ def test_complex_buffer_keeps_its_value(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        ("given", "given: output is of complex64, .*: let it be torch.view_as_real of them, or name the outputs"),
+        ("given", "given: output is of complex64, .*: use torch.view_as_real of it, or name the outputs"),
         ("held", "held: parameter weight is of complex64"),
         ("counting", "counting: buffer turns, which the forward changes, is of complex64"),
     ],

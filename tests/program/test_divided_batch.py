@@ -202,7 +202,11 @@ def test_dtype_must_hold_sums_over_all_parts() -> None:
         ),
         ("mlp", {"x_shape": (4, 3), "world_size": 3}, r"\(4, 3\) cannot be divided among 3 ranks, as torch.chunk div"),
         ("mlp", {"x_shape": ()}, r"x of shape \(\) cannot be divided among 2 ranks"),
-        ("doubled", {}, r"give outputs of shapes \(6, 3\), \(4, 3\), .*: take an x_shape whose rows they share evenly"),
+        (
+            "doubled",
+            {},
+            r"outputs have the shapes \(6, 3\), \(4, 3\), .*: take shapes whose rows the ranks divide evenly",
+        ),
         (
             "mlp",
             {"batch": "parts"},
@@ -235,7 +239,8 @@ def test_world_without_a_shape_of_enough_rows_raises_misuse(pool: Pool, tmp_path
     found = searched(prop, pool, tmp_path, world_size=3)
 
     assert found.misuse.startswith("no x of x_shapes (1, 3), (4, 3) can be divided: x of shape (1, 3) cannot be")
-    assert found.misuse.endswith("take one of 3 rows, such as (3, 3), or batch='whole'") and "\n" not in found.misuse
+    assert found.misuse.endswith("take one of 3 rows, such as (3, 3), or pass batch='whole'")
+    assert "\n" not in found.misuse
 
 
 @pytest.mark.ranks

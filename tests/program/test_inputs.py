@@ -229,7 +229,7 @@ def test_audit_reaches_inputs_by_name(pool: Pool) -> None:
         ({}, "describe the inputs by x_shapes=, .*, or by inputs=.*, got neither"),
         ({"inputs": LOOKED, "x_shapes": ((2, 3),)}, "got both"),
         ({"inputs": {"ids": (2, 3)}}, r"input ids must be made by real, ids, mask, .*, got \(2, 3\)"),
-        ({"inputs": {}}, "inputs must name one input at least"),
+        ({"inputs": {}}, "inputs must name at least one input"),
         (
             {"inputs": LOOKED, "sizes": {"sec": (1,)}},
             r"sizes must be named in shapes of inputs, got sec: did you mean 'seq'\?",
@@ -237,8 +237,11 @@ def test_audit_reaches_inputs_by_name(pool: Pool) -> None:
         ({"inputs": LOOKED, "sizes": {"seq": ()}}, r"sizes of seq must be numbers of at least 1, .*, got \(\)"),
         ({"inputs": LOOKED, "sizes": {"seq": 2}}, r"sizes of seq must be .*, such as sizes={'seq': \(2, 3\)}, got 2"),
         ({"x_shapes": ((2, 3),), "sizes": {"seq": (1,)}}, "sizes and positional go with inputs"),
-        ({"x_shapes": (2, 3)}, r"x_shapes must hold shapes, .*, got \(2, 3\): write \[\(2, 3\)\] for one shape"),
-        ({"x_shapes": "ab"}, "x_shapes must hold shapes, .* got 'ab'"),
+        (
+            {"x_shapes": (2, 3)},
+            r"x_shapes must hold at least one shape, .*, got \(2, 3\): write \[\(2, 3\)\] for one shape",
+        ),
+        ({"x_shapes": "ab"}, "x_shapes must hold at least one shape, .* got 'ab'"),
         ({"x_shapes": [("batch", 3)]}, r"must hold numbers, got \('batch', 3\): names of sizes go with inputs="),
         (
             {"inputs": LOOKED, "outputs": "logits"},
@@ -266,7 +269,11 @@ def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> 
         (LOOKED, {"outputs": ("absent",)}, "no output at absent: outputs may hold 'logits', 'pair.0', 'pair.1'"),
         (LOOKED, {"loss": "logits"}, "loss must be an output that is one number .*, got 'logits'; such are none"),
         (LOOKED | {"x": real((4,))}, {"sizes": (("batch", 1), ("seq", 2)), "batch": "mean of parts"}, "batch of 1 can"),
-        ({"x": real((3, "batch"))}, {"batch": "mean of parts"}, r"along the first dim alone, x is of \(3, 'batch'\)"),
+        (
+            {"x": real((3, "batch"))},
+            {"batch": "mean of parts"},
+            r"only along the first dim, but input x has the shape \(3, 'batch'\)",
+        ),
         ({"x": real((3, 4))}, {"batch": "mean of parts"}, "no input has 'batch' as its first dim"),
         ({"ids": ids(11, ("batch",)), "linear.weight": real((3,))}, {}, "may not be called linear.weight"),
         ({"ids": ids(11, ("batch",))}, {}, "the unsharded module does not take ids of shape .*: TypeError: .*mask"),

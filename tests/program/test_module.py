@@ -193,7 +193,7 @@ def test_single_output_needs_no_name() -> None:
 
 @pytest.mark.parametrize("x_shapes", [(2, 3), (), 5])
 def test_single_shape_in_place_of_a_list_is_refused(x_shapes: Any) -> None:
-    with pytest.raises(Misuse, match=r"x_shapes must hold shapes, .* got "):
+    with pytest.raises(Misuse, match=r"x_shapes must hold at least one shape, .* got "):
         module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
 
 

@@ -204,12 +204,12 @@ def test_invisible_update_is_inconclusive() -> None:
         ({"max_norm": -1.0}, "max_norm must be 0 or more"),
         ({"norm_type": 3.0}, "norm_type must be one of 1.0, 2.0, inf, got 3.0"),
         ({"values": (("dense", 0),)}, "steps are judged on real values"),
-        ({"batch": PARTS_OF_WHOLE}, "parts of the whole need a step"),
+        ({"batch": PARTS_OF_WHOLE}, "batch='parts of the whole' needs a step"),
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),
         ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step goes with batch='whole'"),
         ({"build": f"{HERE}with_batch_norm"}, "buffer 1.running_mean changes from step to step"),
-        ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "gives total_norm, as a step does that clips"),
-        ({**TOKENS, "build": f"{HERE}loss_alone"}, "must give its loss by a name, {'loss': loss}"),
+        ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "returns total_norm, the name under which a step"),
+        ({**TOKENS, "build": f"{HERE}loss_alone"}, "must return its loss under a name, {'loss': loss}"),
     ],
 )
 def test_invalid_training_settings_raise_misuse(fields: dict[str, Any], message: str) -> None:
