@@ -145,7 +145,7 @@ class Roundings:
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum of the sizes that all ranks store: the value if one rank stores once, else `magnitude`."""
+        """Bounds the sum of |stored value| over all ranks: its size if one rank stores once, else `magnitude`."""
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 

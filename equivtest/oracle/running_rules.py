@@ -240,7 +240,7 @@ def where(r: Roundings, condition: torch.Tensor, left: Any, right: Any) -> Parts
 def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
     """Raises the operand to a power n.
 
-    For n = 1, 2, 3, ... and |d| <= e, |(v + d)**n - v**n| is at most (|v| + e)**n - |v|**n.
+    For a value v with an error e and n = 1, 2, 3, ..., the error of the power is (|v| + e)**n - |v|**n.
     """
     a, n = Parts.of(operand), float(exponent)
     if n >= 1 and n.is_integer():
@@ -291,7 +291,7 @@ def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """Applies a function that is monotonic for x > `above`; its values at v - e and v + e bound the error."""
+    """Applies a function that is monotonic for x > `above`; its values at value - error and value + error bound it."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())

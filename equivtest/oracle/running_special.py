@@ -124,7 +124,7 @@ def scaled(r: Roundings, left: Any, right: torch.Tensor) -> Parts:
 
 
 def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Multiplies the elements along a dim; the error is the product of all |v| + e, minus the product of all |v|."""
+    """Multiplies the elements along a dim; for values v with errors e, the error is prod(|v| + e) - prod |v|."""
     a = Parts.of(operand)
     how: tuple[Any, ...] = () if dim is None else (dim, keepdim)
     num = a.value.numel() if dim is None else a.value.shape[dim] if a.value.dim() else 1

@@ -32,7 +32,7 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
-    """Returns the largest element; in a correct program it lies between the largest v - e and the largest v + e.
+    """Returns the largest element; a correct program's lies between the largest value - error and value + error.
 
     So the errors of much smaller elements have no influence.  Both limits are rounded once here.
     """

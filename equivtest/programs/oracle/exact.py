@@ -37,7 +37,7 @@ def exactly(case: ModuleCase, given: Tensors) -> dict[str, Found]:
 
 
 def _averaged(averages: Averages, stack: torch.Tensor) -> Found:
-    """Returns the mean over dim 0."""
+    """Returns the mean of the parts' gradients over dim 0, exact or with a bound."""
     found, shape = averages.total(stack.reshape(len(stack), -1)), stack.shape[1:]
     allowed = None if found.allowed is None else found.allowed.reshape(shape)
     return replace(found, value=found.value.reshape(shape), allowed=allowed)

@@ -155,7 +155,7 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """Drops the layout of a DTensor on only some axes of the mesh, because its placements do not cover the others."""
+    """Returns a DTensor of the whole mesh unchanged, any other tensor as this rank's local one without a layout."""
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
             return tensor
