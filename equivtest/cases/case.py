@@ -143,7 +143,7 @@ class Case:
             all(0 <= process < limits.MAX_WORLD_SIZE for process in self.members),
             f"members must be in 0..{limits.MAX_WORLD_SIZE - 1}, got {self.members}",
         )
-        require(len(self.mesh_shape) == 1, f"members go with a mesh of one axis, got {self.mesh_shape}")
+        require(len(self.mesh_shape) == 1, f"members need a mesh of one axis, got {self.mesh_shape}")
 
     @property
     def mesh_shape(self) -> Shape:

@@ -148,7 +148,7 @@ class ModuleCase(MeshCase):
         )
         require(
             not self.training.step or self.batch in (WHOLE, PARTS_OF_WHOLE),
-            f"a step goes with batch='whole' or 'parts of the whole', got {self.batch!r}",
+            f"a step needs batch='whole' or batch='parts of the whole', got {self.batch!r}",
         )
         require(
             bool(self.training.step) or self.batch != PARTS_OF_WHOLE,

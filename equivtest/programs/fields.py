@@ -42,7 +42,9 @@ class Arguments(Part):
         require(not missing, f"sizes must say how large {' and '.join(missing)} are, got {self.sizes}")
         require(all(size >= 1 for size in sizes.values()), f"sizes must be at least 1, got {self.sizes}")
         unknown = [name for name in self.positional if name not in names]
-        require(not unknown, f"positional must name inputs, got {', '.join(unknown)}; they are {', '.join(names)}")
+        require(
+            not unknown, f"positional must name inputs, got {', '.join(unknown)}; the inputs are {', '.join(names)}"
+        )
         for _, kind, _ in self.inputs:
             kind_of(kind)
 
@@ -80,9 +82,12 @@ class World(Part):
         """Raises Misuse unless the axes have different names, the mesh has all ranks, and the fields fit together."""
         require(
             self.needs_world or not (self.set_up or self.tear_down),
-            f"set_up and tear_down go with needs_world=True, got {self.set_up or self.tear_down!r} without it",
+            f"set_up and tear_down need needs_world=True, got {self.set_up or self.tear_down!r} without it",
         )
-        require(not (self.needs_world and members), f"a program that needs the world has no members, got {members}")
+        require(
+            not (self.needs_world and members),
+            f"a program with needs_world=True runs on all processes: leave members out, got {members}",
+        )
         require_axes(self.axes, self.batch_axis)
         require(
             len(self.mesh) == len(self.axes) and all(size >= 1 for size in self.mesh),
@@ -92,7 +97,7 @@ class World(Part):
             not self.mesh or math.prod(self.mesh) == world_size,
             f"mesh must have {world_size} ranks, got {self.mesh}",
         )
-        require(not (self.axes and members), f"members go with a mesh of one axis, got axes {self.axes}")
+        require(not (self.axes and members), f"members need a mesh of one axis, got axes {self.axes}")
 
     @property
     def batch_place(self) -> int:
@@ -133,7 +138,10 @@ class Training(Part):
             f"{self.micro_batches} micro_batches need a step, which says what is done with each",
         )
         require(0 <= self.max_norm < math.inf, f"max_norm must be 0 or more, and finite, got {self.max_norm}")
-        require(not self.max_norm or self.is_stepped, "max_norm goes with an optimizer or a step")
+        require(
+            not self.max_norm or self.is_stepped,
+            "max_norm needs an optimizer or a step: pass one, or leave max_norm out",
+        )
 
     @property
     def is_stepped(self) -> bool:
@@ -175,7 +183,7 @@ def require_axes(axes: tuple[str, ...], batch_axis: str) -> None:
     are_names = isinstance(axes, tuple) and all(isinstance(name, str) and name.isidentifier() for name in axes)
     require(
         are_names and len(set(axes)) == len(axes),
-        f"axes must be names, each once, such as ('dp', 'tp'), got {axes!r}",
+        f"axes must be different names, such as ('dp', 'tp'), got {axes!r}",
     )
     require(
         not batch_axis or batch_axis in axes,

@@ -54,7 +54,7 @@ test_invalid_case_is_refused_by_name = refuses(
     ({"numels": (2, 2)}, r"numels must hold at least one value, none of them twice, got \(2, 2\)"),
     ({"numels": (-1,)}, r"numels must be at least 0, got \(-1,\)"),
     ({"records": True}, "set records=False"),
-    ({"order": "transposed", "stride": 2}, "a stride of 2 needs order='rows'"),
+    ({"order": "transposed", "stride": 2}, "stride=2 is only for order='rows'"),
     ({"memory": "kept", "waits": "together"}, "memory='kept' needs waits='at_once' or 'async', got 'together'"),
 )
 

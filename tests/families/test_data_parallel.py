@@ -125,10 +125,10 @@ test_invalid_case_is_refused_by_name = refuses(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"style": "ddp"}, "misfits of sharding require style fsdp2, got 'ddp'"),
+        ({"style": "ddp"}, "a case with a misfit must have style='fsdp2', got 'ddp'"),
         ({"by_columns": ("in_proj.weight",)}, "leave by_columns out"),
         ({"misfit": "uneven", "in_features": 6}, "6 columns on 3 ranks are even, which FSDP2 does not refuse"),
-        ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is contiguous either way"),
+        ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is always contiguous"),
     ],
 )
 def test_case_of_a_refused_sharding_has_a_weight_that_cannot_be_sharded(fields: dict[str, Any], message: str) -> None:

@@ -33,9 +33,9 @@ SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "re
         ("gradient_clipping", -1.0, "at least 0 and finite"),
         ("gradient_clipping", 1.0, "before an update: set optimizer"),
         ("predivide_factor", 0.0, "above 0 and finite, got 0.0"),
-        ("predivide_factor", 2.0, "stage 3 scales no gradients that it reduces by reduce_scatter"),
+        ("predivide_factor", 2.0, "stage 3 does not scale gradients that it reduces by reduce_scatter"),
         ("prescales", True, "set reduce_scatter=False"),
-        ("saved_after", 1, "must be in 0..0, a step that another follows, got 1"),
+        ("saved_after", 1, "must be in 0..0, so that a step follows the checkpoint, got 1"),
     ],
 )
 def test_engine_case_refuses_impossible_fields(field: str, value: object, said: str) -> None:

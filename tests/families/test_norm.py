@@ -36,10 +36,13 @@ test_invalid_norm_case_is_refused_by_name = refuses(
     ({"leading": (0, 5)}, r"leading must have 1 to 3 dims of at least 1, got \(0, 5\)"),
     ({"sequence_dim": 2}, "sequence_dim must be one of the 2 leading dims, got 2"),
     ({"features": 0}, r"features must be in 1\.\.4096, got 0"),
-    ({"parameters": ("bias",)}, "parameters of layer_norm must be the first few of weight, bias, got"),
+    (
+        {"parameters": ("bias",)},
+        "parameters of layer_norm must begin with the first of weight, bias and skip none, got",
+    ),
     (
         {"norm": "rms_norm", "parameters": ("weight", "bias")},
-        "parameters of rms_norm must be the first few of weig",
+        "parameters of rms_norm must begin with the first of weig",
     ),
     ({"requires_grad": ("weight", "x")}, "requires_grad must list some of x, weight in this order"),
     ({"eps": 0.0}, "eps must be above 0 and at most 1, got 0.0"),

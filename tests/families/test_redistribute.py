@@ -63,11 +63,11 @@ test_invalid_redistribution_is_refused_by_name = refuses(
     ({"shape": (1, 1, 1, 1, 1)}, r"shape must have at most 4 dims of at least 0, got \(1, 1, 1, 1, 1\)"),
     ({"requires_grad": ("weight",)}, r"requires_grad must be one of \(\), \('x',\), got \('weight',\)"),
     ({"source": ("replicate", "replicate")}, r"source must have one placement per mesh axis: 1, got"),
-    ({"target": ("flat(6)",)}, r"target: a DTensor is never flat, got \('flat\(6\)',\)"),
+    ({"target": ("flat(6)",)}, r"target: the placement flat is not for DTensors, got \('flat\(6\)',\)"),
     ({"target": ("partial(sum)",)}, r"target may be partial only on axes with the same partial source, got"),
-    ({"road": "full_tensor", "target": ("shard(0)",)}, r"road full_tensor ends replicated, got target"),
+    ({"road": "full_tensor", "target": ("shard(0)",)}, r"with road='full_tensor' the target must be replicate, got"),
     ({"road": "full_tensor", "async_op": True}, "full_tensor always waits: set async_op=False"),
-    ({"road": "distribute", "source": ("partial(sum)",)}, "road distribute needs a source that is not partial, got"),
+    ({"road": "distribute", "source": ("partial(sum)",)}, "with road='distribute' the source must not be partial, got"),
     ({"road": "local", "cotangent": ("shard(0)",)}, "the cotangent of a plain tensor must have its local shape"),
     ({"states_shape": False}, r"set states_shape=True for \(4, 5\) under \('shard\(1\)',\)"),
     ({"source": ("shard(2)",)}, "x: "),
@@ -77,14 +77,14 @@ test_invalid_redistribution_is_refused_by_name = refuses(
 test_invalid_redistribution_on_two_axes_is_refused_by_name = refuses(
     on_two_axes,
     ({"records": True}, r"collectives are documented for a mesh of one axis, got \(2, 2\): set records=False"),
-    ({"source": ("partial(sum)", "partial(max)")}, "source must have one reduction at most, got"),
-    ({"members": (3, 2, 1, 0)}, r"members go with a mesh of one axis, got \(2, 2\)"),
+    ({"source": ("partial(sum)", "partial(max)")}, "source must have at most one kind of partial placement, got"),
+    ({"members": (3, 2, 1, 0)}, r"members need a mesh of one axis, got \(2, 2\)"),
 )
 
 
 test_invalid_case_of_a_refused_redistribution_is_refused_by_name = refuses(
     functools.partial(RefusedRedistributeCase, world_size=2),
-    ({"road": "local"}, "a refused redistribution takes the road 'dtensor', got 'local'"),
+    ({"road": "local"}, "a refused redistribution must have road='dtensor', got 'local'"),
     ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),
 )
 

@@ -78,7 +78,7 @@ test_invalid_case_is_refused_by_name = refuses(
     ({"mesh": (4,)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (4, 0)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (2, 3)}, "mesh must have 4 ranks"),
-    ({"members": (3, 2, 1, 0)}, "members go with a mesh of one axis"),
+    ({"members": (3, 2, 1, 0)}, "members need a mesh of one axis"),
     ({"use_local_output": True}, "5 hidden features on 2 ranks are uneven: set use_local_output=False"),
 )
 

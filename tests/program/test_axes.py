@@ -182,10 +182,10 @@ def test_meshes_have_every_pair_of_sizes() -> None:
         ({"mesh": (2,)}, "along each of axes"),
         ({"mesh": (2, 2)}, r"mesh must have 2 ranks, got \(2, 2\)"),
         ({"mesh": (2, 0)}, "along each of axes"),
-        ({"axes": ("dp", "dp")}, r"axes must be names, each once, such as \('dp', 'tp'\), got \('dp', 'dp'\)"),
-        ({"axes": ("dp", "t p")}, "axes must be names"),
+        ({"axes": ("dp", "dp")}, r"axes must be different names, such as \('dp', 'tp'\), got \('dp', 'dp'\)"),
+        ({"axes": ("dp", "t p")}, "axes must be different names"),
         ({"batch_axis": "pp"}, "batch_axis must be one of axes dp, tp, got 'pp'"),
-        ({"members": (1, 0)}, "members go with a mesh of one axis"),
+        ({"members": (1, 0)}, "members need a mesh of one axis"),
     ],
 )
 def test_invalid_mesh_raises_misuse(fields: dict[str, Any], message: str) -> None:
@@ -197,7 +197,7 @@ def test_invalid_mesh_raises_misuse(fields: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"axes": ("dp", "dp")}, "axes must be names, each once"),
+        ({"axes": ("dp", "dp")}, "axes must be different names"),
         ({"axes": AXES, "batch_axis": "pp"}, "batch_axis must be one of axes dp, tp, got 'pp'"),
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none, got 'dp'"),
     ],

@@ -260,7 +260,7 @@ def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> 
     ("inputs", "fields", "message"),
     [
         (LOOKED, {"sizes": (("batch", 2),)}, r"sizes must say how large seq are, got"),
-        (LOOKED, {"positional": ("id",)}, "positional must name inputs, got id; they are ids, mask, x"),
+        (LOOKED, {"positional": ("id",)}, "positional must name inputs, got id; the inputs are ids, mask, x"),
         (
             LOOKED,
             {"outputs": ("logit",)},

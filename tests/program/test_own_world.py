@@ -115,9 +115,12 @@ def test_property_of_a_library_holds_and_passes_its_audit(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"needs_world": False, **SET_UP}, "set_up and tear_down go with needs_world=True"),
-        ({"needs_world": False, **TEAR_DOWN}, "set_up and tear_down go with needs_world=True"),
-        ({"members": (1, 0)}, r"a program that needs the world has no members, got \(1, 0\)"),
+        ({"needs_world": False, **SET_UP}, "set_up and tear_down need needs_world=True"),
+        ({"needs_world": False, **TEAR_DOWN}, "set_up and tear_down need needs_world=True"),
+        (
+            {"members": (1, 0)},
+            r"a program with needs_world=True runs on all processes: leave members out, got \(1, 0\)",
+        ),
     ],
 )
 def test_invalid_case_raises_misuse(fields: dict[str, Any], message: str) -> None:

@@ -206,7 +206,7 @@ def test_invisible_update_is_inconclusive() -> None:
         ({"values": (("dense", 0),)}, "steps are judged on real values"),
         ({"batch": PARTS_OF_WHOLE}, "batch='parts of the whole' needs a step"),
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),
-        ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step goes with batch='whole'"),
+        ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step needs batch='whole'"),
         ({"build": f"{HERE}with_batch_norm"}, "buffer 1.running_mean changes from step to step"),
         ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "returns total_norm, the name under which a step"),
         ({**TOKENS, "build": f"{HERE}loss_alone"}, "must return its loss under a name, {'loss': loss}"),

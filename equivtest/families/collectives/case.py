@@ -221,7 +221,9 @@ class CollectivesCase(Case):
                 0 < len(values) == len(set(values)),
                 f"{field} must hold at least one value, none of them twice, got {values}",
             )
-        require(self.stride == 1 or self.order == "rows", f"a stride of {self.stride} needs order='rows'")
+        require(
+            self.stride == 1 or self.order == "rows", f"stride={self.stride} is only for order='rows': set order='rows'"
+        )
         is_waited = self.waits in ("at_once", "async")
         require(
             self.memory == "new" or is_waited,

@@ -62,7 +62,8 @@ class NormCase(ActivationCase):
         most = 2 if self.norm == "layer_norm" else 1
         require(
             self.parameters in [PARAMETERS[:num] for num in range(most + 1)],
-            f"parameters of {self.norm} must be the first few of {', '.join(PARAMETERS[:most])}, got {self.parameters}",
+            f"parameters of {self.norm} must begin with the first of {', '.join(PARAMETERS[:most])} and skip none, "
+            f"got {self.parameters}",
         )
         known = ("x", *self.parameters)
         require(

@@ -76,7 +76,8 @@ class OperatorCase(Case):
         numbers = range(len(self.operands))
         require(
             set(self.requires_grad) | set(self.strided) <= set(numbers),
-            f"requires_grad and strided name some of {len(numbers)} operands, got {self.requires_grad}, {self.strided}",
+            f"requires_grad and strided must name operands, 0 to {len(numbers) - 1}, got {self.requires_grad}, "
+            f"{self.strided}",
         )
         require(
             self.dtype in REAL_DTYPES or all(mode == EXACT_MODE for mode, _ in self.values),
@@ -126,8 +127,14 @@ class OperatorCase(Case):
             )
             ops = {each.op for each in map(parse_placement, texts) if isinstance(each, Partial)}
             is_number = name == "placements" and self.kind_of(number) == FLOATS
-            require(len(ops) <= is_number, f"{name} must have one reduction at most, of numbers alone, got {texts}")
-            require(not any(text.startswith("flat") for text in texts), f"{name}: a DTensor is never flat, got {texts}")
+            require(
+                len(ops) <= is_number,
+                f"{name} must have at most one kind of partial placement, only on floating-point operands, got {texts}",
+            )
+            require(
+                not any(text.startswith("flat") for text in texts),
+                f"{name}: the placement flat is not for DTensors, got {texts}",
+            )
 
     @property
     def definition(self) -> Operator:

@@ -92,8 +92,11 @@ class RedistributeCase(ActivationCase):
             return
         require(len(texts) == num_axes, f"{name} must have one placement per mesh axis: {num_axes}, got {texts}")
         ops = {placement.op for placement in map(parse_placement, texts) if isinstance(placement, Partial)}
-        require(len(ops) <= 1, f"{name} must have one reduction at most, got {texts}")
-        require(not any(text.startswith("flat") for text in texts), f"{name}: a DTensor is never flat, got {texts}")
+        require(len(ops) <= 1, f"{name} must have at most one kind of partial placement, got {texts}")
+        require(
+            not any(text.startswith("flat") for text in texts),
+            f"{name}: the placement flat is not for DTensors, got {texts}",
+        )
         if name == "target":
             changed = [a for a, text in enumerate(texts) if text.startswith("partial") and text != self.source[a]]
             require(not changed, f"target may be partial only on axes with the same partial source, got {texts}")
@@ -101,12 +104,12 @@ class RedistributeCase(ActivationCase):
     def _check_road(self) -> None:
         require(
             self.road != "full_tensor" or set(self.target) == {"replicate"},
-            f"road full_tensor ends replicated, got target {self.target}",
+            f"with road='full_tensor' the target must be replicate, got {self.target}",
         )
         require(self.road != "full_tensor" or not self.async_op, "full_tensor always waits: set async_op=False")
         require(
             self.road != "distribute" or not any(text.startswith("partial") for text in self.source),
-            f"road distribute needs a source that is not partial, got {self.source}",
+            f"with road='distribute' the source must not be partial, got {self.source}",
         )
         if self.cotangent and self.leaves_as_plain_tensor:
             pairs = zip(self.target, self.cotangent, strict=True)

@@ -27,7 +27,7 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
 
     def check_fields(self) -> None:
         super().check_fields()
-        require(self.road == "dtensor", f"a refused redistribution takes the road 'dtensor', got {self.road!r}")
+        require(self.road == "dtensor", f"a refused redistribution must have road='dtensor', got {self.road!r}")
         require(
             not any(text.startswith("partial") for text in self.source),
             f"the source of a refused redistribution must not be partial, got {self.source}",

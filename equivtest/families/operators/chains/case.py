@@ -61,7 +61,10 @@ class ChainCase(OperatorCase):
             known = (*OPERATORS, *SPECIALS)
             require(name in known, f"a step must name an operator or one of {', '.join(SPECIALS)}, got {name!r}")
             names = {f"x{each}" for each in range(len(self.operands))} | {f"y{each}" for each in range(number)}
-            require(set(sources) <= names, f"step {number} may take {', '.join(sorted(names))}, got {sources}")
+            require(
+                set(sources) <= names,
+                f"the operands of step {number} must be some of {', '.join(sorted(names))}, got {sources}",
+            )
             is_partial = any(isinstance(each, Partial) for each in placements_named(self.steps[number]))
             require(not is_partial, f"a step cannot redistribute to partial, got {self.steps[number]}")
         is_split = len(self.mesh) == MAX_AXES and not self.members

@@ -39,7 +39,7 @@ class PreparedCase(RedistributeCase):
 
     def check_fields(self) -> None:
         super().check_fields()
-        require(not self.mesh, f"modules are prepared on a mesh of one axis, got {self.mesh}")
+        require(not self.mesh, f"a prepared module needs a mesh of one axis, got {self.mesh}")
         require(self.road == "dtensor" and not self.cotangent, "road and cotangent follow from the module: omit them")
         placements = [parse_placement(text) for text in (*self.target, self.middle)]
         require(

@@ -29,15 +29,15 @@ class RefusedShardingCase(Refused, DataParallelCase):
     misfit: Annotated[str, OneOf(MISFITS)] = "dim"
 
     def check_fields(self) -> None:
-        require(self.style == "fsdp2", f"misfits of sharding require style fsdp2, got {self.style!r}")
-        require(not self.by_columns, f"misfit says how shards lie: leave by_columns out, got {self.by_columns}")
+        require(self.style == "fsdp2", f"a case with a misfit must have style='fsdp2', got {self.style!r}")
+        require(not self.by_columns, f"misfit determines the sharded dim: leave by_columns out, got {self.by_columns}")
         require(
             self.misfit != "uneven" or self.in_features % self.world_size != 0,
             f"{self.in_features} columns on {self.world_size} ranks are even, which FSDP2 does not refuse",
         )
         require(
             self.misfit != "not_contiguous" or min(self.in_features, self.hidden_features) > 1,
-            "a weight of one row or column is contiguous either way: use more",
+            "a weight of one row or column is always contiguous: use two rows and columns at least",
         )
         super().check_fields()
 

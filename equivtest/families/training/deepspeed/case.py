@@ -74,9 +74,9 @@ class EngineCase(DataParallelCase):
     gradient_clipping: float = 0.0
 
     def check_fields(self) -> None:
-        require(self.style == "zero3", f"an engine's style is 'zero3', got {self.style!r}")
+        require(self.style == "zero3", f"an engine must have style='zero3', got {self.style!r}")
         require(not self.members, f"an engine trains on the whole world: leave members out, got {self.members}")
-        require(self.dtype == "float32", f"an engine is judged in float32 alone, got {self.dtype!r}")
+        require(self.dtype == "float32", f"an engine is judged only in float32, got {self.dtype!r}")
         for name in OF_STAGE_3 if self.stage != 3 else ():
             require(
                 getattr(self, name) == getattr(EngineCase, name),
@@ -89,7 +89,8 @@ class EngineCase(DataParallelCase):
         super().check_fields()
         require(
             0 <= self.saved_after < self.steps,
-            f"saved_after must be in 0..{self.steps - 1}, a step that another follows, got {self.saved_after}",
+            f"saved_after must be in 0..{self.steps - 1}, so that a step follows the checkpoint, got "
+            f"{self.saved_after}",
         )
         require(
             0 < self.predivide_factor < math.inf,
@@ -97,7 +98,7 @@ class EngineCase(DataParallelCase):
         )
         require(
             self.stage == 1 or not self.reduce_scatter or (self.predivide_factor == 1 and not self.prescales),
-            f"stage {self.stage} scales no gradients that it reduces by reduce_scatter: set reduce_scatter=False, "
+            f"stage {self.stage} does not scale gradients that it reduces by reduce_scatter: set reduce_scatter=False, "
             f"got predivide_factor={self.predivide_factor} and prescales={self.prescales}",
         )
         require(

@@ -70,12 +70,17 @@ def parse_operation(text: str) -> Operation:
     """
     verb, *names = text.split(" ")
     require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")
-    require(all(name.isdecimal() for name in names), f"an operation names parameters by number, got {text!r}")
+    require(
+        all(name.isdecimal() for name in names), f"an operation must name its parameters by their numbers, got {text!r}"
+    )
     named = tuple(map(int, names))
     require(
-        bool(named) is (verb not in WITHOUT_NAMES), f"{verb} names {'no' if named else 'a'} parameter, got {text!r}"
+        bool(named) is (verb not in WITHOUT_NAMES),
+        f"{verb} must name {'no' if named else 'at least one'} parameter, got {text!r}",
     )
-    require(verb in FETCHES or len(set(named)) == len(named), f"{verb} names each parameter once, got {text!r}")
+    require(
+        verb in FETCHES or len(set(named)) == len(named), f"{verb} must name each parameter only once, got {text!r}"
+    )
     return Operation(verb, named)
 
 
