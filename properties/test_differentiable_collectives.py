@@ -1,4 +1,7 @@
-"""Claims about torch's collectives that have a backward, each called alone."""
+"""Claims about torch's collectives that have a backward, each called alone.
+
+A failure here means that a gradient through a collective is wrong.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Combines the bits of integers (w, w * L), rank after rank."""
+    """Combines the bits of integers (w, w * L), rank after rank. The result has no more bits than the operands."""
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 

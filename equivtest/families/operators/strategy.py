@@ -70,7 +70,10 @@ REDUCTIONS = ("sum", "mean", "amax", "amax of ties", "linalg.vector_norm", "soft
 
 
 def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTEN)) -> SearchStrategy[OperatorCase]:
-    """Draws cases of these operators, with sizes around multiples of the world size."""
+    """Draws cases of these operators, with sizes around multiples of the world size.
+
+    Operators that always round are drawn only in float32 and float64, if the space has these dtypes.
+    """
     return _operator_cases(space, tuple(operators))
 
 

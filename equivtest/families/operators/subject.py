@@ -107,7 +107,10 @@ def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """Returns the result as it is if the harness can describe its placements; otherwise DTensor replicates it."""
+    """Returns the result as it is if the harness can describe its placements; otherwise DTensor replicates it.
+
+    The harness cannot describe two reductions of one tensor, nor a placement that is not `is_known`.
+    """
     if result is None:
         return None
     if not isinstance(result, DTensor):
