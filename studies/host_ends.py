@@ -36,7 +36,7 @@ RANKS_S = limits.SILENT_S + 2.0  # until no rank is left if hosts do not hear of
 
 def parent() -> int:
     """Runs one case after the other on the ranks of both hosts, until the process is ended."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have its background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may make background processes ignore it
     with RunHub((HERE, PORT), SECRET.encode()) as hub:
         hub.slots()
         with Pool(visit=VISIT, hub=hub.path) as pool:

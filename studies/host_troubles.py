@@ -12,7 +12,7 @@ from typing import TypeVar
 from studies.host_net import Host
 
 T = TypeVar("T")
-ANEW_S = 60.0  # until what an earlier trouble ended is there again
+ANEW_S = 60.0  # for a process that an earlier trouble ended to be there again
 
 
 @dataclass

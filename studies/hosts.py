@@ -145,7 +145,7 @@ def run(arguments: list[str], *, cuts: bool = False) -> int:
                 time.sleep(CUT_S)
                 host.mend()
         print(f"{num_cuts} cuts, exit code {process.returncode}")
-        is_left = left_on(hosts, GONE_S + cuts * limits.RUN_S) > 0  # a host that is cut off then is not told
+        is_left = left_on(hosts, GONE_S + cuts * limits.RUN_S) > 0  # a host may be cut off at the end
         return process.returncode or int(is_left)
 
 

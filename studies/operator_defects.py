@@ -95,7 +95,7 @@ def killed(name: str, cases: Iterable[OperatorCase], pool: Pool) -> str:
 def gate_rows(names: list[str]) -> Iterator[str]:
     """Yields a row of the table for each defect: how many of a gate's cases reject it.
 
-    Cases of other operators answer as without the defect, or reject it too: they are not run.
+    Only cases of the defect's operator run; cases of other operators could only add rejections.
     """
     yield "| defect | operator | random cases | reject it | enumerated calls | reject it |"
     yield "|" + " --- |" * 6

@@ -137,7 +137,7 @@ def manifest(session: pytest.Session) -> Manifest:
 
 def _world_size(item: pytest.Item) -> int:
     if isinstance(item, AuditItem):
-        return 2  # its first cases'
+        return 2  # the world size of the first cases of an audit
     if isinstance(item, SearchItem):
         return item.part.world_size
     assert isinstance(item, KnownFailureItem)

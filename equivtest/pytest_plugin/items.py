@@ -298,7 +298,7 @@ class KnownFailureItem(EquivtestItem):
             return "open", pytest.skip.Exception(reason)
         if failing := sorted(kinds.intersection(FAILING)):
             others = [settings.known.match(entry.subject, entry.claim, entry.case, kind) for kind in failing]
-            if others[0] is not None and all(others):  # a list of the user's own knows how it fails on this backend
+            if others[0] is not None and all(others):  # an entry says how it fails on this backend
                 return "fails otherwise", pytest.xfail.Exception(others[0].reason)
             way_out = (
                 f"correct the entry {entry.id}"

@@ -47,11 +47,11 @@ class Controller:
         self.reported: set[str] = set()
         self.stopped = False
         self.started_s = started_s
-        self.troubles: list[str] = []  # what makes the run no success besides failing tests
-        self.host_events: list[str] = []  # of ranks on other hosts
+        self.troubles: list[str] = []  # reasons besides failing tests why the run is no success
+        self.host_events: list[str] = []  # losses, refusals and silences of other hosts
         self.state = BEGUN
         self.unclaimed: list[str] = []  # collectives that hold, and that the manifest does not claim
-        self.bundled = ""  # where the bundle is
+        self.bundled = ""  # line that says where the bundle is
         self.folder: ReportFolder | None = None
         self.log: RunLog | None = None
         self.selection = ""  # see `Manifest`

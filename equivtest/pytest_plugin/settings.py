@@ -216,7 +216,7 @@ def check(settings: Settings) -> None:
 
         read_secret()
     elif (settings.backend, settings.device, settings.imports) != ("gloo", "cpu", ()):
-        settings.make_backend().validate()  # imports torch, which takes seconds: not for what every torch has
+        settings.make_backend().validate()  # imports torch, which takes seconds; every torch has gloo
     if settings.arithmetic:
         from equivtest.oracle.declared import require_declared
 
@@ -306,7 +306,7 @@ def _check_starter(settings: Settings) -> None:
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(limits.STOP_S)  # torchrun ends the others after one has failed: one prints it for all
+            time.sleep(limits.STOP_S)  # rank 0 prints the message; then torchrun ends this process
         starter = "torchrun" if is_of_torchrun else "RANK and WORLD_SIZE"
         raise Misuse(
             f"{starter} makes this process rank {rank} of {size}, and each rank would start a whole run: start "

@@ -105,7 +105,7 @@ class Pool:
         self._visit = visit
         self._environment = dict(environment or {})
         self._worlds: dict[int, World] = {}  # by world size, the most recently used one last
-        self._faulty: World | None = None  # its groups spoil collectives; kept beside the others
+        self._faulty: World | None = None  # the ranks whose groups can spoil collectives; in addition to `_worlds`
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
         self._deaths: list[str] = []  # not yet returned by `take_deaths`
         self._told: set[Finding] = set()  # faults that `take_faults` has returned

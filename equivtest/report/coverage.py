@@ -81,9 +81,12 @@ class Covered:
         return f"{'pairs of values' if parts[0].strength == 2 else 'values'}: {words}"
 
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Returns (axis, cells) for each axis: the share of covered pairs of values with each earlier axis.
+        """Returns, for each axis, which share of the pairs of values with each earlier axis is covered.
 
         Infeasible pairs do not count. The result is [] if combinations are not pairs.
+
+        Returns:
+            (name of the axis, one cell of text for each earlier axis).
         """
         if self.strength != 2:
             return []

@@ -375,7 +375,7 @@ class Searching:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
             self.seen[case] = {}
-            with contextlib.suppress(Misuse):  # a smaller case on which the subject's answer is none: not this failure
+            with contextlib.suppress(Misuse):  # the subject gives no valid answer: another failure
                 self.judge(case, self._run(case, target[1]), self.only)
         return self.seen[case].get(target)
 

@@ -20,7 +20,7 @@ from equivtest.ranks.meshes import mesh_for
 from equivtest.ranks.reply import Answer
 from equivtest.tensors import Placed
 
-NUM_TIMED = 10  # of each of the two that are compared, turn by turn
+NUM_TIMED = 10  # timings of each of the two ways, in turn
 NUM_WARM = 2
 FETCHES: dict[str, Fetcher] = {"all_gather": fetch_by_all_gather, "all_reduce": fetch_by_all_reduce}
 FETCH_PARTS = ("submit", "wait", "total", "host")

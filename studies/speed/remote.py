@@ -84,7 +84,7 @@ def _measure(remote: Pool, local: Pool, prop: Property, world_size: int, repeats
     cases = draw_cases(prop, world_size, num_cases)
     starts_s: dict[Pool, list[float]] = {remote: [], local: []}
     runs_s: dict[Pool, list[float]] = {remote: [], local: []}
-    for repeat in range(repeats + 1):  # once for what is imported and probed
+    for repeat in range(repeats + 1):  # the first repetition only imports and probes
         for pool in (remote, local) if repeat % 2 == 0 else (local, remote):
             starts_s[pool].append(seconds_of(functools.partial(start_fresh_world, pool, world_size)))
             runs_s[pool].append(seconds_of(functools.partial(run_harness, pool, prop, cases)))

@@ -54,7 +54,7 @@ class CapturedRank(Mapping[str, Placed]):
         self.manifest = read_manifest(path)
         self._file = TensorFile(tensors)
         self._check(path)
-        self._names = {name: name for name in self.manifest.tensors}  # name of the answer -> name in the file
+        self._names = {name: name for name in self.manifest.tensors}  # name of a tensor -> its name in the file
 
     def of_micro_batch(self, number: int) -> CapturedRank:
         """Selects the tensors of one micro-batch, a forward with its backward, and all tensors of parameters.

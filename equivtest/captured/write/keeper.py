@@ -62,7 +62,7 @@ class Keeper:
         self._twice: list[str] = []
         self._touched: list[str] = []
         self._hooks = ExitStack()
-        self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # and which are positional
+        self._inputs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # all names, and the positional ones
         self._micro_batches = 1
         self._optimizer: tuple[str, tuple[ParameterGroup, ...]] = ("", ())
 
