@@ -46,7 +46,7 @@ def altered(path: Path, old: str, new: str) -> Path:
     return written(path, text.replace(old, new))
 
 
-def test_written_manifest_is_read_again(manifest: Path) -> None:
+def test_written_manifest_can_be_read(manifest: Path) -> None:
     found = read_manifest(manifest)
 
     assert (found.backend, found.claims) == (Backend("gloo", imports=("os",)), ALL_CLAIMS)
@@ -65,7 +65,7 @@ def test_run_takes_its_settings_from_the_manifest(manifest: Path) -> None:
     assert not is_allowed(("float32:all_reduce",), settings.allowed)
 
 
-def test_unclaimed_reduction_may_be_refused(manifest: Path) -> None:
+def test_backend_may_refuse_a_reduction_that_its_manifest_does_not_claim(manifest: Path) -> None:
     altered(manifest, '"avg", ', "")
     allowed = frozenset(read_manifest(manifest).unclaimed)
 
@@ -126,7 +126,7 @@ def test_collectives_that_work_but_are_not_claimed_are_listed(manifest: Path) ->
     assert {"float32:reduce", "float64:all_reduce"} <= set(unjudged)
 
 
-def test_refused_call_is_not_judged(manifest: Path) -> None:
+def test_refused_collective_counts_as_not_judged(manifest: Path) -> None:
     _, unjudged = differences(read_manifest(manifest), [record_of("all_reduce_sum", kind="not_supported")])
 
     assert "float32:all_reduce" in unjudged

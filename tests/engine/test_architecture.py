@@ -168,7 +168,7 @@ def entry_of(module: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("module", PATHS)
-def test_imports_point_down(module: str) -> None:
+def test_modules_import_from_lower_floors_only(module: str) -> None:
     floor, entry = entry_of(module)
 
     for imported in own_imports_of(module):

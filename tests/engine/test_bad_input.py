@@ -181,7 +181,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name not in ("list", "coverage")])
-def test_command_accepts_good_arguments(name: str, command: Command) -> None:
+def test_command_accepts_valid_arguments(name: str, command: Command) -> None:
     if name in ("judge", "compare", "export", "merge", "verify"):
         pytest.skip("takes a captured job, a report or a bundle, which tests of their own make")
     assert command.accepts(name, *GOOD[name])

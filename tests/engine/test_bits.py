@@ -54,7 +54,7 @@ def with_first(case: FetchCase, value: float) -> list[Reply]:
 
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
-def test_right_bits_hold(claim: Claim, number: int) -> None:
+def test_equal_bits_hold(claim: Claim, number: int) -> None:
     """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)

@@ -57,7 +57,7 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
 
 @pytest.mark.parametrize("case", [LINEAR, FETCH, replace(LINEAR, world_size=1), replace(LINEAR, dtype="bfloat16")])
 @pytest.mark.parametrize("claim", JUDGED, ids=lambda claim: claim.name)
-def test_claim_holds_of_right_replies(claim: Claim, case: Case) -> None:
+def test_claim_holds_for_right_replies(claim: Claim, case: Case) -> None:
     """Without a mismatch and with margin 0, unless it applies to nothing in the case."""
     judgement = judge(claim, right_replies(case), case)
 
@@ -118,7 +118,7 @@ def test_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
     assert (judgement.kind, wrong_tensors(judgement), judgement.mismatches[0].rank) == ("shape", [name], 1)
 
 
-def test_shapes_come_before_values() -> None:
+def test_wrong_shape_is_reported_before_wrong_values() -> None:
     """If one tensor has a wrong shape and another a wrong value, the kind is shape."""
     replies = set_element(right_replies(LINEAR), 0, "param.weight", (0, 0), 0.5)
     judgement = judge(equals_unsharded, drop_tensor(replies, 1, "output"))

@@ -181,7 +181,7 @@ def test_pytest_configuration_of_the_caller_is_ignored(
     assert "search a w3 gate" in log_of(pytester)
 
 
-def test_options_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_command_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     make_suite(pytester, "a", "b")
 
     call(
@@ -192,7 +192,7 @@ def test_options_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.Mo
     assert (pytester.path / "out" / "junit.xml").exists()
 
 
-def test_options_of_pytest_reach_pytest(
+def test_pytest_options_of_the_command_reach_pytest(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_suite(pytester, "a_wrong", "b_wrong")

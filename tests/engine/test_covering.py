@@ -105,7 +105,7 @@ def test_one_row_takes_the_place_of_two() -> None:
     assert array is not None and len(array.rows) < 40
 
 
-def test_first_rows_cover_most() -> None:
+def test_first_rows_of_an_array_cover_most_pairs() -> None:
     """Half of an array's rows have over two thirds of its pairs."""
     array = covering_array(partial(embedding_cases.build, style="colwise"), Space((4,), limits.DTYPES), 2, 1)
     half = {pair for row in array.rows[: len(array.rows) // 2] for pair in itertools.combinations(row.values, 2)}

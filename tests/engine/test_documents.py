@@ -236,7 +236,7 @@ def test_make_runs_another_python_in_its_environment() -> None:
 
 
 @pytest.mark.parametrize("path", LINKED, ids=lambda path: path.name)
-def test_every_link_leads_somewhere(path: Path) -> None:
+def test_every_link_has_an_existing_target(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")):
         if target.startswith("http"):
             continue
@@ -263,7 +263,7 @@ def test_every_python_file_is_imported(folder: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_cases_print_the_documented_output(folder: Path, command: Command) -> None:
+def test_documented_cases_print_the_documented_output(folder: Path, command: Command) -> None:
     fetch = quoted_case(SUBJECT, "equivtest check")
     step = quoted_case(TRAINING, "equivtest check")
     checks = [

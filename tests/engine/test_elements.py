@@ -118,7 +118,7 @@ def test_error_without_an_allowance_has_infinite_margin() -> None:
 
 
 @pytest.mark.parametrize(("error", "fails"), [(0.25, False), (0.5, False), (0.75, True)])
-def test_margin_is_error_over_allowance(error: float, *, fails: bool) -> None:
+def test_margin_is_error_divided_by_allowed_error(error: float, *, fails: bool) -> None:
     """An error of exactly the allowance still passes."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 0.5), derivation="half")
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), 1 + error), expected)
@@ -265,7 +265,7 @@ def test_wrong_shape_or_dtype_is_a_mismatch(change: dict[str, object], expected:
     assert mismatch is not None and (mismatch.rank, mismatch.expected, mismatch.actual) == (0, expected, actual)
 
 
-def test_missing_tensor_is_found() -> None:
+def test_missing_tensor_is_a_mismatch() -> None:
     """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 

@@ -65,7 +65,7 @@ def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
     ],
     ids=["fetches", "refusals", "without shards", "one dtype"],
 )
-def test_every_cell_gets_its_draws(prop: Property, world_size: int) -> None:
+def test_filling_gives_every_cell_its_draws(prop: Property, world_size: int) -> None:
     """A claim that is judged on some visits only gets them over all dtypes together."""
     found = filled(prop, world_size=world_size)
 

@@ -169,7 +169,7 @@ def test_triage_verdict_names_whose_fault_it_is(
     assert found["evidence"][0]["excerpt"] == MESSAGE
 
 
-def test_export_prints_the_form(
+def test_export_prints_each_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "export", "annotations", str(write_run(tmp_path / "run", failing()))) == 0

@@ -36,11 +36,11 @@ def find(known: KnownFailures, case: LinearCase = CASE, claim: str = "keeps_layo
     return known.match("rowwise_linear", claim, case) is not None
 
 
-def test_shipped_file_is_valid() -> None:
+def test_shipped_list_of_known_failures_is_valid() -> None:
     KnownFailures.load(SHIPPED)
 
 
-def test_misspelt_subject_is_refused(tmp_path: Path) -> None:
+def test_entry_with_a_misspelt_subject_is_refused(tmp_path: Path) -> None:
     """One that is like none of ours may be a vendor's."""
     with pytest.raises(Misuse, match=r"entry 1: subject: no subject is called .*; did you mean 'rowwise_linear'"):
         load(tmp_path, subject="'rowise_linear'")
@@ -115,14 +115,14 @@ def test_operator_contains_searches_a_tuple(tmp_path: Path) -> None:
     assert (find(known, CASE), find(known, OTHER)) == (False, True)
 
 
-def test_all_conditions_must_hold(tmp_path: Path) -> None:
+def test_entry_covers_a_case_only_if_all_conditions_hold(tmp_path: Path) -> None:
     where = "[['world_size', '==', 3], ['bias', '==', false]]"
     known = load(tmp_path, where=where, case=f'"{CASE!r}"')
 
     assert not find(known, LinearCase(style="rowwise", world_size=3, bias=True))
 
 
-def test_no_condition_covers_every_case(tmp_path: Path) -> None:
+def test_entry_without_conditions_covers_every_case(tmp_path: Path) -> None:
     assert find(load(tmp_path, where="[]"), OTHER)
 
 
@@ -238,6 +238,6 @@ def test_file_with_other_tables_than_entries_is_refused(tmp_path: Path, text: st
         KnownFailures.load(path)
 
 
-def test_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_list_of_known_failures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="cannot read"):
         KnownFailures.load(tmp_path / "no.toml")

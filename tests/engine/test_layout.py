@@ -209,12 +209,12 @@ def test_placement_on_a_missing_dim_is_refused(dim: int) -> None:
         ((), Layout((Flat(3),)), "empty"),
     ],
 )
-def test_shard_kind_on_three_ranks(shape: tuple[int, ...], layout: Layout, kind: str) -> None:
+def test_shard_kind_depends_on_the_sizes_of_shards(shape: tuple[int, ...], layout: Layout, kind: str) -> None:
     assert shard_kind(shape, layout, (3,)) == kind
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(2), Flat(12), *map(Partial, ("sum", "avg", "max", "min"))])
-def test_written_placement_reads_back(placement: Replicate | Shard | Flat | Partial) -> None:
+def test_written_placement_can_be_read(placement: Replicate | Shard | Flat | Partial) -> None:
     assert parse_placement(str(placement)) == placement
 
 

@@ -17,7 +17,7 @@ def margins(*values: float) -> Margins:
 @pytest.mark.parametrize(
     ("margin", "place"), [(1.0, 0), (0.75, 0), (0.5, -1), (0.26, -1), (2.0**-10, -10), (1e-30, -10)]
 )
-def test_margin_is_in_the_first_bin_that_holds_it(margin: float, place: int) -> None:
+def test_margin_is_counted_in_the_first_bin_that_contains_it(margin: float, place: int) -> None:
     assert margins(margin).bins == {place: 1}
 
 

@@ -87,7 +87,7 @@ def test_searches_run_after_other_tests_in_order_of_world_size(pytester: pytest.
     assert names == ["test_it", "a[w1-0]", "b[w1-0]", "a[w2-0]", "b[w2-0]"]
 
 
-def test_dash_k_chooses_searches(pytester: pytest.Pytester) -> None:
+def test_dash_k_selects_searches(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, "-k", "w2")
@@ -409,7 +409,7 @@ def test_unknown_subject_under_xdist_ends_the_session(pytester: pytest.Pytester)
     result.stdout.fnmatch_lines(["*equivtest: Misuse: --subjects: no property judges 'b'; use one of a*"])
 
 
-def test_subjects_choose_properties(pytester: pytest.Pytester) -> None:
+def test_subjects_option_selects_properties(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
 
     run_suite(pytester, "--subjects=b", *W3)
@@ -654,7 +654,7 @@ def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.
     assert not any(_is_alive(pid) for pid in workers)
 
 
-def test_ranks_fixture_runs_a_case(pytester: pytest.Pytester) -> None:
+def test_fixture_ranks_runs_a_case(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     pytester.makepyfile(
         test_mine="""
@@ -817,7 +817,7 @@ def test_auto_workers_are_chosen_by_xdist_without_equivtests_options(pytester: p
     assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
 
 
-def test_defaults_equal_settings_without_options() -> None:
+def test_settings_without_options_equal_the_defaults() -> None:
     from equivtest.pytest_plugin.settings import parse
 
     assert parse({}) == Settings()

@@ -348,7 +348,7 @@ def test_page_can_be_scrolled_by_keyboard_and_named_by_screen_readers() -> None:
     assert links and links <= set(re.findall(r'id="([a-z-]+)"', page)) and page.count("<main>") == 1
 
 
-def test_page_escapes_its_texts() -> None:
+def test_report_page_escapes_texts() -> None:
     evil = "<script>alert(1)</script>"
     counted = tally(of_kind("value"), failures=(failure(message=evil, replay=evil),))
 
@@ -358,13 +358,13 @@ def test_page_escapes_its_texts() -> None:
     assert page.count("&lt;script&gt;") == 4
 
 
-def test_page_loads_no_other_files() -> None:
+def test_report_page_loads_no_other_files() -> None:
     page = as_html(ENVIRONMENT, [tally(record())], [])
 
     assert not any(text in page for text in ("http://", "https://", "src=", "@import", "url("))
 
 
-def test_page_says_how_to_see_a_failure_again() -> None:
+def test_report_page_has_the_command_that_repeats_a_failure() -> None:
     page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failure(),))], [])
 
     assert "<code>equivtest replay f.json</code>" in page
@@ -431,7 +431,7 @@ def test_cell_that_the_program_declines_is_no_hole() -> None:
     assert counted.holes(["float64"]) == ["world size 3, float64, uneven shards: no case"]
 
 
-def test_page_lists_known_failures() -> None:
+def test_report_page_lists_known_failures() -> None:
     assert "no longer fails" in as_html(ENVIRONMENT, [tally(record())], [known_entry(state="no longer fails")])
 
 

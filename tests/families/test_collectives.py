@@ -165,7 +165,7 @@ def _reduced(op: str, values: list[float]) -> float:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_oracle_equals_the_written_results(name: str, world_size: int) -> None:
+def test_oracle_equals_results_written_by_hand(name: str, world_size: int) -> None:
     case = case_of(world_size=world_size, collectives=(name,), numels=(4, 0, 1))
     expected = expect(case, 0).tensors[name]
     is_whole = CALLS[name].result in ("reduced", "gathered")
@@ -266,13 +266,13 @@ def examples() -> tuple[CollectivesCase, ...]:
     return shipped()["collectives"].examples  # type: ignore[return-value]
 
 
-def test_every_collective_is_pinned_in_every_dtype_on_one_to_four_ranks() -> None:
+def test_every_collective_has_examples_in_every_dtype_on_one_to_four_ranks() -> None:
     pinned = {(name, case.dtype, case.world_size) for case in examples() for name in case.collectives}
 
     assert pinned >= {(name, dtype, ranks) for name in CALLS for dtype in DTYPES for ranks in limits.WORLD_SIZES}
 
 
-def test_every_collective_is_pinned_on_every_size_and_a_large_one() -> None:
+def test_every_collective_has_examples_of_every_size_and_a_large_one() -> None:
     pinned = {(name, numel) for case in examples() for name in case.collectives for numel in case.numels}
 
     assert pinned >= {(name, numel) for name in CALLS for numel in (*NUMELS, 2**17 + 1)}
@@ -297,7 +297,7 @@ def test_each_function_has_its_own_example_on_strided_operands() -> None:
     ("field", "values"),
     [("order", {"rows", "transposed", "channels_last"}), ("memory", {"new", "kept", "freed"})],
 )
-def test_every_collective_is_pinned_on_every_kind_of_memory(field: str, values: set[str]) -> None:
+def test_every_collective_has_examples_on_every_kind_of_memory(field: str, values: set[str]) -> None:
     pinned = {(name, getattr(case, field)) for case in examples() for name in case.collectives}
 
     assert pinned == {(name, value) for name in CALLS for value in values}
@@ -314,7 +314,7 @@ def test_every_collective_has_an_aligned_and_an_unaligned_example(dtype: str) ->
     assert places == {(name, odd) for name in CALLS for odd in (0, 1)}
 
 
-def test_every_function_of_tensors_is_pinned_above_4_mib() -> None:
+def test_every_function_of_tensors_has_an_example_above_4_mib() -> None:
     largest = {
         call.function
         for case in examples()
@@ -325,7 +325,7 @@ def test_every_function_of_tensors_is_pinned_above_4_mib() -> None:
     assert {name for name in FUNCTIONS if not name.endswith(("object", "object_list", "barrier"))} == largest
 
 
-def test_every_collective_is_pinned_on_eight_ranks() -> None:
+def test_every_collective_has_an_example_on_eight_ranks() -> None:
     assert {name for case in examples() if case.world_size == 8 for name in case.collectives} == set(CALLS)
 
 
@@ -552,7 +552,7 @@ def test_freed_memory_is_allocated_at_the_same_addresses_again(
     assert len({tensor.untyped_storage()._cdata for tensor in found}) == 4
 
 
-def test_offset_breaks_alignment(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_offset_breaks_alignment(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[int] = []
 
     def all_to_all_single(output: torch.Tensor, operand: torch.Tensor, *_: object, **__: object) -> None:

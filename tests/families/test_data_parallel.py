@@ -161,7 +161,7 @@ def test_backward_that_stops_early_recomputes_nothing() -> None:
 
 
 @pytest.mark.parametrize("checkpointed", ["hidden", "wrapped", "in_proj", "out_proj"])
-def test_checkpointed_part_runs_once_more_in_the_backward(checkpointed: str) -> None:
+def test_checkpointed_layer_runs_again_in_the_backward(checkpointed: str) -> None:
     case = data_parallel_case(checkpointed=checkpointed)
     model, runs = Mlp(case, draw(case, 0)), Counter[str]()
     for name in ("in_proj", "out_proj"):

@@ -88,7 +88,7 @@ def test_step_is_judged_from_parameters_rounded_to_the_layers_dtype() -> None:
     assert max(errors_beside(case, 0, found).values()) <= 1
 
 
-def test_every_cast_is_drawn() -> None:
+def test_cases_with_every_cast_are_drawn() -> None:
     cases = run_of("fsdp2_mixed_mlp")
 
     assert {case.reduced_dtype for case in cases} == {"float32", *NARROW}

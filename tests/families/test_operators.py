@@ -259,7 +259,7 @@ def test_gradient_may_be_none_only_if_it_is_zero(operator: str, may_be_none: boo
         {"operator": "norm", "arguments": (("ord", 2),), "values": (("real", 1),)},
     ],
 )
-def test_torch_holds_in_these_calls(fields: dict[str, Any], pool: Pool) -> None:
+def test_torch_passes_on_operators_with_drawn_placements(fields: dict[str, Any], pool: Pool) -> None:
     assert all(verdict.kind == "holds" for verdict in check("dtensor_operators", case_of(**fields), pool, _claims()))
 
 

@@ -63,7 +63,7 @@ def bits_of(function: Function, left: torch.Tensor = SQUARE, right: torch.Tensor
         "padding",
     ],
 )
-def test_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None:
+def test_certificate_depends_on_the_largest_sum_of_magnitudes(function: Function, bits: int) -> None:
     assert bits_of(function) == bits
 
 
@@ -98,7 +98,7 @@ def test_largest_sum_of_magnitudes_counts(function: Function, bits: int) -> None
         "exp",
     ],
 )
-def test_operation_that_could_round_is_refused(function: Function, reason: str) -> None:
+def test_certificate_refuses_an_operation_that_could_round(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):
         bits_of(function)
 
@@ -163,7 +163,7 @@ def test_units_too_small_for_an_integer_are_counted() -> None:
         tenth * tenth
 
 
-def test_infinite_data_is_refused() -> None:
+def test_certificate_refuses_infinite_data() -> None:
     with pytest.raises(InexactData, match="infinite or NaN"):
         bits_of(lambda x, w: x + w, left=torch.full((4, 4), float("inf"), dtype=torch.float64))
 
@@ -218,6 +218,6 @@ def test_certificate_uses_the_real_values_of_integer_inputs() -> None:
     ],
     ids=["compared", "converted", "a quotient of integers", "a third", "an infinity"],
 )
-def test_operation_without_a_magnitude_is_refused(function: Function, reason: str) -> None:
+def test_certificate_refuses_an_operation_without_a_rule(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):
         bits_of(function)

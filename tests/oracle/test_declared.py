@@ -52,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "arithmetic_of_a_vendor"
 
 
-def test_declared_rounding_holds_and_fails_by_torchs_arithmetic() -> None:
+def test_declared_rounding_holds_but_fails_under_torchs_arithmetic() -> None:
     kinds = [
         {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_FLOAT16, None, arithmetics)}
         for arithmetics in (TORCH_CPU, NARROW)

@@ -104,7 +104,7 @@ def test_elements_on_two_ranks_must_be_equal(rank: int, flat: int, pairs: tuple[
     ("rank", "flat", "place", "told"),
     [(1, 3, ((3,), (0, 0)), (1, "9.0", "on rank 0")), (0, 3, ((1, 0), (1, 1)), (0, "4.0", "on rank 0"))],
 )
-def test_rank_that_disagrees_is_named(
+def test_rank_with_a_different_copy_of_an_element_is_named(
     rank: int, flat: int, place: tuple[object, object], told: tuple[int, str, str]
 ) -> None:
     """If one rank holds an element twice, the last copy counts."""

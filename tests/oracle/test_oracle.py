@@ -59,7 +59,7 @@ def test_expected_flags_equal_the_cases(requires_grad, output, weight, bias):
     assert all(expected[f"grad.{name}"].requires_grad is None for name in requires_grad)
 
 
-def test_derivation_counts_the_bits():
+def test_derivation_states_the_number_of_bits():
     expected = expect(linear_case(dtype="float32"), 0).tensors["output"]
 
     assert expected.derivation == "equal: integers times a power of two, at most 24 of 24 bits"

@@ -187,7 +187,7 @@ def test_uncertain_choice_has_an_infinite_bound() -> None:
     ],
     ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
 )
-def test_uncertain_comparison_is_named(function: Function, name: str) -> None:
+def test_comparison_that_rounding_may_change_is_named(function: Function, name: str) -> None:
     """Rows that are equal except for roundings; in the first line of the function."""
     given = given_of(lambda: Of(torch.mm), torch.float64)
     given["weight"][:] = given["weight"] + given["weight"].flip(0)

@@ -76,7 +76,7 @@ def test_every_bit_pattern_is_drawn(dtype: str) -> None:
 
 
 @each_dtype
-def test_oracle_keeps_every_bit(dtype: str) -> None:
+def test_oracle_keeps_every_bit_of_special_values(dtype: str) -> None:
     """Also for signalling NaN, which float64 would make quiet."""
     case = FetchCase(world_size=2, dtype=dtype, values=tuple(("special", number) for number in range(NUM_SPECIAL)))
     bits = [expect(case, index).tensors["param.0"].bits for index in range(NUM_SPECIAL)]

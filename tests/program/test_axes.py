@@ -105,9 +105,7 @@ def test_rounded_value_has_the_bound_of_both_axes(pool: Pool) -> None:
     [("deep_fsdp2_tp", (2, 2)), ("deep_fsdp2_tp", (2, 1)), ("deep_megatron", (2, 2)), ("deep_megatron", (1, 2))],
     ids=str,
 )
-def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
-    pool: Pool, parallelize: str, mesh: tuple[int, int]
-) -> None:
+def test_each_submodule_holds_on_each_part_of_the_batch(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
     """Within a part of the batch, ranks along the other axis hold shards and operands of the tensors in between."""
     for dtype in limits.DTYPES:
         kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
@@ -119,7 +117,7 @@ def test_each_part_of_a_deep_module_holds_on_each_part_of_the_batch(
     ("parallelize", "boundary", "rank"),
     [("deep_with_a_wrong_norm", r"2\.norm", "2"), ("deep_with_a_bias_of_every_rank", r"1\.down", "0")],
 )
-def test_first_wrong_part_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
+def test_first_wrong_submodule_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
     with pytest.raises(ValueMismatch, match=rf"boundary\.{boundary} differs(.|\n)*rank {rank} of 4"):
         check("module", deep_case(parallelize, (2, 2), dtype="float32"), pool)
 

@@ -49,7 +49,7 @@ def test_too_wide_bound_of_the_backward_is_refused_with_part_and_dtype() -> None
     )
 
 
-def test_part_with_too_wide_a_bound_is_named() -> None:
+def test_submodule_with_too_wide_a_bound_is_named() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (

@@ -113,7 +113,7 @@ def test_deep_module_is_refused_without_by_parts() -> None:
         ("doubled", "grad.boundary.layers.2.attention.key", "float64"),
     ],
 )
-def test_first_wrong_part_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
+def test_first_wrong_submodule_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
     """Half of the right value on two ranks looks like operands of a sum, until it is added to a whole tensor.
 
     So do zeros on one rank beside the right value on the other, until they are multiplied.
@@ -165,7 +165,7 @@ def spoilt(
 
 
 @pytest.mark.ranks
-def test_part_that_returns_its_input_passes_the_same_tensor(pool: Pool) -> None:
+def test_submodule_that_returns_its_input_passes_the_same_tensor(pool: Pool) -> None:
     """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
@@ -203,7 +203,7 @@ def test_recomputation_in_the_backward_is_judged(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
+def test_submodule_that_runs_twice_is_judged_twice(pool: Pool) -> None:
     case = case_of("twice", "twice_divided", x_shape=(2, 6))
     held, *_ = check("module", case, pool)
     verdict, *_ = failed(replace(case, parallelize=HERE + "twice_wrong"), pool)
@@ -214,7 +214,7 @@ def test_part_that_runs_twice_is_judged_twice(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_merged_projections_have_columns_in_another_order(pool: Pool, world_size: int) -> None:
+def test_reordered_columns_of_merged_projections_are_inferred(pool: Pool, world_size: int) -> None:
     case = case_of("merged", "merged_divided", x_shape=(2, 6), world_size=world_size)
     verdicts = check("module", case, pool)
 
@@ -227,7 +227,9 @@ def test_merged_projections_have_columns_in_another_order(pool: Pool, world_size
 @pytest.mark.parametrize(
     ("parallelize", "kind"), [("partly_summed", "holds"), ("partly_unsummed", "value")], ids=["right", "not summed"]
 )
-def test_gradient_is_whole_in_some_features_and_a_share_in_the_others(pool: Pool, parallelize: str, kind: str) -> None:
+def test_gradient_may_be_replicated_in_some_features_and_partial_in_others(
+    pool: Pool, parallelize: str, kind: str
+) -> None:
     """In the other features each rank uses its part; a gradient that is never summed shows in the weight's gradient."""
     verdicts = judge("module", case_of("partly_used", parallelize, x_shape=(2, 6)), pool)
 
@@ -331,7 +333,7 @@ def test_factor_of_a_deep_model_in_16_bits_is_reported(
         ("factor_on_a_small_path", "small_path"),
     ],
 )
-def test_factor_that_leaves_or_may_leave_the_part_is_red(pool: Pool, parallelize: str, build: str, dtype: str) -> None:
+def test_factor_that_reaches_a_parameters_gradient_is_red(pool: Pool, parallelize: str, build: str, dtype: str) -> None:
     verdicts = failed(case_of(build, parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert ("gradients_equal_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
@@ -362,7 +364,7 @@ def twice(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
 
 
-def test_part_that_writes_to_its_input_leaves_the_gradient_right() -> None:
+def test_submodule_that_writes_to_its_input_has_the_right_gradient() -> None:
     module = parts_programs.in_place()
     x = torch.linspace(-1, 1, 24).reshape(4, 6)
     module(x).sum().backward()
@@ -374,7 +376,7 @@ def test_part_that_writes_to_its_input_leaves_the_gradient_right() -> None:
     torch.testing.assert_close({name: module.get_parameter(name).grad for name in right}, right, rtol=0, atol=0)
 
 
-def test_captured_parts_have_the_names_of_the_unsharded_parts() -> None:
+def test_captured_submodules_have_the_names_of_the_unsharded_module() -> None:
     """A run that happened elsewhere is judged beside the unsharded module, name by name."""
     captured: dict[str, torch.Tensor] = {}
     for module in (parts_programs.three_users(), parts_programs.one_user_twice()):
@@ -546,7 +548,7 @@ def test_nearest_layout_is_shown_if_none_agrees() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"values": (("dense", 0),)}, {"x_shape": (3, 3, 24), "batch": "mean of parts"}])
-def test_parts_are_judged_on_real_values_and_equal_rows(fields: dict[str, object]) -> None:
+def test_judging_by_parts_needs_real_values_and_equal_rows(fields: dict[str, object]) -> None:
     with pytest.raises(
         Misuse, match=r"by_parts (goes with real values|needs the same number of rows on every rank), got"
     ):
@@ -569,7 +571,7 @@ def test_deep_module_with_by_parts_false_is_refused() -> None:
         prop.cases(Space((1,), ("float32",)))
 
 
-def test_difference_between_replicas_leaves_later_parts_unknown() -> None:
+def test_difference_between_replicas_makes_later_submodules_inconclusive() -> None:
     locals_ = [VALUE, VALUE + 0.125 * (VALUE == 3)]
     placed = {rank: {"name": Placed(local, Layout((Replicate(),)))} for rank, local in enumerate(locals_)}
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))

@@ -100,7 +100,7 @@ def test_wrong_submodule_of_one_captured_run_is_named_and_the_second_run_holds(r
         (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
     ],
 )
-def test_part_behind_an_open_boundary_is_judged(
+def test_submodule_behind_an_inconclusive_boundary_is_judged(
     tmp_path: Path, part: int, factor: float, words: str, open_: str
 ) -> None:
     """A conclusion about a part needs only a recorded value that is near."""
@@ -137,7 +137,7 @@ def test_parameters_on_a_flattened_mesh_are_judged(pool: Pool, tmp_path: Path) -
     assert {"grad.0.up.weight", "grad.1.down.bias"} <= {*found.verdicts[1].judgement.agreeing}
 
 
-def test_parts_within_wrappers_keep_their_names(tmp_path: Path) -> None:
+def test_captured_submodules_within_wrappers_keep_their_names(tmp_path: Path) -> None:
     module = model()
     module[1] = nn.DataParallel(module[1])  # type: ignore[operator]
     with equivtest.capture(module, tmp_path / "run"):
@@ -148,7 +148,7 @@ def test_parts_within_wrappers_keep_their_names(tmp_path: Path) -> None:
     assert found.coverage() == "16 of 16 boundaries judged"
 
 
-def test_run_of_a_wrapper_names_the_part_to_capture(tmp_path: Path) -> None:
+def test_capture_of_a_wrapper_is_refused_with_the_submodule_to_capture(tmp_path: Path) -> None:
     module = nn.Sequential(nn.DataParallel(model()))
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
@@ -238,7 +238,7 @@ def test_shards_that_do_not_form_a_whole_are_listed_by_rank(run: Path) -> None:
     )
 
 
-def test_chosen_parts_keep_their_names(run: Path, tmp_path: Path) -> None:
+def test_captured_submodules_keep_their_names(run: Path, tmp_path: Path) -> None:
     captured(tmp_path / "run", boundaries=("1", "1.up"))
     names, few = ({*CapturedRun(each).ranks[0]} for each in (run, tmp_path / "run"))
 
@@ -441,7 +441,7 @@ def test_other_or_missing_model_is_refused(run: Path) -> None:
         judged(run, "tests.nowhere:blocks")
 
 
-def test_parts_captured_alone_are_judged_separately(tmp_path: Path, command: Command) -> None:
+def test_submodules_captured_alone_are_judged_separately(tmp_path: Path, command: Command) -> None:
     """Within the second block its last layer is wrong; the first block does not know."""
     captured(tmp_path / "run", more, alone=("?",))
     ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")

@@ -116,7 +116,7 @@ def test_gradient_that_is_not_added_up_is_wrong(tmp_path: Path, body: Callable[[
     assert first_wrong(judged(captured(tmp_path / "run", body))) == "grad.0.up.weight"
 
 
-def test_part_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
+def test_submodule_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
     assert first_wrong(judged(captured(tmp_path / "run", one_by_one, more_in_the_second()))) == "micro2.boundary.1.down"
 
 

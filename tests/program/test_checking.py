@@ -44,7 +44,7 @@ def shared(pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_right_program_is_ok() -> None:
+def test_result_of_a_right_program_is_ok() -> None:
     result = check(block, replicated, SHAPES, **ON_TWO, audit=False)
 
     assert result

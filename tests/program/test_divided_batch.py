@@ -84,7 +84,9 @@ def test_compression_to_fewer_bits_than_gradients_have_is_red(pool: Pool) -> Non
         *(("curved", name) for name in ("ddp", "fsdp2")),
     ],
 )
-def test_averaged_gradients_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int) -> None:
+def test_right_programs_that_average_gradients_hold(
+    pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
+) -> None:
     """Covers integers and real numbers, with rows that the ranks share evenly and unevenly."""
     found = searched(claimed(build, parallelize), pool, tmp_path, world_size)
 

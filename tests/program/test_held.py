@@ -59,7 +59,9 @@ SHAPES = {"weight": (4, 3), "bias": (4,)}
         *(("mlp", name) for name in FSDP1),
     ],
 )
-def test_right_program_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_program_with_plain_shards_holds(
+    pool: Pool, build: str, parallelize: str, world_size: int, dtype: str
+) -> None:
     """Rows, columns, heads, padding and flat parameters: exactly."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype)
 
@@ -118,13 +120,13 @@ def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
         ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
     ],
 )
-def test_unreadable_places_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
+def test_places_that_tracing_cannot_find_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", parallelize), pool)
 
 
 @pytest.mark.ranks
-def test_reported_places_are_used(pool: Pool) -> None:
+def test_places_from_the_users_function_are_used(pool: Pool) -> None:
     """A declared layout replaces the one read from the values; None means that the name decides."""
     case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
 

@@ -84,7 +84,7 @@ def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parallelize", "batch", "seed"), [("searching", "mean of parts", 0), ("model_tensor_parallel", "whole", 11)]
 )
-def test_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
+def test_right_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
     """Tied, frozen, unused and whole-number parameters, buffers that change, a norm in float32, a mask of finfo.min."""
     case = model_case(parallelize, batch=batch, values=(("real", seed),))
 
@@ -103,7 +103,9 @@ def test_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed:
         ("unsynchronized", ValueMismatch, r"grad\.\S+ differs"),
     ],
 )
-def test_wrong_part_of_a_model_is_named(pool: Pool, parallelize: str, error: type[Exception], message: str) -> None:
+def test_wrong_submodule_of_a_model_is_named(
+    pool: Pool, parallelize: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         check("module", model_case(parallelize), pool)
 
@@ -204,7 +206,7 @@ TORCHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ("build", "parallelize"),
     [("encoder_layer", "fsdp2"), ("heads", "average_over_ranks"), ("cell", "ddp"), ("lstm", "average_over_ranks")],
 )
-def test_modules_of_torch_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
+def test_right_programs_of_torchs_modules_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
     inputs, named = TORCHS[build]
     batch = "whole" if parallelize == "average_over_ranks" else None
     prop = module_property(HERE + build, HERE + parallelize, inputs=inputs, batch=batch, **named)
@@ -213,7 +215,7 @@ def test_modules_of_torch_hold(pool: Pool, tmp_path: Path, build: str, paralleli
 
 
 @pytest.mark.ranks
-def test_audit_reaches_inputs_by_name(pool: Pool) -> None:
+def test_audit_spoils_collectives_of_programs_with_named_inputs(pool: Pool) -> None:
     """Rows of ids, of masks and of x are each rank's own, so that a sum that is missing shows."""
     prop = module_property(HERE + "looked", HERE + "ddp", inputs=LOOKED)
     found = audit(prop, pool, KnownFailures(), [2], ("float32", "float64"))

@@ -47,7 +47,7 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
         ("tied", "ddp"),
     ],
 )
-def test_right_module_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_parallel_module_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
     """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
 

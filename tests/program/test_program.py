@@ -46,7 +46,7 @@ def test_functions_of_a_test_file_are_named_by_the_file() -> None:
     assert (case.build, case.parallelize) == (HERE + "block", HERE + "replicated")
 
 
-def test_groups_equal_the_flat_arguments() -> None:
+def test_groups_of_arguments_equal_the_flat_arguments() -> None:
     grouped = program(
         block,
         replicated,

@@ -20,7 +20,9 @@ from equivtest.templates import JOBS, KINDS, write_files
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
-def test_written_test_file_is_green(kind: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_property_that_init_writes_is_green(
+    kind: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(checking._pools, pool.backend, pool)
     file, *_ = write_files(tmp_path, kind)
@@ -32,7 +34,7 @@ def test_written_test_file_is_green(kind: str, tmp_path: Path, pool: Pool, monke
 
 
 @pytest.mark.parametrize("path", JOBS.values())
-def test_written_job_runs_the_test_file(path: str, tmp_path: Path) -> None:
+def test_job_that_init_writes_runs_the_test_file(path: str, tmp_path: Path) -> None:
     write_files(tmp_path, "step")
     group: Any = typer.main.get_command(app)
 
@@ -44,7 +46,7 @@ def test_written_job_runs_the_test_file(path: str, tmp_path: Path) -> None:
     assert parsed.params["report"] == "report"
 
 
-def test_file_that_exists_is_kept(tmp_path: Path) -> None:
+def test_init_never_overwrites_a_file(tmp_path: Path) -> None:
     (tmp_path / "test_step.py").write_text("mine")
 
     with pytest.raises(Misuse, match=r"test_step\.py exists: move it, or start in another folder; nothing was written"):

@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.ranks import forks
 
 
-def test_working_fork_prints_nothing() -> None:
+def test_successful_fork_prints_nothing() -> None:
     assert forks.why_forks_fail() == ""
 
 

@@ -81,7 +81,7 @@ def test_every_rank_replies(pool: Pool, world_size: int) -> None:
     assert all(0 < reply.busy_s < 60 and reply.at_s <= time.monotonic() for reply in replies)
 
 
-def test_world_is_reused(pool: Pool) -> None:
+def test_ranks_of_a_world_are_reused(pool: Pool) -> None:
     """Two cases of one world size run in the same processes."""
     assert pids(pool) == pids(pool)
 
@@ -542,7 +542,7 @@ def test_vendors_module_that_raises_is_named(content: str, tmp_path: Path, monke
         Backend(imports=("raising_vendor",)).validate()
 
 
-def test_backend_may_differ_by_device() -> None:
+def test_backend_may_be_given_per_device() -> None:
     """torch's own form, one backend per device, is understood."""
     Backend("cpu:gloo,cuda:gloo").validate()
 

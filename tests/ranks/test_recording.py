@@ -108,7 +108,7 @@ def test_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     ("subject", "case"),
     [("zero3_fetch_all_reduce", FETCHED), ("rowwise_linear", replace(LAYER, style="rowwise"))],
 )
-def test_recording_changes_no_value(subject: str, case: Case, pool: Pool) -> None:
+def test_recording_collectives_changes_no_value(subject: str, case: Case, pool: Pool) -> None:
     """Every rank answers the same bits with and without it; only with it there are records."""
     recorded, plain = pool.run(subject, case), pool.run(subject, replace(case, records=False))
 

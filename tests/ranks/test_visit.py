@@ -90,7 +90,7 @@ def test_number_has_no_strides_to_change() -> None:
 # Answers.
 
 
-def test_answers_are_detached_contiguous_copies() -> None:
+def test_answers_of_a_subject_are_sent_as_detached_contiguous_copies() -> None:
     """Detached, contiguous, with layout, global shape and the flag it had."""
     leaf = X.clone().requires_grad_()
     answers, flags = take_answers(LINEAR, {"output": Placed(leaf.T, WHOLE, (3, 2))})

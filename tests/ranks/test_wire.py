@@ -240,7 +240,7 @@ def test_any_exception_has_a_description() -> None:
     assert "Unspeakable" in trace
 
 
-def test_texts_are_bounded_and_printable() -> None:
+def test_texts_in_replies_are_bounded_and_printable() -> None:
     """A long text keeps its head and its end; what is no text is spelled out."""
     text = clip("head" + "x" * 10 * limits.OUTPUT_CHARS + "tail\udc80")
     assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100

@@ -53,7 +53,7 @@ def test_counts_of_findings_are_up_to_date() -> None:
     assert text == counted(text), "run python -m studies.findings_index --write"
 
 
-def test_links_between_findings_lead_somewhere() -> None:
+def test_links_between_findings_have_existing_targets() -> None:
     for path in FOLDER.glob("*.md"):
         for target in _links(path):
             assert (FOLDER / target).is_file(), f"{path.name}: {target}"

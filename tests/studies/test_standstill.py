@@ -53,7 +53,7 @@ def _is_quiet(standstills: Standstills) -> bool:
     return standstills.seconds(begun_s, time.monotonic()) == 0
 
 
-def test_watchers_end_with_their_block() -> None:
+def test_watchers_of_standstills_end_with_their_block() -> None:
     with watching() as standstills:
         assert standstills.pids and all(map(psutil.pid_exists, standstills.pids))
     assert not any(map(psutil.pid_exists, standstills.pids))

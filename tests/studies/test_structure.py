@@ -41,7 +41,7 @@ def path_of(folder: Path, made: str) -> list[str]:
     return walk.modules
 
 
-def test_straight_path_has_no_returns(tmp_path: Path) -> None:
+def test_path_without_repeated_modules_has_no_returns(tmp_path: Path) -> None:
     path = path_of(tmp_path, "def made(run): return run\n")
 
     assert (path, num_returns(path)) == (["street", "made", "shown"], 0)

@@ -244,7 +244,7 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
     for name in names:
         if signatures := _simplest(name):
             return name, signatures
-    raise Misuse(f"torch {torch.__version__} does not take {', '.join(names)} as the table of operators calls it")
+    raise Misuse(f"torch {torch.__version__} refuses the calls of {', '.join(names)} in the table of operators")
 
 
 @cache
