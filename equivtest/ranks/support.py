@@ -199,7 +199,7 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """Shortens 'dtype:name' by `Support.in_short` of the dtype."""
+    """Returns 'dtype:name', without the reduction if the backend refused every one; see `Support.in_short`."""
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 

@@ -63,7 +63,7 @@ class Audit:
 
     @property
     def unseen(self) -> list[Site]:
-        """Sites at which no claim rejected a decisive fault in any run."""
+        """Sites that no claim checks: in no run did a claim reject a decisive fault there, see `decisive`."""
         return [site for site in self.sites if not any(self.is_rejected(site, kind) for kind in decisive(site.kind))]
 
     def is_rejected(self, site: Site, kind: str) -> bool:
