@@ -34,16 +34,18 @@ Placements = tuple[str, ...]
 class OperatorCase(Case):
     """Fixes one call, `results = operator(*operands, **arguments)`, and the cotangents of its backward.
 
-    DTensor chooses the placements of the results and of the operands' gradients. Each tensor is judged under the
-    placements that it came with, which must be equal on every rank.
+    DTensor chooses the placements of the results and of the operands' gradients. The harness judges each of these
+    tensors under the placements that DTensor chose. They must be the same on every rank.
+
+    Operands are numbered from 0.
 
     Attributes:
         mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
         operator: Name in the table (`equivtest.families.operators.case_table`).
         operands: Global shape of each operand.
         arguments: (name, value) of each argument that is no tensor.
-        placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, for numbers,
-            'partial(OP)'; each rank has another term of a partial operand.
+        placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, only for floating-point
+            operands, 'partial(OP)'. Each rank has its own term of a partial operand.
         other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
         holds: Contents of each operand: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
             empty: the contents in the operator's entry of the table.
@@ -145,7 +147,7 @@ class OperatorCase(Case):
     def is_documented(self) -> bool:
         """True if torch documents the collectives of this call.
 
-        That is a sum of an operand that is not partial, without a gradient.
+        It does so only for `sum`, if no operand is partial and none requires a gradient.
         """
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
@@ -237,10 +239,11 @@ class OperatorCase(Case):
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors by name.
+        """Returns name -> shape, layout and role of each operand, cotangent and answer.
 
-        A partial operand has one more dim per partial axis, with the term of each rank. The answers `refused` and
-        `grad.refused` hold the text of an error, of any length, by which the operator or its backward refuses the call.
+        A partial operand has one more dim per partial axis, which counts the ranks' terms. The answer `refused` is the
+        text of the error by which DTensor refused the operator, and `grad.refused` by which it refused the backward.
+        These texts may have any length.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}

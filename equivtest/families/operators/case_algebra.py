@@ -32,18 +32,21 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns a call with one operand, square matrices of the size of the shape's last dim."""
+    """Returns one signature with one operand of square matrices: `(2, 4, 3) -> (2, 3, 3)`."""
     return (Signature((_square(shape),)),)
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """Returns calls with a square matrix and a right-hand side, of two columns or of as many as the matrix has."""
+    """Returns two signatures: square matrices, and right-hand sides with two columns or with as many as they have."""
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns a form with Householder vectors and their factors, and with `columns` two columns to apply them to."""
+    """Returns a form whose operands are Householder vectors and their factors.
+
+    With `columns` there is a third operand, a matrix of two columns that the reflections multiply.
+    """
 
     def form(shape: Shape) -> Signatures:
         square = _square(shape)
@@ -53,7 +56,11 @@ def _reflections(*, columns: bool = False) -> Form:
 
 
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
-    """Makes an operator without rounding. `domain` is for the first operands; the others hold integers."""
+    """Returns an operator whose results must be exact.
+
+    `domain` names the contents of the first operand, or is a tuple for the first operands. All further operands have
+    integers.
+    """
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
 

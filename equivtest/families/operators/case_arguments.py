@@ -21,7 +21,10 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Returns new shapes: flat, two neighbouring dims merged, an even dim split in two, a dim of size 1 added."""
+    """Returns the argument `shape` for each way to reshape.
+
+    The ways are: flat, two neighbouring dims merged, a dim of size 1 added, an even dim split in two.
+    """
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
         found.append((*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
@@ -51,7 +54,11 @@ def narrows(shape: Shape) -> list[Arguments]:
 
 
 def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
-    """Returns a function from a shape to calls that pass each dim with each of the values, as the argument `name`."""
+    """Returns a function from a shape to the arguments of calls, one call for each dim and value.
+
+    For example `per_dim("k", 1, 2)` gives `dim=DIM, k=1` and `dim=DIM, k=2` for each dim. Every call also has
+    `arguments`.
+    """
 
     def make(shape: Shape) -> list[Arguments]:
         return [(("dim", dim), (name, value), *arguments.items()) for dim in dims_of(shape) for value in values]
@@ -162,7 +169,10 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns slices along dims counted from the front; findings/52 is about dims counted from the end."""
+    """Returns the arguments of calls that slice one dim, counted from the front.
+
+    findings/52 is about dims counted from the end.
+    """
     found: list[Arguments] = []
     for dim in range(len(shape)):
         ends = [(0, shape[dim], 2), (1, shape[dim], 1), (0, -1, 1)]
@@ -194,7 +204,7 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """Returns calls with an operand, an index of one or two rows along a dim, and the rows that are added there."""
+    """Returns calls with an operand, an index of one or two rows along `dim`, and rows to write or add at the index."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)

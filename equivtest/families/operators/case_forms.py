@@ -35,12 +35,15 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns a form with one operand, which has the shape."""
+    """Returns a form with one signature: one operand, whose shape is the form's argument."""
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns a form with two operands that broadcast to the shape; one may have dims of size 1, or fewer dims."""
+    """Returns a form with two operands that broadcast to the form's shape.
+
+    One operand has that shape; the other may have one dim of size 1 instead, or lack some or all of the first dims.
+    """
 
     def form(shape: Shape) -> Signatures:
         thin = tuple((*shape[:dim], 1, *shape[dim + 1 :]) for dim in range(len(shape)))
@@ -53,7 +56,10 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns a form with three operands of the shape, or with one of the last two smaller so that it is broadcast."""
+    """Returns a form with three operands.
+
+    All have the form's shape, or the second or the third is smaller and is broadcast.
+    """
 
     def form(shape: Shape) -> Signatures:
         thin = (1, *shape[1:]) if shape else shape
@@ -64,7 +70,7 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns a form with one operand and one of the numbers `values`, passed as the argument `name`."""
+    """Returns a form with one operand, and one signature for each of `values`, passed as the argument `name`."""
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
 
@@ -103,7 +109,8 @@ def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
 def indexed(*, same_dims: bool) -> Form:
     """Returns a form with an operand, the argument `dim`, and an index into that dim.
 
-    The index has as many dims as the operand and is no larger in the other dims; without `same_dims` it has one dim.
+    With `same_dims` the index has as many dims as the operand; its size in a dim other than `dim` is at most the
+    operand's. Without `same_dims` the index has one dim.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -122,7 +129,11 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Returns a form with two or three operands to join along each dim; one of two may be longer in that dim."""
+    """Returns a form with operands to join along each dim.
+
+    There are two equal operands, or two of which the second is longer in that dim, or three equal ones. With `new_dim`
+    the operator stacks operands along a new dim, and there are only two equal ones.
+    """
 
     def form(shape: Shape) -> Signatures:
         found = [Signature((shape, shape), (("dim", dim),)) for dim in dims_of((*shape, 1) if new_dim else shape)]

@@ -15,19 +15,22 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _beside(*tails: tuple[int, ...]) -> Form:
-    """Returns a form with images (N, C, H, W): N and C from the shape, and each of `tails` as (H, W)."""
+    """Returns a form with one operand, images (N, C, H, W), and one signature for each (H, W) in `tails`.
+
+    N and C are the first two sizes of the form's shape.
+    """
     return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
 
 
 def _volumes(shape: Shape) -> Signatures:
-    """Returns volumes (C, D, H, 2), where C, D and H are the sizes of the shape."""
+    """Returns one signature with one operand, volumes (C, D, H, 2), where (C, D, H) is the shape."""
     return (Signature(((*shape, 2),)),)
 
 
 def _scaled(*how: str) -> Form:
-    """Returns a form with an input, a weight and a bias, for normalization over the last dim or over "channels".
+    """Returns a form with an input, a weight and a bias, for an operator that normalizes.
 
-    Weight and bias have the size of the last dim, or of dim 1 for "channels".
+    Weight and bias have the size of the input's last dim; `_scaled("channels")` gives them the size of dim 1.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -75,7 +78,7 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """Returns images, and calls that resize them to the same size or to twice that size."""
+    """Returns signatures with images (N, C, 2, 3) and the argument `size`: the images' own size, or twice that size."""
     x = (shape[0], shape[1], 2, 3)
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 
@@ -85,7 +88,10 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
 
 
 def _corners(num_dims: int) -> Form:
-    """Returns a form for `grid_sampler`: images or volumes, and a grid whose coordinates are corners."""
+    """Returns a form for `grid_sampler`: images or volumes, and a grid of points.
+
+    The grid's values are -1 or 1, so that every point is a corner of the image.
+    """
 
     def form(shape: Shape) -> Signatures:
         places = (2,) if num_dims == 2 else (1, 2)

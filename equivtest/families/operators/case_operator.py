@@ -51,16 +51,16 @@ class Operator:
         name: The name in torch's list of operators, followed by a word for a special form.
         call: Takes the operands in order, and the arguments by name.
         form: Returns the signatures for one shape.
-        kinds: Kind of each operand; all further operands are floats.
+        kinds: Kinds of the first operands; all further operands are floats.
         domain: Domain of the values of operands that are floats.
-        domains: Domains of the first operands if they differ; all further ones have ANY.
-        is_exact: True if results are values of the domain, or have no more bits, so that results must be equal.
+        domains: Domains of the first operands if they differ; all further operands have ANY.
+        is_exact: True if results must equal the oracle's, because they are values of the domain or have no more bits.
             Sums and products need no mark: the certificate proves them exact.
-        adds_cotangents: True if the gradient of an exact operator adds up cotangents, or parts of them, and computes
-            nothing else.
+        adds_cotangents: True if the gradient of an exact operator is a sum of cotangents or of parts of cotangents, and
+            nothing else is computed.
         cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.
-        rounds: True if results are rounded, so that 16 bits are too few for a conclusion.
-        num_dims: Numbers of dims of the shapes that the operator takes.
+        rounds: True if the operator is called only in float32 and float64: 16 bits are too few for a conclusion.
+        num_dims: Every number of dims that the shape of a form may have.
         has_samples: True if the operator's forms are samples from torch's list, which name the contents of operands.
     """
 

@@ -32,7 +32,10 @@ _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 
 def name_of(operator: str, way: str) -> str:
-    """Returns the operator's name in the table for this way of calling it, such as 'add in place'."""
+    """Returns the operator's name in the table if it is called in that way.
+
+    For example `name_of("add", "in place") == "add in place"`.
+    """
     return f"{operator} {way}".strip()
 
 

@@ -30,7 +30,7 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
 
 
 def _complex(shape: Shape) -> Signatures:
-    """Returns one operand with a last dim of size 2, the real and the imaginary part."""
+    """Returns one signature with one operand: the shape and one more dim of size 2, for real and imaginary parts."""
     return (Signature(((*shape, 2),)),)
 
 

@@ -134,7 +134,10 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 
 
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the kind of operand `number`, from its entry in `holds`, or from the operator if `holds` is empty."""
+    """Returns the kind of operand `number`.
+
+    It follows from the operand's content in `holds`, or is the operator's own if `holds` is empty.
+    """
     if not holds:
         return operator.kind_of(number)
     word = holds[number].partition(" ")[0]
@@ -142,12 +145,15 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 
 
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the domain of operand `number`, from its entry in `holds`, or from the operator if `holds` is empty."""
+    """Returns the content of operand `number` in `holds`, or the operator's own domain for it if `holds` is empty."""
     return holds[number] if holds else operator.domain_of(number)
 
 
 def plain_operand(kind: str, domain: str, shape: Shape, dtype: str) -> torch.Tensor:
-    """Returns an operand for a trial call: all ones, zeros or 0.5, or unit matrices."""
+    """Returns an operand for a trial call.
+
+    Its values are True for bools, 0 for integers, unit matrices for a domain of matrices, and 0.5 for other numbers.
+    """
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")
     if kind in (INDEX, WHOLE):

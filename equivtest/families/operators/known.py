@@ -90,9 +90,9 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if `dim` is negative, sharded and the first dim, or the last dim if some rank has only one row.
+    """True if the first operand is sharded along a negative `dim`, which is its first dim, or -1 under a condition.
 
-    A row is an element along dim 0 of the first operand.
+    The condition for -1 is that some rank's shard has size 1 along dim 0. Always False on one rank.
     """
     if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
@@ -101,9 +101,9 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a replicated index picks one row, and some rank has no row of the operand.
+    """True if a replicated index picks one row along `dim`, and shards along `dim` would leave some rank without a row.
 
-    The operand is partial, or sharded along `dim`.
+    The operand must be sharded along `dim`, or partial. Always False with two mesh axes, or with fewer rows than ranks.
     """
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
@@ -143,7 +143,7 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """True if a vector is multiplied by a matrix that is not sharded by columns, or if the vector is partial."""
+    """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards along dim 1."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -151,9 +151,9 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 
 
 def pads_other_rows(case: OperatorCase) -> bool:
-    """True if, in the backward of `narrow`, some rank's cotangent has a size along `dim` that does not fit.
+    """True if, in the backward of `narrow`, some rank's cotangent has a wrong number of rows along `dim`.
 
-    It fits if it is 1, or the size that `narrow` gives of the rank's operand in the layout of the cotangent.
+    The right number is 1, or what `narrow` gives of the rank's shard if the operand is laid out like the cotangent.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
@@ -170,9 +170,10 @@ def pads_other_rows(case: OperatorCase) -> bool:
 
 
 def selects_other_rows(case: OperatorCase) -> bool:
-    """True if, in the backward of `select` by a negative dim, some rank's cotangent does not fit its slice.
+    """True if, in the backward of `select` by a negative dim, some rank's cotangent does not fit into the gradient.
 
-    DTensor lays the gradient out as if every dim had moved by one, so that the slice to write to has another shape.
+    A rank writes its cotangent into one slice of its local gradient. DTensor shards the gradient one dim further back
+    than the cotangent, so that the slice may have another shape, or the index may lie outside.
     """
     index, dim, shape = dict(case.arguments).get("index"), case.dim, case.operands[0]
     if not isinstance(index, int) or not isinstance(dim, int) or not counts_dim_from_end(case):

@@ -68,7 +68,8 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
     """Returns the results of `expect_operators` under the layouts that the first rank answered.
 
-    If every rank refused with the same text, nothing is expected except that text.
+    If every rank refused the operator with the same text, only that text is expected. If every rank refused the
+    backward so, the results are expected and that text instead of the gradients.
     """
     first = held[0]
     for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
@@ -227,7 +228,7 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """Runs the whole call in the case's dtypes, without bounds."""
+    """Returns the results and gradients of the whole call, computed in the case's dtypes, without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 
@@ -290,7 +291,9 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 
 
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
-    """Bounds results by running error analysis. A partial operand is reduced by a bounded sum of its terms.
+    """Returns results and gradients with their bounds, by running error analysis.
+
+    The value of a partial operand is a bounded sum of its terms, or exact if the draw is.
 
     Raises:
         InexactData: no bound is known for some operation.

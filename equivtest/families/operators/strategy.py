@@ -177,12 +177,20 @@ def _picks_one(name: str, signature: Signature) -> bool:
 
 
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
-    """Returns the input's placements of a convolution: by row, or replicated. findings/62 is about all others."""
+    """Returns placements for a convolution's input, each of them 'shard(0)', by batch, or 'replicate'.
+
+    If `may_divide`, every placement other than 'replicate' becomes 'shard(0)'; otherwise all become 'replicate'.
+    findings/62 is about other placements.
+    """
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Replicates right-hand sides along each axis where they would be sharded by batch and the matrices are not."""
+    """Returns the right-hand sides' placements, with 'replicate' on each mesh axis where theirs is not allowed.
+
+    'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if the matrices are 'shard(0)' there and
+    `may_divide`.
+    """
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
     return tuple(
@@ -273,7 +281,10 @@ def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: S
 def _pick_dtypes(
     draw: DrawFn, dtype: str, name: str, shapes: tuple[Shape, ...], floats: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """Gives few operands another dtype, if the operator accepts operands of several dtypes."""
+    """Draws `OperatorCase.other_dtypes`, mostly empty.
+
+    Only operators of `PROMOTING` get other dtypes, on some of their floating-point operands.
+    """
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
         return ()

@@ -48,8 +48,8 @@ PARTS = 8
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    They have the space's first dtype that is in `REAL_DTYPES`. Operators that follow each other in the table are in
-    different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. `depth` is the
+    strength of the tables, 1 or 2. Neighbours in the table of operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = ENUMERATED[part::PARTS] if dtype else ()

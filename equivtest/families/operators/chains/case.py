@@ -44,11 +44,11 @@ _CHAIN = Operator("chain", lambda *operands: operands)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ChainCase(OperatorCase):
-    """Fixes a chain of calls, whose results and operands' gradients are judged.
+    """Fixes a chain of steps on DTensors. Their results and the operands' gradients are judged.
 
     Attributes:
-        steps: One to six calls; only the first result of each call is judged.
-        context: The context of torch in which the chain runs.
+        steps: One to six steps, see `Step`; only the first result of each step is judged.
+        context: The context of torch in which the chain runs, one of `CONTEXTS`.
     """
 
     operator: Annotated[str, OneOf(("chain",))] = "chain"
@@ -122,7 +122,7 @@ def placements_named(step: Step) -> tuple[Placement, ...]:
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Multiplies a view of a copy of x in place, and returns the copy."""
+    """Copies x, multiplies the step's view of the copy by the step's factor in place, and returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
@@ -142,7 +142,7 @@ def factor_of(step: Step) -> float:
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Runs a step that is no operator on a whole tensor."""
+    """Computes a step of `SPECIALS`, which is no operator, on the whole tensor x."""
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -151,7 +151,7 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
-    """Runs the steps and returns the first result of each step. `special` runs the steps that are no operators."""
+    """Runs the steps and returns the first result of each step. `special` runs the steps of `SPECIALS`."""
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
         name, sources, arguments = step

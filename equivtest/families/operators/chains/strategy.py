@@ -76,7 +76,7 @@ class _Chain:
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Adds the step with its further operands if the chain stays valid. Returns True if it was added."""
+        """Appends the step and its new operands if the chain stays valid. Returns True if it was appended."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -137,7 +137,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Replicates every operand that is not the first input of some step."""
+    """Returns the operands' placements, with 'replicate' for each operand that no step takes as its first input."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)

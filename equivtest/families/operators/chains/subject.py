@@ -57,9 +57,11 @@ def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
 def run_steps(
     case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
 ) -> Answers:
-    """Runs the chain on this rank.
+    """Runs the chain on this rank and returns its answers.
 
-    `other` runs the steps that are no operators; `wrap` makes plain operands local tensors.
+    Args:
+        other: Runs a step of `SPECIALS`, which is no operator, on a DTensor.
+        wrap: Makes an operand of `case.plain` a plain local tensor.
     """
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
@@ -94,7 +96,7 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Runs a step that is no operator on a DTensor."""
+    """Computes a step of `SPECIALS`, which is no operator, on the DTensor x."""
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -109,7 +111,7 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Multiplies each local tensor by the step's factor through `local_map`, which redistributes the input first."""
+    """Returns x times the step's factor, which `local_map` multiplies on each local tensor after it redistributed x."""
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,
@@ -134,7 +136,10 @@ class Weighted(nn.Module):
 
 
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
-    """Calls a module of `distribute_module` that shards its weight, redistributes its input, replicates its output."""
+    """Returns x times the step's weight, through a module that `distribute_module` makes parallel.
+
+    That module shards its weight, redistributes its input to the step's placements, and replicates its output.
+    """
     whole = [Replicate()] * x.device_mesh.ndim
 
     def divided(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
