@@ -17,7 +17,11 @@ HEAD = ("property", "collective", "fault", "runs", "rejected", "by")
 
 
 def in_lines(audits: Iterable[Audited]) -> list[str]:
-    """Returns one line per property whose audit shows a collective that no claim checks, or did not begin or end."""
+    """Returns the summary's lines on audits; no line for a property whose claims check each of its collectives.
+
+    A line says that an audit waits, that the claims show nothing, which collectives no claim checks, or which spoiled
+    collective hung the program.
+    """
     lines = []
     for found in audits:
         if found.waits:
@@ -41,7 +45,10 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """Yields the rows of the table under `HEAD`: one for each fault of each collective."""
+    """Yields the table's rows, with the columns of `HEAD`: one row for each collective and kind of fault in it.
+
+    A property without such rows has one row, which says why.
+    """
     for found in audits:
         for row in found.rows:
             by = ", ".join(f"{claim} {count}" for claim, count in Counter(row.by).most_common())
@@ -53,7 +60,7 @@ def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
 
 
 def table(audits: Sequence[Audited]) -> list[str]:
-    """Returns a table of the audits as aligned lines, then the problems, then the number of cases and the duration."""
+    """Returns the audits' table as lines, then the lines of `in_lines`, then the number of cases and the seconds."""
     if not audits:
         return []
     rows = [HEAD, *rows_of(audits)]
@@ -65,7 +72,7 @@ def table(audits: Sequence[Audited]) -> list[str]:
 
 
 def as_csv(audits: Iterable[Audited]) -> str:
-    """Returns the rows of all audits as CSV, under `HEAD`."""
+    """Returns the rows of `rows_of` as CSV, after a line with the names of `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)

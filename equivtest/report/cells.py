@@ -23,7 +23,7 @@ class ClaimCell:
     """The number of verdicts of each kind on one claim in one cell (world size, dtype, shard kind).
 
     Attributes:
-        dtype: 'any' for a claim that does not need verdicts in each dtype.
+        dtype: 'any' if the counts are of all dtypes, because the claim does not need verdicts in each dtype.
     """
 
     property_name: str
@@ -51,9 +51,9 @@ class ClaimCell:
 
 
 def cells_of(tally: Tally) -> list[ClaimCell]:
-    """Returns the counts of every claim of a property in every cell in which the claim has to be judged.
+    """Returns one `ClaimCell` for each claim of a property and each cell in which the claim has to be judged.
 
-    It leaves out a claim that applies to no case of a world size.
+    It leaves out a claim on the world sizes on which the claim has no verdict at all.
     """
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():
@@ -78,7 +78,7 @@ def _dtype(tally: Tally, claim: str, dtype: str) -> str:
 
 
 def as_csv(tallies: Iterable[Tally]) -> str:
-    """Returns the counts of every cell of every property as CSV, under `HEAD`."""
+    """Returns the cells of every property as CSV, after a line with the names of `HEAD`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEAD)
@@ -87,9 +87,9 @@ def as_csv(tallies: Iterable[Tally]) -> str:
 
 
 def in_words(tally: Tally) -> str:
-    """Returns how many cells have too few conclusions or too many open verdicts, and the cell with the fewest.
+    """Returns a line on a property's cells: how many need more conclusive verdicts, and how many are open too often.
 
-    The text is '' if there are no cells.
+    The line also names the cell with the fewest conclusive verdicts. It is '' if there are no cells.
     """
     cells = cells_of(tally)
     if not cells:

@@ -239,7 +239,10 @@ def _in_claims(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_verdicts(key: Key, old: Mapping[Draw, str], new: Mapping[Draw, str]) -> Iterator[Change]:
-    """Yields one change for each category of changed verdicts, and one if the runs judge different numbers of draws."""
+    """Yields the changes of one claim's verdicts: one change for each category, with the number of its draws.
+
+    It also yields a change if the two runs judge different numbers of draws.
+    """
     found: defaultdict[str, list[Draw]] = defaultdict(list)
     for draw in old.keys() & new.keys():
         found[_category(old[draw], new[draw])].append(draw)

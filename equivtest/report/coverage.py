@@ -18,13 +18,14 @@ Combination = tuple[str, tuple[Value, ...]]
 
 @dataclass
 class Covered:
-    """Combinations of axis values that the cases of one property have, by what the cases showed.
+    """Combinations of axis values that occur in the cases of one property, sorted by what the cases showed.
 
     Attributes:
         strength: Number of axes that a combination has; 0 if the property has only random cases.
-        judged: Combinations of cases with a conclusion.
-        known: Combinations of cases that torch is known to get wrong.
-        open: Combinations of cases without a conclusion.
+        judged: Combinations that occur in a case with a conclusion.
+        known: Combinations that occur only in cases without a conclusion, one of them a case that torch is known to get
+            wrong.
+        open: Combinations that occur only in cases without a conclusion and without a known failure.
         infeasible: Combinations that no case can have.
         axes: Names of the axes, in the order in which they are drawn.
     """
@@ -39,7 +40,8 @@ class Covered:
     def add(self, coverage: Coverage) -> None:
         """Adds the combinations of one search's cases.
 
-        A combination of several cases counts once: as judged if any of them is judged, else as known, else as open.
+        A combination that occurs in several cases counts once: as judged if one of the cases is judged, else as known
+        if one is known to fail, else as open.
         """
         self.strength = coverage.strength
         for row in coverage.rows:
@@ -54,10 +56,7 @@ class Covered:
 
     @property
     def text(self) -> str:
-        """Numbers of combinations of axis values that are covered, known to fail, open and infeasible, as text.
-
-        It is '' without a covering array.
-        """
+        """Text such as '40 pairs of values covered, 2 open, 3 infeasible'; '' if the property has no covering array."""
         if not self.strength:
             return ""
         what = {1: "values", 2: "pairs of values"}.get(self.strength, f"combinations of {self.strength} values")
@@ -67,7 +66,10 @@ class Covered:
 
     @staticmethod
     def all_of(parts: Iterable[Covered]) -> str:
-        """Returns the sums of several properties' numbers as text; '' if none has a covering array."""
+        """Adds up the numbers of several properties; returns text such as 'pairs of values: 80 covered, 3 infeasible'.
+
+        The text is '' if no property has a covering array.
+        """
         parts = [part for part in parts if part.strength]
         if not parts:
             return ""
@@ -81,12 +83,13 @@ class Covered:
         return f"{'pairs of values' if parts[0].strength == 2 else 'values'}: {words}"
 
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Returns, for each axis, which share of the pairs of values with each earlier axis is covered.
+        """Returns a table that says, for each two axes, how many pairs of their values are covered.
 
-        Infeasible pairs do not count. The result is [] if combinations are not pairs.
+        Infeasible pairs do not count. The table is [] if a combination has another number of axes than two.
 
         Returns:
-            (name of the axis, one cell of text for each earlier axis).
+            One row for each axis: (its name, one cell for each earlier axis). The cell '5/6' says that 5 of 6 pairs are
+                covered, the cell '6' that all 6 are.
         """
         if self.strength != 2:
             return []

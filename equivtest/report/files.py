@@ -162,7 +162,10 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def cell_grid(tally: Tally) -> dict[str, Any]:
-    """Returns a grid of (conclusive, other) verdicts: a row per world size and dtype, a column per shard kind."""
+    """Returns {'kinds': shard kinds, 'rows': [(world size, dtype, cells)]}, with one cell for each shard kind.
+
+    A cell is (number of conclusive verdicts, number of other verdicts), or None if no case can have that shard kind.
+    """
     sizes = sorted({size for size, _, _ in tally.cells})
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in tally.cells))
     kinds = tally.kinds_of_cells(max(sizes, default=1))
@@ -182,5 +185,5 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
-    """Returns (world size, dtype, shard kind, verdicts, reason) of each cell that the backend does not support."""
+    """Returns (world size, dtype, shard kind, number of verdicts, reason) for all that the backend does not support."""
     return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]

@@ -61,7 +61,7 @@ class ReportFolder:
 
 
 def _left_in(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder of reports that some run has written."""
+    """Yields each file in the folder that an earlier run wrote as a part of its report."""
     yield from (path for path in sorted(folder.iterdir()) if path.name in NAMES or PART.fullmatch(path.name))
     failures = folder / FAILURES
     if failures.is_dir():
@@ -89,7 +89,7 @@ def _lock(path: Path) -> int:
 
 
 def _owner(path: Path) -> str:
-    """Returns text such as ' (process 17, started 2026-11-02T10:00:00Z)' from the report in the folder, or ''."""
+    """Returns which run writes to the folder, such as ' (process 17, started 2026-11-02T10:00:00Z)'; '' if unknown."""
     try:
         data = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         return f" (process {data['process']}, started {data['started']})"

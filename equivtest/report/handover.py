@@ -27,9 +27,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             None if it supports the case.
         declined: Why the program does not support the case; None if it does.
         verdicts: Claim -> kind of its verdict.
-        margins, tensor_margins: Claim, or tensor -> largest error over its allowance.
+        margins, tensor_margins: Largest error divided by the allowed error, by claim and by tensor.
         known: Claim -> reason of the known failure, or TORCHS.
-        parts: Boundary tensor of a submodule -> margin like `tensor_margins`, or None if nothing is concluded.
+        parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None without a conclusion.
         begins: The first wrong tensor of `parts`, or ''.
         factors: See `equivtest.verdicts.verdict.Judgement`.
     """
@@ -78,7 +78,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A property as a run lists it, without its functions.
+    """Describes a property as plain data, for the list of a run's properties.
 
     Attributes:
         path, name: Path of its file, and its name in the file.
@@ -146,7 +146,7 @@ class AuditRow(msgspec.Struct, kw_only=True):
 
     Attributes:
         runs, rejected: Number of runs with the fault, and how many of these some claim rejected.
-        by: What rejected -> number of runs: a claim, or the kind of failure if the run itself failed.
+        by: Claim, or kind of failure if the run itself failed -> number of runs that it rejected.
     """
 
     collective: str
@@ -162,7 +162,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         property: Name of the property.
         cases: Number of cases in which the subject held without a fault.
-        unseen: Collectives whose results no claim checked against other ranks.
+        unseen: Collectives that no claim checks: all claims hold even if its results ignore the other ranks.
         reason: Why the property calls no collective, or ''.
         problem: Why the property's claims show nothing although they hold; '' if they do show something.
         waits: Why the audit waits until the property holds; '' if it was audited.
@@ -216,9 +216,9 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
         label: Its label among the property's `planned`.
         start: How the ranks were started, in words.
         left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
-        coverage: None for an audit, and for a search of random cases.
+        coverage: Cases of the covering array that ran; None for an audit, and for a search of random cases.
         cut: Number of cases that were left out because the time budget was over.
-        audit: None for a search.
+        audit: Result of the audit; None for a search.
     """
 
     listed: Listed
@@ -250,9 +250,10 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFault(msgspec.Struct, frozen=True):
-    """A fault of the backend in words, and the collective that a probe found wrong.
+    """A fault of the backend, in words.
 
-    `collective` is '' if a rank died between two visits.
+    Attributes:
+        collective: The collective that a probe found wrong; '' if a rank died between two visits.
     """
 
     collective: str
@@ -263,7 +264,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """All data that one item of pytest sends to the controller.
 
     Attributes:
-        fatal: Why no further item can run.
+        fatal: Why no further item can run; '' if one can.
         misuse: The mistake that ended the item early.
         absent: Why the property did not run.
         incomplete: True if the property did not run because it is incomplete; the summary then says so.

@@ -32,7 +32,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the log; exactly one of its fields is set.
 
     Attributes:
-        environment: What `environment.json` contains, when the run began or ended.
+        environment: The content of `environment.json` at the beginning or the end of the run.
         properties: Every property of the session.
         handover: The data of one item.
     """
@@ -48,7 +48,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         profile: Name of the profile.
         excused: What may be lacking, see `equivtest.base.lacking`.
-        failed, concluded: Number of tests, of any plugin, that failed; and that passed, failed or fail as known.
+        failed, concluded: Number of tests that failed; number of tests that passed, failed or fail as known. Both count
+            tests of any plugin.
         complete: True if the run and every planned search ended.
         state: BEGUN, ENDED, or why the run ended early.
         process, started, seconds: Process id, beginning in UTC, and duration of the run.
@@ -127,7 +128,7 @@ def read_run(path: Path) -> Run:
     """Reads a complete run from the folder of its report, or from its log alone.
 
     Raises:
-        Misuse: same as in `read_begun`, or the run did not end.
+        Misuse: there is no log, another version of equivtest wrote it, it is broken, or the run did not end.
     """
     run = read_begun(path)
     if why := headline(run.environment, run.results.ordered()):

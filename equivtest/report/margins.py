@@ -1,7 +1,8 @@
-"""Compares errors of real values with their allowance: per tensor and dtype, over all draws of a run.
+"""Counts margins, the errors of floating-point values as fractions of the allowed errors, per tensor and dtype.
 
-A margin is the largest error over its allowance in one tensor of one draw.  Close to 1 the bound is
-sharp.  Far below 1 it is loose, and an error of that size could not be detected on real values.
+A margin is the largest error in one tensor of one draw, divided by the error that is allowed there.  A margin close to
+1 shows that the bound is sharp.  If all margins are far below 1, the bound is loose: an error of that size could not be
+detected.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Margins:
     bins: Counter[int] = field(default_factory=Counter)
 
     def add(self, margin: float) -> None:
-        """Adds the margin of one draw; the mean leaves out failures, whose margins have no limit."""
+        """Counts the margin of one draw.
+
+        A margin above 1 is a failure: it counts in `beyond` and `largest`, but neither in the mean nor in `bins`.
+        """
         self.draws += 1
         self.largest = max(self.largest, margin)
         if margin > 1:
@@ -46,7 +50,6 @@ class Margins:
             self.bins[max(LOWEST_BIN, math.ceil(math.log2(margin)))] += 1
 
     def merge(self, other: Margins) -> None:
-        """Adds the counts of another `Margins`."""
         self.draws += other.draws
         self.zeros += other.zeros
         self.beyond += other.beyond
@@ -61,7 +64,7 @@ class Margins:
 
 
 def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
-    """Merges several tables into one, by tensor and dtype."""
+    """Adds up the counts of several tables, for each tensor and dtype."""
     found: defaultdict[Key, Margins] = defaultdict(Margins)
     for table in tables:
         for key, margins in table.items():
@@ -74,7 +77,7 @@ HEAD = ("tensor", "dtype", "draws", "largest", "mean", ">1", "=0", *(f"2^{b}" fo
 
 
 def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:
-    """Returns the table under `HEAD` as text cells, one row per tensor and dtype."""
+    """Returns one row of text for each tensor and dtype of the table; `HEAD` has the titles of the columns."""
     return [
         (
             name,

@@ -150,7 +150,7 @@ def _write_junit(report: Path, paths: Sequence[Path]) -> None:
 
 
 def _with_replays(run: Run, report: Path) -> Run:
-    """Returns the run with the paths that its replay files have in the merged report."""
+    """Returns the run with the paths of its replay files changed to their places in the merged report."""
     return Run(run.path, run.environment, run.properties, tuple(_moved(each, report) for each in run.handovers))
 
 

@@ -56,7 +56,8 @@ class PartTree:
         """Counts the conclusions of one draw of values.
 
         Args:
-            parts, begins: See `equivtest.report.handover.Record`.
+            parts: Boundary tensor of a submodule -> its margin, or None without a conclusion.
+            begins: The first wrong boundary tensor, or ''.
         """
         for name, margin in parts.items():
             match = NAME.match(name)

@@ -26,9 +26,9 @@ class Results:
         searches: (property's name, search's label) -> verdicts; only if `keeps_records`.
         starts: How ranks were started, in words.
         misused: Number of items that ended with a Misuse.
-        faults: Faults of the backend by their text, because each xdist worker finds them.
+        faults: Faults of the backend by their text, so that a fault that several xdist workers find counts once.
         absent: Why properties were not run.
-        left_out: The part of `absent` on incomplete properties.
+        left_out: Those reasons in `absent` that concern incomplete properties.
     """
 
     keeps_records: bool = True
@@ -77,7 +77,7 @@ class Results:
     def tally_of(self, listed: Listed) -> Tally:
         """Returns the counts of a property, and creates them at the first call.
 
-        A later `listed` replaces the first one if only the later one names the planned searches.
+        `listed` replaces the description of the property as long as that description names no planned searches.
         """
         tally = self.tallies.setdefault(listed.id, Tally(listed))
         if not tally.listed.planned:
@@ -107,7 +107,7 @@ class Results:
         return bool(self.tallies) and all(tally.is_complete for tally in self.tallies.values())
 
     def lacking(self, allowed: Collection[str]) -> list[str]:
-        """Returns a line if the backend lacked something that is not `allowed`, and [] otherwise; see `on_lacking`."""
+        """Returns one line on everything that the backend lacked and that is not `allowed`; [] if there is nothing."""
         return on_lacking(self.ordered(), allowed)
 
     def conclude(

@@ -28,7 +28,7 @@ class ClaimResult:
     """The outcome of one claim of a property over the whole run.
 
     Attributes:
-        outcome: 'xfailed' if every failure was a known one and nothing else was judged.
+        outcome: 'xfailed' if every verdict is a known failure; 'skipped' if the claim is open.
         text: Full messages of the failures, or why nothing was concluded.
         torchs: Failures that the reference, gloo on the CPU, shows too, one line for each kind.
     """
@@ -45,7 +45,7 @@ class Tally:
 
     Attributes:
         done: Labels of the planned searches that have ended.
-        layouts, draws: Number of distinct cases of each search; number of pairs (case, draw).
+        layouts, draws: Number of cases, and of pairs (case, draw of values); a case of two searches counts twice.
         world_sizes, dtypes, shard_kinds: Number of layouts with each world size, dtype and shard kind.
         modes: Number of draws with each mode of values.
         kinds: Claim -> number of verdicts of each kind.
@@ -54,8 +54,8 @@ class Tally:
             such as the one on collectives, need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         parts: Conclusions on each submodule of modules that are judged by parts.
-        factors: Tensor -> factor that the program's backward applies there and removes again.
-        reasons: Claim -> reasons of known failures.
+        factors: Tensor -> factor of its gradient in the program's backward, which the program removes again later.
+        reasons: Claim -> reason of a known failure -> number of verdicts.
         torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
         lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open
             because of it.
@@ -106,7 +106,7 @@ class Tally:
 
     @property
     def lacks_audit(self) -> bool:
-        """True if the run audits the property, but the selection has only its searches."""
+        """True if the run audits the property, but the user's selection of tests leaves the audit out."""
         return self.listed.has_audit and bool(self.listed.planned) and AUDIT_LABEL not in self.listed.planned
 
     @property
@@ -236,7 +236,11 @@ class Tally:
         return ClaimResult(name, "skipped", f"no conclusive verdict: {describe(counts)}")
 
     def kinds_of_cells(self, world_size: int, conclusive: Collection[str] = ()) -> tuple[str, ...]:
-        """Returns the shard kinds that cases on `world_size` ranks can have, limited to `conclusive` if it has any."""
+        """Returns the shard kinds that cases on `world_size` ranks can have.
+
+        Args:
+            conclusive: Only these shard kinds count, if any are given.
+        """
         return wanted_kinds(world_size, refusals=self.refuses_only, shards=self.listed.shards, conclusive=conclusive)
 
     def required_cells(self, dtypes: Iterable[str]) -> list[Cell]:
@@ -256,10 +260,11 @@ class Tally:
         return Counter({key: count for key, count in self.lacking.items() if not is_allowed(key[2], allowed)})
 
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
-        """Describes each required cell that has no verdict, or more open verdicts than conclusive ones.
+        """Returns one line for each required cell without a verdict, or with more open verdicts than conclusive ones.
 
-        It also describes a claim that is mostly open in a cell on one family of modes, because other claims and other
-        values do not replace it.  What is lacking and `allowed` makes no hole, and neither do declined cases.
+        A line also reports a claim that is mostly open in a cell on one family of modes, because other claims and other
+        values do not replace it.  What the backend is `allowed` to lack does not count, and neither does a cell whose
+        cases were all declined.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}
@@ -284,7 +289,7 @@ class Tally:
 
 
 def _is_open(counts: Counter[str], *, required: bool = False) -> bool:
-    """True if more verdicts are open than conclusive; with `required`, also if none is conclusive."""
+    """True if more verdicts are open than conclusive; if `required`, also if no verdict is conclusive."""
     conclusive = sum(counts[kind] for kind in CONCLUSIVE)
     return counts["inconclusive"] + counts["not_supported"] > conclusive or (required and conclusive == 0)
 
@@ -299,10 +304,7 @@ def of_any_step(tensor: str) -> str:
 
 
 def family_of(mode: str) -> str:
-    """Returns the part of a mode before '-': 'real' for 'real-cancelling'.
-
-    Modes of one family are judged the same way.
-    """
+    """Returns the family of a mode of values, whose modes are judged alike: 'real' for 'real-cancelling'."""
     return mode.partition("-")[0]
 
 

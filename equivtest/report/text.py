@@ -44,7 +44,7 @@ def summarize(
         levels: Lines on the levels of conformance.
         headlines: Reasons besides failing claims that the run is red; they come first, uncut.
         is_first_look: True if the last line has to say that the profile is a first look.
-        wants_cells: True if the run had to fill the cells of the case space; then the summary names the thin ones.
+        wants_cells: True if each cell needs several conclusive verdicts; the summary counts the cells that lack some.
     """
     if not tallies:
         return list(headlines)
@@ -135,7 +135,7 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
 def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
     """Returns a line on what the backend does not support and is not `allowed` to lack; [] if there is nothing.
 
-    The line names both ways out.
+    The line names two ways out: the options --dtypes and --allow-unsupported.
     """
     counts = sum((tally.not_allowed(allowed) for tally in tallies), Counter())
     if not counts:
@@ -156,7 +156,7 @@ def on_declined(tallies: Iterable[Tally]) -> list[str]:
 
 
 def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
-    """Returns the amounts of work and the number of claims and verdicts of each outcome, one line each."""
+    """Returns the summary's last lines: the numbers of cases, verdicts and claims by outcome, and the seconds."""
     tallies = list(tallies)
     outcomes = Counter[str](result.outcome for tally in tallies for result in tally.claims())
     cut = sum(tally.cut for tally in tallies)
@@ -191,10 +191,7 @@ def _not_passed(tally: Tally) -> list[str]:
 
 
 def _lacking(tallies: Iterable[Tally]) -> list[str]:
-    """Returns one line, uncut, for each reason why the backend does not support cases.
-
-    They are uncut because a vendor needs the whole text.
-    """
+    """Returns one line for each reason why the backend does not support cases; a vendor needs its whole text."""
     counts = Counter[str]()
     for tally in tallies:
         for (_, reason, _), count in tally.lacking.items():
@@ -203,7 +200,7 @@ def _lacking(tallies: Iterable[Tally]) -> list[str]:
 
 
 def _counts_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of counts, one row per property; columns of rare outcomes only if a property has one."""
+    """Returns the table of counts, one row per property; a rare outcome has a column only if it occurs."""
     columns: list[tuple[str, list[int], bool]] = [
         ("layouts", [t.layouts for t in tallies], True),
         ("draws", [t.draws for t in tallies], True),
@@ -225,7 +222,7 @@ def _counts_table(tallies: Sequence[Tally]) -> list[str]:
 
 
 def _coverage_table(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table of layouts by world size, and of the shares of dtypes and shard kinds in percent."""
+    """Returns the table of the numbers of cases by world size, and of the percentages of dtypes and shard kinds."""
     sizes = sorted({size for tally in tallies for size in tally.world_sizes})
     dtypes = [name for name in SHORT_DTYPES if any(tally.dtypes[name] for tally in tallies)]
     rows = [("", *(f"w{size}" for size in sizes), *(SHORT_DTYPES[name] for name in dtypes), *SHARD_KINDS)]
@@ -246,7 +243,7 @@ def _coverage_row(name: str, tallies: Sequence[Tally], sizes: list[int], dtypes:
 def _margins_table(tallies: Sequence[Tally]) -> list[str]:
     """Returns the table of margins by tensor and dtype, over all properties, with an empty line after it.
 
-    Without real values it returns [].
+    It returns [] if no draw has a margin.
     """
     table = margins.merged(tally.margins for tally in tallies)
     if not table:

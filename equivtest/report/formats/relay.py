@@ -80,10 +80,11 @@ def _evidence(result: Result) -> dict[str, str]:
 
 
 def _blame(run: Run, failures: Sequence[Failure]) -> tuple[str, str]:
-    """Returns the category and the confidence that all failures share.
+    """Returns (category, confidence) of the cause of a run's failures, such as ('backend', 'high').
 
-    If only the categories are equal, the confidence is 'low'.  If the categories differ, the result is ('unknown',
-    'low'). Each failing case has run again in new ranks.  If it then held, the failure depends on earlier cases.
+    All failures have to agree: if only their categories are equal, the confidence is 'low', and if the categories
+    differ, the result is ('unknown', 'low'). A failure that did not repeat in new ranks is a 'flake', because it
+    depends on earlier cases.
     """
     if run.results.faults:
         return "backend", "high"
