@@ -36,29 +36,34 @@ Every other answer of that step has the role state.
 class PerceptronCase(TrainingCase):
     """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    Subclasses say which rank holds which shard.
+    Subclasses say which rank holds which shard. Each step has its own x and its own cotangent.
 
-    Each step k has its own x and its own cotangent. Names of step 1 are plain (`output`, `grad.in_proj.weight`), names
-    of later steps begin with their step (`step2.output`). `param.in_proj.weight` is the parameter before training,
-    `step1.param.in_proj.weight` the parameter after the first update; `step1.momentum.`, `step1.exp_avg.` and
-    `step1.exp_avg_sq.` begin the names of the optimizer's state after it. `step1.total_norm` is the norm of all
-    gradients before that update, 0-dim, and `step1.clipped.in_proj.weight` a gradient after clipping.
-    `capture.in_proj.output` is an input or output of a layer, `grad.in_proj.output` its gradient. If the weight is
-    tied, `param.out_proj.weight` is the same parameter read from out_proj, and `storages` the number of storages that
-    hold it on a rank after training, 0-dim; it must be one.
+    Names of the answers, for the weight of in_proj:
+
+        output                          the output of step 1; names of later steps begin with the step: `step2.output`
+        grad.in_proj.weight             the parameter's gradient in step 1
+        capture.in_proj.output          an activation: the output of in_proj in step 1
+        grad.in_proj.output             the gradient of that activation
+        param.in_proj.weight            the parameter before training
+        step1.param.in_proj.weight      the parameter after the first update
+        step1.momentum.in_proj.weight   the optimizer's state after it; AdamW's are `exp_avg` and `exp_avg_sq`
+        step1.total_norm                if gradients are clipped, 0-dim: their norm before the first update
+        step1.clipped.in_proj.weight    the gradient after it was clipped by that norm
+        param.out_proj.weight           if the weight is tied: the same parameter, read from out_proj
+        storages                        if the weight is tied, 0-dim: how many storages a rank has for it; must be 1
 
     Attributes:
         leading: Leading dims of the activations, one to three; x is (*leading, K).
-        biases: Which layers have a bias, in this order; never zero.
-        requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and
-            'out_proj.bias' need a gradient, in this order.
-        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N;
-            'transposed': out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters.
-            A tied weight is called in_proj.weight.
-        checkpointed: What the backward computes again, so that the forward does not store it. '': nothing; 'in_proj',
+        biases: The layers that have a bias, in the order of LAYERS. The values of biases are not zero.
+        requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and 'out_proj.bias' need a
+            gradient, in this order.
+        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N; 'transposed':
+            out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters. A tied weight is called
+            in_proj.weight.
+        checkpointed: What the backward computes again, so that the forward does not store it. '': nothing; 'in_proj' or
             'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each layer separately, in
             torch's wrapper module. If a layer is computed twice, the captures are from the second time.
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes a contiguous tensor.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -129,15 +134,18 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_sums(self) -> int:
-        """Returns the number of equal parts that the batch is cut into.
+        """Returns the number of equal parts that the batch is cut into for sums over tokens.
 
-        Only the sums of one part must fit `narrowest`.
+        Only the sum over one part must fit `narrowest`.
         """
         return 1
 
     @property
     def num_hidden_parts(self) -> int:
-        """Returns the number of ranks that the hidden features are divided among, and so every sum over them."""
+        """Returns the number of ranks that the hidden features are divided among.
+
+        A sum over hidden features is divided among the same ranks.
+        """
         return self.world_size
 
     def dtype_of(self, name: str) -> str:
@@ -198,14 +206,15 @@ class PerceptronCase(TrainingCase):
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the parameters whose `state` is answered after an update.
+        """Returns the names of the parameters for which an update has the answer `state`.
 
-        `state` is one of `state_names`.
+        Args:
+            state: One of `state_names`: 'param', or a state of the optimizer such as 'exp_avg'.
         """
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """Yields the names of the answers with the parameters and the optimizer's state after an update."""
+        """Yields the names of the answers after update number `step`: parameters, then the optimizer's states."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:
@@ -227,7 +236,7 @@ class PerceptronCase(TrainingCase):
         return tensors
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
-        """Returns the layout that the contract requires of this answer or input activation."""
+        """Returns the layout that the contract requires of the answer or input activation `name`."""
         raise NotImplementedError
 
     def _shapes(self) -> dict[str, Shape]:
@@ -256,7 +265,11 @@ class PerceptronCase(TrainingCase):
         yield from self._answered_later()
 
     def _answered_later(self) -> Iterator[str]:
-        """Yields the answers of step 1 after the output, then the answers of each update and of the step after it."""
+        """Yields the names of all answers except the output of step 1, the parameters before training, and `storages`.
+
+        They are in the order of the run: captures and gradients of a step, then its update, then the next step's
+        output.
+        """
         yield from self._once(1)
         for step in range(1, self.steps + 1 if self.trains else 1):
             if self.clips:

@@ -156,7 +156,7 @@ class PerceptronRun:
         return found.to_local() if isinstance(found, DTensor) else found
 
     def run_step(self, step: int) -> None:
-        """Runs forward and backward of one step, on that step's x and cotangent, and answers their results."""
+        """Runs forward and backward of one step, on that step's x and cotangent, and records their answers."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,19 +165,19 @@ class PerceptronRun:
         return output
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the parameters once from their gradients, which it clips before if the case clips."""
+        """Clips the gradients if the case clips, then updates the parameters once."""
         self.keep_clipped(step)
         optimizer.step()
 
     def keep_clipped(self, step: int) -> None:
-        """Clips the gradients if the case clips; answers their norm before it, and the clipped gradients."""
+        """Clips the gradients if the case clips. Records as answers the norm before that, and the clipped gradients."""
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.graded_parameters(step):
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place. Returns their norm over all parameters before it, 0-dim, replicated."""
+        """Scales the gradients in place. Returns the norm that all gradients had before: 0-dim, replicated."""
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
@@ -188,7 +188,7 @@ class PerceptronRun:
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Answers the trained parameters and their optimizer's state after update number `step`."""
+        """Records as answers the parameters and the optimizer's states after update number `step`."""
         for state in self.case.state_names():
             for name in self.case.names_left(state):
                 self.keep(f"step{step}.{state}.{name}", self.state_held(optimizer, state, name))
@@ -196,14 +196,17 @@ class PerceptronRun:
             self.keep(f"step{step}.param.out_proj.weight", self.parameter("out_proj.weight"))
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:
-        """Returns this rank's shard of a parameter, or of its optimizer state, after an update."""
+        """Returns this rank's shard of the parameter `name`, or of its optimizer state, after an update.
+
+        `state` is 'param' for the parameter, or the name of an optimizer state.
+        """
         if state == "param":
             return self.parameter(name)
         found: torch.Tensor | None = optimizer.state[self.trained(name)].get(STATE_KEYS[state])
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Answers a copy of the tensor's present value. A plain tensor is answered under the layout of the contract."""
+        """Records a copy of the tensor as the answer `name`. A plain tensor gets the layout of the contract."""
         if tensor is None:
             self.found[name] = None
             return

@@ -30,17 +30,19 @@ class DataParallelCase(PerceptronCase):
     order. A parameter's gradient is the gradient of the whole batch divided by w; the gradient of x is not averaged.
 
     Attributes:
-        style: One of STYLES: parameters and gradients replicated; sharded on a dim, usually 0; or flattened,
-            padded and partitioned.
+        style: How parameters and their gradients lie on the ranks: 'ddp': replicated; 'fsdp2': sharded on one dim,
+            usually 0; 'zero3': flattened, padded and partitioned.
         micro_batches: Number of forwards and backwards whose gradients are added up before each update.
         syncs_every: fsdp2 only: whether gradients are reduced after every micro-batch, instead of the last alone.
         reshards: fsdp2 only: whether a layer's parameters are released between forward and backward.
-        by_columns: fsdp2 only: the weights sharded on dim 1, in order; every rank must get equally many columns.
+        by_columns: fsdp2 only: names of the weights that are sharded on dim 1, in order; every rank must get equally
+            many columns.
         small_buckets: ddp only: whether each gradient is reduced separately.
         views: ddp only: whether gradients are views of the buckets.
-        padding: zero3 only: fill value of padding, 'nan' or a 'large' finite number, since nothing writes padding.
-        stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation:
-            in_proj takes part in the forward alone, and an update does not change it or its state.
+        padding: zero3 only: the value that fills the padding: 'nan', or 'large' for a finite number. Nothing writes
+            padding, so it must keep that value.
+        stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation: in_proj takes
+            part in the forward alone, and an update does not change its parameters or their state.
         fetch: zero3 only: the documented collective of its fetches; '' if none is documented.
     """
 
@@ -120,9 +122,9 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the parameters that the subject answers `state` of.
+        """Returns the names of the parameters for which an update has the answer `state`.
 
-        'param' includes frozen ones, which no update may change.
+        'param' is answered also for frozen parameters, which no update may change.
         """
         return self.parameter_names() if state == "param" else self.trained_names()
 

@@ -111,7 +111,7 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes to raise to 2 in bfloat16, so that at most one size is 1.
+    """Returns the sizes to change, with their new value 2: in bfloat16 all sizes of 1 except one, else none.
 
     A sum of one element often cancels, and is then inconclusive.
     """
@@ -131,7 +131,7 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
 
 
 def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """Returns `by_columns`, and the sizes that it needs rounded up to multiples of the world size."""
+    """Returns the field `by_columns`, and the sizes of its columns, rounded up to multiples of the world size."""
     tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
     columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
     changed = {sizes[name] for name in columns}
@@ -148,7 +148,10 @@ def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]
 
 
 def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns smaller rates for bfloat16, in which momentum 0.9 left one draw in seven inconclusive."""
+    """Returns `lr`, `momentum` and `weight_decay` of at most 0.25, for bfloat16.
+
+    There a momentum of 0.9 left one draw in seven inconclusive.
+    """
     return {
         "lr": min(training["lr"], 0.25),
         "momentum": min(training["momentum"], 0.25),

@@ -40,7 +40,10 @@ def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers
 
 
 class DataParallelRun(PerceptronRun):
-    """Runs a case on this rank, with several micro-batches per step, whose captured tensors it concatenates."""
+    """Runs a case on this rank, with several micro-batches per step.
+
+    The answer for an output or a capture concatenates the tensors of all micro-batches.
+    """
 
     case: DataParallelCase
 
@@ -70,9 +73,10 @@ class DataParallelRun(PerceptronRun):
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Returns the context for one micro-batch.
+        """Returns the context in which one micro-batch runs.
 
-        In it, gradients are reduced over the ranks, or only added up on this rank.
+        It decides whether the backward reduces gradients over the ranks or only adds them up on this rank. `is_last` is
+        True for the last micro-batch of a step, which must reduce.
         """
         return nullcontext()
 

@@ -26,33 +26,36 @@ OF_STAGE_3 = (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EngineCase(DataParallelCase):
-    """Fixes a data-parallel case of style zero3 with engine options, which change no answer unless documented.
+    """Fixes a data-parallel case of style zero3 with options of DeepSpeed's engine.
 
-    Sizes count elements of whole parameters. A layer's parameters are fetched before its forward and before its
-    backward, and released after each, unless an option says otherwise.
+    No option except `gradient_clipping` may change an answer. Sizes count elements of whole parameters. A layer's
+    parameters are fetched before its forward and before its backward, and released after each, unless an option says
+    otherwise.
+
+    In stages 1 and 2 every rank has whole parameters. The trained ones form one flat tensor, and each rank updates one
+    range of it, which may begin and end within a parameter. A rank answers the gradients and optimizer states of its
+    range, and zeros elsewhere: the answers of all ranks add up to the whole tensor.
 
     Attributes:
-        stage: The tensors divided among the ranks: 3: parameters, gradients and optimizer states; 2: the
-            latter two; 1: states, and the elements of gradients that they need.  In stages 1 and 2 every rank has
-            whole parameters; all of one kind form one flat tensor, and each rank has a range of it, which may begin
-            and end within a parameter. The rank answers the elements in its range and zeros elsewhere, as a term of a
-            sum.
+        stage: What the ranks divide. 3: parameters, gradients and optimizer states; 2: gradients and optimizer states;
+            1: optimizer states, and the elements of gradients that these states need.
         persistence_numel: Parameters of up to this many elements stay fetched until the update.
         prefetch_numel: Number of elements that are fetched ahead, from the second forward on.
-        reuse_numel: Parameters used again within this many elements stay fetched, from the second forward on.
+        reuse_numel: A parameter stays fetched after its use if at most this many elements are used before its next use,
+            from the second forward on.
         live_numel: Number of elements that may be fetched ahead of their use, from the second forward on.
         reduce_bucket_numel: Number of elements of gradients that are reduced together, at least 1.
-        reduce_scatter: Whether gradients are reduced by reduce_scatter, not by all_reduce.
+        reduce_scatter: True if gradients are reduced by reduce_scatter, False if by all_reduce.
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
         sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
-        saved_after: Number of a step: after its update the engine saves everything, and a new engine with other values
-            loads that and continues; 0: nothing is saved.
+        saved_after: After the update of the step with this number the engine saves everything. A new engine, built with
+            other values, loads that and continues. 0: nothing is saved.
         predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it after.
-        prescales: Whether gradients are divided by the number of ranks before they are reduced, for any
-            predivide_factor.
-        gradient_clipping: Limit for the norm of all gradients together; larger ones are scaled down to it
-            before each update; 0: never.  Unlike the other options, this one may change answers.
+        prescales: Whether gradients are divided by the number of ranks before they are reduced. If so,
+            `predivide_factor` has no effect.
+        gradient_clipping: Limit for the norm of all gradients together; larger ones are scaled down to it before each
+            update; 0: never.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
     """

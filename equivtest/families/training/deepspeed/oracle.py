@@ -57,7 +57,10 @@ class EngineReference(Reference):
     case: EngineCase
 
     def sums(self, operations: Operations) -> Averages:
-        """Returns the averaging operations of data parallelism, with the roundings of `predivide_factor`."""
+        """Returns the operations that average parameters' gradients over the ranks.
+
+        They count the roundings of `predivide_factor`.
+        """
         case = self.case
         if not case.predivides:
             return Averages(operations, case.num_averaged, case.micro_batches)
@@ -96,9 +99,9 @@ def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithme
 def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> int:
     """Returns the number of roundings in the quotient of norm and limit.
 
-    They are: the norm's terms stored and reduced, a root; per group of parameters squared and summed, a root; then four
-    for the quotient. The second root halves the errors that squaring has doubled; the first root is assumed not to
-    halve any.
+    First the terms of the norm are stored and reduced, and a root is taken. Then each group of parameters is squared
+    and summed, and a root is taken again. The quotient has four more roundings. Squaring doubles the errors, and the
+    second root halves them again; the first root is assumed not to halve any.
     """
     of_root = int(2 * arithmetic.libm_ulp)
     return num_ranks + of_root + (num_parameters + 1 + of_root) + 4

@@ -118,10 +118,10 @@ class Reference:
         return self.found
 
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
-        """Records an expected answer; returns its value, for use as an operand of the next operation.
+        """Records an expected answer, and returns the value that the next operation takes as its operand.
 
-        The value is the ranks' if it is known, so that errors do not add up. It is the computed one if the answer must
-        be exact.
+        That is the ranks' value, so that errors do not add up. It is the value in `result` if the ranks' value is
+        unknown, or if `is_exact` and the result allows no error.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
@@ -135,13 +135,13 @@ class Reference:
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
-        """Returns the operations that sum over tokens, for the parameters' gradients."""
+        """Returns the operations that compute the parameters' gradients, which are sums over tokens."""
         if isinstance(self.case, DataParallelCase):
             return Averages(operations, self.case.num_averaged, self.case.micro_batches)
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the operand that a layer multiplies if its input is `tensor`."""
+        """Returns the tensor that a layer multiplies if its input is `tensor`: here `tensor` itself."""
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:

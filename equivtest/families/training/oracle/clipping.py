@@ -1,22 +1,25 @@
 """Bounds the norm over all gradients, and the gradients clipped by it, from what the ranks really had.
 
-Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm allowed; g is
+Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm allowed, u_o
+and u_a the unit roundoffs of the storage and of the accumulate dtype, w ranks on an axis of the mesh. Each gradient is
 multiplied by min(1, c / (N + 1e-6)).
 
 For p = inf the norm is one of the elements' magnitudes, and nothing rounds. For p = 1 a sum of magnitudes is exact if
 they are integers of few enough bits (`equivtest.oracle.exact`). Otherwise the bound is derived here, for every program
 that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign, so every
-rounding is relative. Each of n terms gets gamma(n, u_a) within a subset; a stored norm, which is the root of a sum,
-gets p (u_o + f u_a), where f u_a is the root's own error. The subsets are the ranks' shards of a tensor, joined axis
-after axis of the mesh by storing powers, adding w of them in a collective and storing the root; then the tensors are
+rounding is relative. A term in a subset of n terms has the error gamma(n, u_a). A stored norm is the root of a sum; its
+error in S is p (u_o + f u_a), where f u_a is the error of the root function.
+
+The subsets are the ranks' shards of a tensor. They are joined along one axis of the mesh after the other: each rank
+stores the power of its norm, a collective adds w powers, and the root is stored. At last the norms of the tensors are
 joined. A power that underflows counts as a rounding. A power that overflows although the norm does not is no rounding:
 a correct subject computes it in more bits, or scales.
 
 A gradient whose factor is certainly 1 is a copy. Otherwise the factor has three roundings (the sum, its reciprocal, the
 product with c), and the gradient's product has one.
 
-Source: torch/nn/utils/clip_grad.py and _NormPartial in
-torch/distributed/tensor/_ops/_math_ops.py (2.13.0); Higham, lemma 3.1.
+Source: torch/nn/utils/clip_grad.py and _NormPartial in torch/distributed/tensor/_ops/_math_ops.py (2.13.0); Higham,
+lemma 3.1.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ def sgd_step(
 def _sum_of(
     left_factor: float, left: Operand, factor: float, right: Operand, arithmetic: Arithmetic, *, stored: int = 1
 ) -> Bounded:
-    """Bounds left_factor * left + factor * right.
+    """Returns left_factor * left + factor * right with its bound.
 
-    A factor and its product are one rounding each, and the sum is stored. `stored=2` counts the right product as stored
-    separately.
+    One rounding is counted for each factor, for each product and for the stored sum. With `stored=2` the right product
+    has one more, because it is stored separately.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)
@@ -191,7 +191,10 @@ def _adamw_exact(
 
 
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses torch's lerp: m + (1 - beta1)(g - m), or g - beta1 (g - m), whose terms may cancel."""
+    """Encloses the first moment after torch's lerp between m = `exp_avg` and g = `grad`.
+
+    torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, else g - beta1 (g - m). The terms may cancel.
+    """
     m, g = Interval.of(exp_avg), Interval.of(grad)
     size_m, size_g = (torch.maximum(i.low.abs(), i.high.abs()) for i in (m, g))
     near, weight = (size_m, 1 - options.beta1) if options.beta1 > 0.5 else (size_g, options.beta1)
@@ -203,7 +206,10 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 
 
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses beta2 v + (1 - beta2) g g. The left product has two roundings, the right one three; all are stored."""
+    """Encloses beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`.
+
+    The left product has two roundings and the right one three; both products and their sum are stored.
+    """
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])
     crosses = (g.low <= 0) & (g.high >= 0)

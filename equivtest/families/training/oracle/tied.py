@@ -61,9 +61,10 @@ def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
 
 
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Moves a power of two from `left` to `right`, so that `left` has the same unit as `first`.
+    """Returns `left` and `right` after a power of two was moved from one to the other; their product stays the same.
 
-    All products then have the coarsest common unit that represents their terms.
+    A tensor's unit is the largest power of two that divides all its elements. `left` gets the unit of `first`. All
+    products then have the coarsest common unit that represents their terms.
     """
     try:
         power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)

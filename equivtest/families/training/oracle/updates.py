@@ -62,7 +62,10 @@ def sgd_parameter(
 def _weighted_sum(
     operations: Operations, terms: Sequence[tuple[float, Operand]], bounded: Callable[[], Bounded]
 ) -> Found:
-    """Returns the exact weighted sum if every term is exactly known and it fits, else the bound from `bounded`."""
+    """Returns the weighted sum of `terms`.
+
+    It is exact if every term is known exactly and nothing rounds; otherwise it is `bounded()`.
+    """
     known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
     return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
 

@@ -23,12 +23,12 @@ class TwoAxisCase(DataParallelCase):
 
     Attributes:
         mesh: (d, t).
-        style: 'fsdp2_tp': the hidden features are sharded over the t ranks of a row, and each such shard of a parameter
-            is sharded on dim 0 over the d ranks of its column. The d rows of the mesh have different rows of the
-            batch, all ranks of one row the same. 'hsdp': parameters are sharded, usually on dim 0, over the t ranks
-            of a row, and replicated over the rows of the mesh; every rank has different rows of the batch.
-        use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then
-            computes its global size as local size times t, so that t must divide H.
+        style: 'fsdp2_tp': the t ranks of a mesh row divide the hidden features. The d ranks of a mesh column divide
+            each of the resulting shards of a parameter once more, on dim 0. The ranks of one mesh row have the same
+            part of the batch, each mesh row another part. 'hsdp': the t ranks of a mesh row divide each parameter,
+            usually on dim 0; all mesh rows have the same shards. Every rank has its own part of the batch.
+        use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then computes its global
+            size as local size times t, so that t must divide H.
     """
 
     mesh: Annotated[Shape, Dims(2, 2)] = (1, 1)

@@ -19,7 +19,10 @@ No collectives of clipping are documented, and nearly half of the cases clip.
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns which axes of a mesh have several ranks. `Draw.pick` takes it as the label of a mesh."""
+    """Returns for each axis whether it has several ranks: `(2, 1) -> (True, False)`.
+
+    `Draw.pick` takes it as the label of a mesh.
+    """
     return tuple(map(is_several, mesh))
 
 

@@ -63,9 +63,9 @@ class Fsdp2TpRun(Fsdp2Run):
         }
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Answers a copy of the tensor.
+        """Records a copy of the tensor as the answer `name`.
 
-        An activation's DTensor has the mesh of its row only, and is first put on both axes.
+        An activation is a DTensor on the mesh of its row alone. It is recorded as a DTensor on both axes.
         """
         if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
             tensor = self.of_both_axes(tensor)

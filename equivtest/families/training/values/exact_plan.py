@@ -17,17 +17,16 @@ WIDE = {"wide-x": "x", "wide-in": "w1", "wide-out": "w2", "wide-g": "g"}
 
 @dataclass(frozen=True)
 class Plan:
-    """How large and how dense the tensors of one draw are.
-
-    Magnitudes are the largest ones, all odd. A cap limits the nonzero elements per row and per column.
+    """Says how large and how dense the tensors of one draw are.
 
     Attributes:
         tokens, features, hidden, outputs: T, K, H, N.
-        x, w1, b1, w2, b2, g: Largest magnitudes; b1 is 0 without a bias, b2 is later multiplied by
-            the world size.
-        cap1, cap2, cap_g: Nonzero elements in each row and in each column of W1, W2 and G.
+        x, w1, b1, w2, b2, g: The largest magnitude in each tensor, an odd number. b1 is 0 without a bias; b2 is later
+            multiplied by the world size.
+        cap1, cap2, cap_g: Largest number of nonzero elements in a row, and in a column, of W1, W2 and G.
         averaged: Factor by which G is later multiplied.
-        tied: True if W2 is W1 or its transpose: as sparse and as small as the smaller of the two plans.
+        tied: True if W2 is W1 or its transpose. The one weight then has the smaller cap and the smaller magnitude of
+            both.
     """
 
     tokens: int
@@ -48,7 +47,10 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """Returns the largest sum of magnitudes behind one element, by the names of the caps that it depends on."""
+        """Returns caps -> largest sum of the magnitudes of the terms behind one element.
+
+        A key names the caps that this sum depends on: 'cap1 cap2' is for the output, which sums over W1 and W2.
+        """
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
         cotangent = self.g * self.averaged
@@ -82,11 +84,12 @@ def choose_plan(
     averaged: int = 1,
     tied: bool = False,
 ) -> Plan:
-    """Chooses how large and how dense the tensors of one draw are.
+    """Returns how large and how dense the tensors of one draw are.
 
-    dense: as many nonzero elements as fit with magnitudes of 1, then magnitudes as large as fit; `small` leaves them at
-    1. wide-*: one nonzero element per line, one tensor as large as fits. W2 and G are multiplied by hidden features of
-    up to 1 + b1, and so take one bit less if there is a bias. The gradient of a tied weight is a sum over both layers.
+    In mode dense, as many elements are nonzero as fit with magnitudes of 1. Then magnitudes grow as far as they fit, or
+    stay 1 if `small`. In a mode wide-*, each row and column has one nonzero element, and one tensor is as large as
+    fits. W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if there is a bias. The
+    gradient of a tied weight is a sum over both layers.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
     plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
@@ -101,7 +104,7 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """Lowers the largest cap that a sum above `limit` depends on."""
+    """Returns a plan with a smaller value of the largest cap that a sum above `limit` depends on."""
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)
@@ -110,7 +113,7 @@ def _thinner(plan: Plan, limit: int) -> Plan:
 
 
 def _larger(plan: Plan, limit: int) -> Plan:
-    """Raises the magnitudes in turn, in large steps first, until no larger plan fits."""
+    """Returns a plan with magnitudes that were raised in turn, in large steps first, until no larger plan fits."""
     for doubling in (True, False):
         raised = True
         while raised:

@@ -127,7 +127,10 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """Returns the part of the configuration that only this stage has."""
+        """Returns the options that only stage 3 has, about partitioned parameters.
+
+        The subclass for other stages returns theirs.
+        """
         case = self.case
         return {
             FLAG: self.by_all_reduce,
@@ -182,7 +185,10 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.step()
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """After step `saved_after`, saves a checkpoint and replaces the engine by a fresh one that loads it."""
+        """Returns the optimizer for the next step.
+
+        After step `saved_after` it saves a checkpoint, and replaces the engine by a new one that loads the checkpoint.
+        """
         if step != self.case.saved_after:
             return optimizer
         with shared_folder(self.mesh) as folder:

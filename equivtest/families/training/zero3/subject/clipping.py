@@ -1,8 +1,9 @@
-"""Computes the norm of all gradients under ZeRO-3, whose partitions the ranks have, and clips by it.
+"""Clips gradients by the norm of all gradients under ZeRO-3, where each rank has partitions of the gradients.
 
-Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct: powers of the partitions' norms
-are added over the ranks, or the largest magnitude is taken.  Here it is float64, in which no square of a
-number of fewer bits overflows or underflows.
+The powers of the partitions' norms are added over the ranks, or the largest magnitude is taken. Both are computed in
+float64: the square of a number with fewer bits neither overflows nor underflows there.
+
+Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct.
 """
 
 from __future__ import annotations

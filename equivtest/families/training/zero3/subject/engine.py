@@ -1,9 +1,9 @@
 """Hooks ZeRO-3 into a module: fetches and releases its layers, and reduces their gradients.
 
-Forward, a layer is whole while it runs. Backward, it is whole from the gradient of its output until the gradient of an
-earlier layer's output, or the end of the backward; by then it has been used. A parameter that several layers share is
-whole from the first of these layers until the last, and so is fetched once forward and once backward. Autograd adds up
-the gradients of its uses before they are reduced.
+In the forward, a layer is whole while it runs. In the backward, a layer becomes whole when the gradient of its output
+is known. It is released when the gradient of an earlier layer's output is known, or at the end of the backward: it has
+been used by then. A parameter that several layers share is whole from the first of these layers until the last, and so
+is fetched once forward and once backward. Autograd adds up the gradients of its uses before they are reduced.
 
 Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
 """
@@ -102,7 +102,7 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Sets `earlier` and `later` of each layer: the parameters that earlier and later layers share with it.
+    """Sets `earlier` and `later` of each layer, the kinds of parameters that earlier and later layers share with it.
 
     `layers` are in the forward's order.
     """

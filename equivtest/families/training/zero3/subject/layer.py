@@ -21,7 +21,10 @@ from equivtest.families.zero3.fetch.subject import Fetcher, PartitionedParameter
 
 @dataclass(frozen=True)
 class SavedView:
-    """Stands for a view of the whole parameter `kind`, from its first element, until the backward asks for it."""
+    """Stands for a tensor that autograd saves, if that tensor has all elements of the whole parameter `kind`.
+
+    So the whole parameter can be released between forward and backward. `size` and `stride` are the saved tensor's.
+    """
 
     kind: str
     size: torch.Size
@@ -74,7 +77,7 @@ class Layer:
         """Makes the parameters whole: NOT_AVAILABLE -> IN_FLIGHT -> AVAILABLE.
 
         Raises:
-            RuntimeError: a parameter that no other layer shares is not NOT_AVAILABLE.
+            RuntimeError: a parameter that no other layer shares is IN_FLIGHT or AVAILABLE already.
         """
         tied = self.earlier | self.later
         absent = [
