@@ -137,8 +137,7 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             units == 2**bits and result.dtype != torch.float64
         ):  # a larger sum may have been rounded to it
             raise InexactData(
-                f"{name} adds up magnitudes of {units} units, and {str(dtype).removeprefix('torch.')} holds "
-                f"{2**bits} exactly"
+                f"{name} may reach {units} units, but {str(dtype).removeprefix('torch.')} is exact only up to {2**bits}"
             )
 
 

@@ -127,14 +127,16 @@ def sum_products(
     if added is not None:
         terms = terms + added.abs()
     if terms.numel() and float(terms.max()) > 2.0**_INT64_BITS:  # only then could int64 overflow
-        raise InexactData(f"{name}: magnitudes add up to more than 2**{_INT64_BITS} units")
+        raise InexactData(f"{name}: a sum may reach more than 2**{_INT64_BITS} units")
     sums = torch.matmul(factors, right.integers)
     magnitudes = torch.matmul(factors.abs(), right.integers.abs())
     if added is not None:
         sums, magnitudes = sums + added, magnitudes + added.abs()
     bits_used, bits = bits_of(largest_of(magnitudes)), significand_bits(dtype)
     if bits_used > bits:
-        raise InexactData(f"{name}: magnitudes add up to {largest_of(magnitudes)} units, {dtype} holds 2**{bits}")
+        raise InexactData(
+            f"{name}: a sum may reach {largest_of(magnitudes)} units, but {dtype} is exact only up to 2**{bits}"
+        )
     return Sum(torch.ldexp(sums.to(torch.float64), torch.tensor(unit)), bits_used)
 
 

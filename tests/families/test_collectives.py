@@ -119,7 +119,7 @@ def test_operands_differ_between_ranks_and_have_both_signs() -> None:
         ("product", [[2.0], [3.0]], "factors are no powers of two"),
         ("product", [[2.0**-10], [2.0**-10]], r"their product may be as small as 2\*\*-20"),
         ("avg", [[1.0], [1.0], [1.0]], "no multiples of 3"),
-        ("sum", [[2048.0], [1.0]], "magnitudes add up to 2049 units"),
+        ("sum", [[2048.0], [1.0]], "a sum may reach 2049 units"),
     ],
 )
 def test_result_that_may_round_is_not_exact(op: str, operands: list[list[float]], message: str) -> None:

@@ -115,7 +115,9 @@ def test_data_that_could_round_is_refused() -> None:
     fetch, use = case.sequence()
 
     assert model.run(0, fetch) == "none"
-    with pytest.raises(InexactData, match=r"grad\.0: magnitudes add up to \d+ units, torch.float32 holds 2\*\*24"):
+    with pytest.raises(
+        InexactData, match=r"grad\.0: a sum may reach \d+ units, but torch.float32 is exact only up to 2\*\*24"
+    ):
         model.run(1, use)
 
 

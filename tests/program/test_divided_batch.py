@@ -190,7 +190,7 @@ def test_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int
 
 def test_dtype_must_hold_sums_over_all_parts() -> None:
     """One part of sixty rows would."""
-    with pytest.raises(Misuse, match="bfloat16 holds 256 exactly"):
+    with pytest.raises(Misuse, match="bfloat16 is exact only up to 256"):
         expect(case_of(x_shape=(36, 3), dtype="bfloat16", world_size=2, batch=SUM), 0)
 
 

@@ -155,7 +155,7 @@ def test_invalid_case_raises_misuse(build: str, fields: dict[str, Any], message:
         (case_of("norm"), "native_layer_norm may round"),
         (
             case_of(dtype="bfloat16", largest=7),
-            "holds 256 exactly, in 2, at .*: take smaller sizes or leave this dtype out",
+            "is exact only up to 256, in 2, at .*: take smaller sizes or leave this dtype out",
         ),
     ],
     ids=["an operation that rounds", "too many bits"],
