@@ -119,6 +119,23 @@ def test_operator_without_a_rule_is_inconclusive_with_a_reason() -> None:
     assert "linalg_eig" in found.derivation and found.derivation.startswith("nothing is concluded")
 
 
+def test_results_are_judged_though_the_backward_has_no_bound() -> None:
+    diagonal = {"operator": "linalg.diagonal", "operands": ((3, 5),), "arguments": (("call", "x0, offset=2"),)}
+    case = case_of(**diagonal, holds=("any",), placements=(("shard(0)",),), values=(("real", 1),))
+    expected = expect(case, 0).tensors
+
+    assert not is_too_wide(expected["output.0"])
+    assert is_too_wide(expected["grad.operand.0"])
+
+
+def test_flag_of_a_result_that_requires_a_gradient_and_has_none_is_not_judged() -> None:
+    slogdet = {"operator": "linalg.slogdet", "operands": ((2, 2),), "arguments": (("call", "x0"),)}
+    case = case_of(**slogdet, holds=("squares",), placements=(("shard(0)",),))
+    flags = {name: tensor.requires_grad for name, tensor in expect(case, 0).tensors.items()}
+
+    assert (flags["output.0"], flags["output.1"]) == (None, True)
+
+
 def test_sums_too_long_for_a_dtype_are_inconclusive() -> None:
     case = case_of(dtype="bfloat16", world_size=4, operands=((300,),), placements=(("shard(0)",),))
 

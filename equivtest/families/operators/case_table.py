@@ -93,11 +93,13 @@ class Result:
 
     Attributes:
         operands: Numbers of the operands for which the result has a gradient.
+        requires_grad: The flag of the result if all operands require a gradient.
     """
 
     shape: Shape
     dtype: str
     operands: tuple[int, ...]
+    requires_grad: bool
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -128,7 +130,12 @@ def results_of(
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
     """Describes each result: its shape, its dtype, and the operands that it has a gradient for."""
     return tuple(
-        Result(tuple(each.shape), str(each.dtype).removeprefix("torch."), _operands_of(each, operands))
+        Result(
+            tuple(each.shape),
+            str(each.dtype).removeprefix("torch."),
+            _operands_of(each, operands),
+            each.requires_grad,
+        )
         for each in results
     )
 

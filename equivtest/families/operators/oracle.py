@@ -106,7 +106,12 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 
 
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
-    return {f"output.{number}": case.has_gradient(result) for number, result in enumerate(case.results)}
+    """Leaves out results that torch says require a gradient though they have none, such as the sign of `slogdet`."""
+    return {
+        f"output.{number}": case.has_gradient(result)
+        for number, result in enumerate(case.results)
+        if result.operands or not result.requires_grad
+    }
 
 
 def judged_how(case: OperatorCase, index: int) -> Founds:
@@ -129,20 +134,27 @@ def _undivided(case: OperatorCase) -> OperatorCase:
 def _judged_how(case: OperatorCase, index: int) -> Founds:
     given = draw(case, index)
     plain = _plainly(case, given)
-    found, reasons = _best(case, given, index)
     known = _knows_operands(case, index)
+    chosen = {name for name, value in plain.items() if known and _only_moves(case, index, name, value)}
+    found, reasons = _best(case, given, index) if len(chosen) < len(plain) else ({}, "")
+    if reasons and case.requires_grad:  # the results may be judged though the backward cannot be followed
+        found, _ = _best(replace(case, requires_grad=()), given, index)
     judged = {}
     for name, value in plain.items():
-        is_number = value.is_floating_point()
-        moves = case.definition.is_exact and (name.startswith("output.") or _adds_exactly(case, index))
-        chosen = known and (not is_number or moves)
-        if chosen:
+        if name in chosen:
             judged[name] = Found(value.double(), None, CHOSEN)
         elif name in found:
             judged[name] = found[name]
         else:
             judged[name] = Found(value.double(), torch.full(value.shape, torch.inf, dtype=torch.float64), reasons)
     return judged
+
+
+def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) -> bool:
+    """True if an answer is no number, or the operator chooses it among its operands' values."""
+    if not value.is_floating_point():
+        return True
+    return case.definition.is_exact and (name.startswith("output.") or _adds_exactly(case, index))
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
