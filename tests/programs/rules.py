@@ -212,7 +212,7 @@ FROM_HISTORY: dict[str, WrongRule] = {
     "copies_of_own_rows": WrongRule("view", "repeat", (aten.repeat.default,), lambda s, a: [[Shard(dim + len(a[1]) - len(s[0])), Shard(dim)] for dim in range(len(s[0]))]),
     # Gradients that are summed or divided: pytorch 118600.
     "gradient_of_logarithms_of_own_rows": WrongRule("gradient's placement", "log_softmax", (aten._log_softmax_backward_data.default,), lambda s, a: [[Shard(dim)] * 3 for dim in dim_named(2)(s, a)]),
-    "gradient_by_shares": WrongRule("gradient's placement", "tanh", (aten.tanh_backward.default,), always(SUM, WHOLE, SUM)),
+    "gradient_by_shares": WrongRule("gradient's placement", "tanh_backward", (aten.tanh_backward.default,), always(SUM, WHOLE, SUM)),
 }  # fmt: skip
 """Further wrong rules, in places where torch had defects.  They were written after the enumerated calls, unseen by them."""
 WRONG |= FROM_HISTORY

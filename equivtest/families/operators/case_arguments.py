@@ -6,6 +6,7 @@ Each function returns the simplest first, like the forms in `equivtest.families.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from equivtest.cases.case import Shape
@@ -162,7 +163,7 @@ def picked_rows(shape: Shape) -> Signatures:
 def equations(shape: Shape) -> Signatures:
     dims = (("mk", "kn", "mn"), ("bmk", "bkn", "bmn"), ("bmk", "kn", "mbn"), ("mk", "mk", "m"), ("mk", "mk", ""))
     return tuple(
-        Signature(signature.shapes, (("equation", f"{left},{right}->{out}"),))
+        replace(signature, arguments=(("equation", f"{left},{right}->{out}"),))
         for left, right, out in dims
         for signature in products(left, right)(shape)
     )

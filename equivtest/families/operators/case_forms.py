@@ -23,11 +23,13 @@ class Signature:
         shapes: Global shape of each operand.
         arguments: Every argument that is no tensor, by name.
         holds: Contents of each operand, if the operator's entry does not name them: see `OperatorCase.holds`.
+        letters: One letter per dim of each operand if the operator multiplies matrices: dims of one letter go together.
     """
 
     shapes: tuple[Shape, ...]
     arguments: Arguments = ()
     holds: tuple[str, ...] = ()
+    letters: tuple[str, ...] = ()
 
 
 Signatures = tuple[Signature, ...]
@@ -156,7 +158,7 @@ def products(*dims: str) -> Form:
         if len(shape) < 2:
             return ()
         sizes = {"k": shape[-1], "m": shape[-2], "b": shape[0] if len(shape) > 2 else 2, "n": 2, "o": 3, "1": 1}
-        return (Signature(tuple(tuple(sizes[letter] for letter in letters) for letters in dims)),)
+        return (Signature(tuple(tuple(sizes[letter] for letter in letters) for letters in dims), letters=dims),)
 
     return form
 

@@ -12,6 +12,7 @@ from equivtest.families.operators.case_operator import (
     BITS,
     BOOLS,
     FLOATS,
+    HALVES,
     POSITIVE,
     UNIT,
     Call,
@@ -32,6 +33,9 @@ _UNARY_EXACT: tuple[tuple[str, Call], ...] = (
     ("isposinf", torch.isposinf),
     ("conj", torch.conj), ("real", torch.real), ("detach", torch.detach), ("contiguous", lambda x: x.contiguous()),
 )  # fmt: skip
+
+_TO_WHOLE_NUMBERS = frozenset({"ceil", "floor", "trunc", "round", "frac", "long"})
+"""Operators that are the identity, or zero, on whole numbers."""
 
 _UNARY_ROUNDED: tuple[tuple[str, Call, str], ...] = (
     ("exp", torch.exp, ANY), ("expm1", torch.expm1, ANY), ("exp2", torch.exp2, ANY), ("log", torch.log, POSITIVE),
@@ -64,7 +68,7 @@ _CHOICES: tuple[tuple[str, Call], ...] = (
 
 
 ROWS = (
-    *(chooses(name, call) for name, call in _UNARY_EXACT),
+    *(chooses(name, call, domain=HALVES if name in _TO_WHOLE_NUMBERS else ANY) for name, call in _UNARY_EXACT),
     chooses("logical_not", torch.logical_not, domain=BITS),
     *(rounded(name, call, domain=domain) for name, call, domain in _UNARY_ROUNDED),
     *(chooses(name, call, either(pairs(), numbers("other", 1.0, 0.0, -2.0))) for name, call in _COMPARISONS[:6]),

@@ -17,6 +17,7 @@ import torch
 from equivtest.cases.case import Shape
 from equivtest.families.operators import (
     case_algebra,
+    case_backward,
     case_chance,
     case_images,
     case_others,
@@ -47,8 +48,12 @@ HAND_WRITTEN: dict[str, Operator] = {
 }
 """Operators by name whose forms are written by hand, and fit any shape."""
 
+BACKWARD = {operator.name: operator for operator in case_backward.ROWS}
+"""Operators that a backward calls, by name; random cases have none."""
+
 OPERATORS = {
     **HAND_WRITTEN,
+    **BACKWARD,
     **{operator.name: operator for operator in (*case_samples.ROWS, case_reductions.TIES)},
 }
 """All operators by name: those written by hand, those with forms from torch's own list, and `amax of ties`."""

@@ -1,24 +1,29 @@
 """Enumerates calls: every form of every operator, under combinations of its operands' placements.
 
-The axes of a call are the form, the placement of each operand and of the cotangents, and the mode of values. Three more
-axes are whether all operands have one placement, which operand is the only partial one, and whether the named dim is
-sharded. For each operator, a table of strength 1 has each value of each axis, and one of strength 2 each pair of values
-of two axes. The calls of one operator follow each other in one process, so that a wrong cache would show.
+The axes of a call are the form, the placement of each operand and of the cotangents, and the mode of values. Five more
+axes are whether all operands have one placement, which operand is the only partial one, which dim is sharded in every
+operand that has it, and whether a dim is sharded that the call names, or that has another size in the result. For each
+operator, a table of strength 1 has each value of each axis, and one of strength 2 each pair of values of two axes. The
+calls of one operator follow each other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
+from typing import TypeVar
 
 from equivtest.cases.case import Shape
 from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE, OperatorCase, Placements
 from equivtest.families.operators.case_forms import Signature, Signatures
-from equivtest.families.operators.case_operator import FLOATS, Operator
+from equivtest.families.operators.case_operator import ALONE, FLOATS, Operator
 from equivtest.families.operators.case_samples import IN_PLACE, OUT, way_of
-from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, is_taken, kind_of, results_of
+from equivtest.families.operators.case_table import BACKWARD, HAND_WRITTEN, OPERATORS, is_taken, kind_of, results_of
 from equivtest.property import Enumeration, Space
+
+T = TypeVar("T")
 
 SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
 """Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly."""
@@ -30,6 +35,9 @@ WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", 
 For their gradient DTensor tries every combination of placements of seven tensors (finding 69).
 """
 
+CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
+"""Operators that DTensor gets wrong unless the batch alone is divided (finding 62)."""
+
 MAX_FORMS = 6
 """Largest number of forms per operator."""
 MAX_ROWS = 200
@@ -39,7 +47,7 @@ MAX_CALLS = {IN_PLACE: 3, OUT: 2}
 """Way of calling -> largest number of calls of one operator, times the strength; other ways have no limit."""
 
 
-ENUMERATED = tuple(HAND_WRITTEN)
+ENUMERATED = (*HAND_WRITTEN, *BACKWARD)
 """Names of the operators that are enumerated. `known_failures.toml` lists all their failures."""
 PARTS = 8
 """Number of searches that the operators are divided among."""
@@ -64,9 +72,9 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 @lru_cache(maxsize=2**11)
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
     """Returns the enumerated calls of one operator on `world_size` ranks."""
-    rows = [row for signature in forms_of(name) for row in itertools.islice(_rows(name, signature, strength), MAX_ROWS)]
+    rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     num = MAX_CALLS.get(way_of(name), len(rows)) * strength if OPERATORS[name].has_samples else len(rows)
-    return tuple(_case(name, world_size, dtype, row) for row in covering(rows, strength)[:num])
+    return tuple(_case(name, world_size, dtype, row) for row in covering(name, rows, strength)[:num])
 
 
 @cache
@@ -76,7 +84,9 @@ def forms_of(name: str) -> Signatures:
     Each next signature is the one with the most features that no signature before it has.
     """
     operator = OPERATORS[name]
-    shapes = SHAPES[:1] if operator.has_samples else [each for each in SHAPES if len(each) in operator.num_dims]
+    shapes = [each for each in SHAPES if operator.has_samples or len(each) in operator.num_dims]
+    if operator.has_samples or operator.form is ALONE:  # the shape does not matter, or each element is separate
+        shapes = shapes[:1]
     left = list(dict.fromkeys(signature for shape in shapes for signature in operator.form(shape)))
     seen, kept = set[object](), list[Signature]()
     while left and len(kept) < MAX_FORMS:
@@ -99,16 +109,35 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 
 
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
-    """Yields the combinations of one signature. Combinations with only replicated operands come last."""
+    """Yields the combinations of one signature that shard an operand or have a partial one.
+
+    Calls on replicated operands show nothing more: DTensor replicates operands in many other calls.
+    """
     numbers = range(len(signature.shapes))
     if name in WHOLE_ALONE:
         yield signature, ("replicate",) * len(numbers), "replicate", REAL_MODE
         return
+    if name in CONVOLUTIONS:
+        for mode in _modes(OPERATORS[name]):
+            yield signature, ("shard(0)", *("replicate",) * (len(numbers) - 1)), "replicate", mode
+        return
     tables = [_placements(name, signature, number, strength) for number in numbers]
-    combinations = sorted(itertools.product(*tables), key=lambda texts: set(texts) == {"replicate"})
+    whole, all_rows = ("replicate",) * len(numbers), list(itertools.product(*tables))
+    told = [texts for texts in all_rows if _traits(signature, texts)] if len(all_rows) > MAX_ROWS else []
+    combinations = [texts for texts in dict.fromkeys((*_spread(all_rows, MAX_ROWS), *told)) if texts != whole] or [
+        whole
+    ]
     modes = _modes(OPERATORS[name])
     for number, texts in enumerate(combinations):
         yield signature, texts, ("replicate", "shard(0)", "shard(-1)")[number % 3], modes[number % len(modes)]
+
+
+def _spread(rows: Sequence[T], num: int) -> list[T]:
+    """Returns all rows, or so many that each value of each axis of the product occurs about equally often."""
+    if len(rows) <= num:
+        return list(rows)
+    step = next(step for step in itertools.count(int(len(rows) * 0.618)) if math.gcd(step, len(rows)) == 1)
+    return [rows[number * step % len(rows)] for number in range(num)]
 
 
 def _modes(operator: Operator) -> tuple[str, ...]:
@@ -123,13 +152,13 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
     return (*shards, *(reductions if kind == FLOATS else ()), "replicate")
 
 
-def covering(rows: Sequence[Row], strength: int) -> list[Row]:
+def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
     """Returns few rows that contain each value of each axis, or at strength 2 each pair of values.
 
     Each next row is the one with the most values, or pairs, that no row before it has.
     """
     seen: set[tuple[object, ...]] = set()
-    kept, left = [], [(row, frozenset(itertools.combinations(_values(row), strength))) for row in rows]
+    kept, left = [], [(row, frozenset(itertools.combinations(_values(name, row), strength))) for row in rows]
     while left:
         best = max(left, key=lambda each: len(each[1] - seen))
         if best[1] <= seen:
@@ -140,23 +169,56 @@ def covering(rows: Sequence[Row], strength: int) -> list[Row]:
     return kept
 
 
-def _values(row: Row) -> list[tuple[object, ...]]:
+def _values(name: str, row: Row) -> list[tuple[object, ...]]:
     signature, texts, cotangent, mode = row
     values: list[tuple[object, ...]] = [
         ("form", signature),
         *enumerate(texts),
         ("cotangent", cotangent),
         ("mode", mode),
+        *_traits(signature, texts),
     ]
     dim = dict(signature.arguments).get("dim")
     if isinstance(dim, int) and signature.shapes[0] and texts[0] == f"shard({dim % len(signature.shapes[0])})":
         values.append(("dim is divided", dim < 0, texts[1:2]))
-    if len(texts) > 1 and len(set(texts)) == 1:
-        values.append(("alike", texts[0]))
+    if texts[0] in _changed(name, signature):
+        values.append(("changed dim is divided", texts[0]))
+    return values
+
+
+def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
+    """Returns what the placements of several operands have in common."""
+    if len(texts) < 2:
+        return []
+    traits: list[tuple[object, ...]] = [("alike", texts[0])] if len(set(texts)) == 1 else []
     partial = [number for number, text in enumerate(texts) if text == REDUCTIONS[0]]
     if len(partial) == 1 and texts.count("replicate") == len(texts) - 1:
-        values.append(("alone", partial[0]))
-    return values
+        traits.append(("alone", partial[0]))
+    together = ("together", *_dims_by_letter(signature).get(texts, ()))
+    return [*traits, together] if len(together) > 1 else traits
+
+
+@cache
+def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Returns the placements that divide all dims of one letter, and for each the form's letters and that letter."""
+    operands = signature.letters
+    shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)
+    return {
+        tuple(f"shard({dims.index(letter)})" if letter in dims else "replicate" for dims in operands): (
+            *operands,
+            letter,
+        )
+        for letter in shared
+    }
+
+
+@cache
+def _changed(name: str, signature: Signature) -> frozenset[str]:
+    """Returns the shards of the first operand along dims that have another size in the first result."""
+    shape, dtypes = signature.shapes[0], ("float32",) * len(signature.shapes)
+    made = results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)[0].shape
+    pairs = enumerate(zip(shape, made[len(made) - len(shape) :], strict=True)) if len(made) >= len(shape) else ()
+    return frozenset(f"shard({dim})" for dim, (size, now) in pairs if size != now)
 
 
 def _case(name: str, world_size: int, dtype: str, row: Row) -> OperatorCase:

@@ -26,6 +26,7 @@ from equivtest.families.operators.case_operator import (
     DIAGONAL,
     DISTINCT,
     FRACTION,
+    HALVES,
     INDEX,
     MATRICES,
     POSITIVE,
@@ -80,7 +81,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
     domain = case.domain_of(number)
     is_exact = mode == EXACT_MODE
     value = _draw_exact(case, shape, (fewest, domain), source) if is_exact else _draw_real(shape, domain, source)
-    parts = _parts_of(value, *case.reduction(number), mode, source)
+    parts = _parts_of(value, *case.reduction(number), (mode, domain), source)
     axes = partial_axes(case.operand_layout(number))
     return parts.reshape((*(case.mesh_shape[axis] for axis in axes), *shape)).to(DTYPES[dtype])
 
@@ -101,6 +102,8 @@ def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: t
         return bits if domain == BITS else (1 + bits) / 4
     largest = _LARGEST.get(SIGNIFICAND_BITS[dtype], 3)
     value = odd_integers(shape, 1, largest, source) * case.world_size
+    if domain == HALVES:
+        return value / (2 * (case.world_size & -case.world_size))
     if domain == ABOVE:
         return 2 * value.abs()
     return value.abs() if domain in (POSITIVE, UNIT) else value
@@ -129,12 +132,17 @@ def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tens
     return value / 4 if domain == UNIT else value
 
 
-def _parts_of(value: torch.Tensor, op: str, num: int, mode: str, source: torch.Generator) -> torch.Tensor:
-    """Returns `num` terms of shape `value.shape`, of mixed sign, that `op` reduces to `value`: (num, *value.shape)."""
+def _parts_of(value: torch.Tensor, op: str, num: int, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
+    """Returns `num` terms of shape `value.shape`, of mixed sign, that `op` reduces to `value`: (num, *value.shape).
+
+    Args:
+        of: The mode and the content of the values.
+    """
     if not op:
         return value.unsqueeze(0)
-    rest = (num - 1, *value.shape)
+    (mode, domain), rest = of, (num - 1, *value.shape)
     other = odd_integers(rest, 1, 3, source) if mode == EXACT_MODE else nearly_normal(rest, source)
+    other = other / 4 if domain == HALVES else other
     if op == "sum":
         parts = torch.cat([other, (value - other.sum(0)).unsqueeze(0)])
     elif op == "avg":

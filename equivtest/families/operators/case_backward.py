@@ -1,0 +1,38 @@
+"""Operators that a backward calls, with a cotangent and a tensor of its shape.
+
+In the backward of a program that tensor is often a result, which is never partial if the operator is not linear.  A
+program that calls such an operator may pass it any DTensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from equivtest.families.operators.case_forms import Argument, Form, Signature
+from equivtest.families.operators.case_operator import ANY, FRACTION, UNIT, rounded
+
+_POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
+    ("gelu_backward", {}, ANY), ("silu_backward", {}, ANY), ("sigmoid_backward", {}, FRACTION),
+    ("tanh_backward", {}, UNIT), ("logit_backward", {}, FRACTION), ("threshold_backward", {"threshold": 0.5}, ANY),
+)  # fmt: skip
+"""Name, arguments, and the domain of the tensor."""
+
+
+def _alike(*each: dict[str, Argument]) -> Form:
+    """Returns two operands of the shape, with each of these arguments."""
+    return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
+
+
+def _log_softmax_backward(cotangent: torch.Tensor, result: torch.Tensor, dim: int) -> Any:
+    return torch.ops.aten._log_softmax_backward_data(cotangent, result, dim, cotangent.dtype)
+
+
+ROWS = (
+    *(
+        rounded(name, getattr(torch.ops.aten, name), _alike(arguments), domains=(ANY, domain), num_dims=(2,))
+        for name, arguments, domain in _POINTWISE
+    ),
+    rounded("_log_softmax_backward_data", _log_softmax_backward, _alike({"dim": 0}, {"dim": -1}), num_dims=(2,)),
+)
