@@ -1,27 +1,32 @@
 """Writes the forms in which the enumeration calls operators, from the sample inputs of torch's own list.
 
-    python -m studies.operator_forms
+    python -m studies.operator_forms [--undecided]
 
 One line of JSON per form goes to `equivtest/families/operators/forms.jsonl`: the operator, the way ('', 'in place' or
 'out'), the text of the call, the shape of each tensor and what it holds.  An operator without a form has a line that
-says why.
+says why.  With --undecided, forms stay as they are, and each operator whose results the oracle cannot judge in any
+form gets a line that says why: the operator, the way and the reason.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0), OpInfo.sample_inputs.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from equivtest.families.operators.case import MAX_DIMS, MAX_RESULTS
+from equivtest.families.operators.case import MAX_DIMS, MAX_RESULTS, REAL_MODE, OperatorCase
+from equivtest.families.operators.case_operator import FLOATS
 from equivtest.families.operators.case_samples import FILE, IN_PLACE, OUT, WAYS, function_of, name_of, run_form
-from equivtest.families.operators.case_table import HAND_WRITTEN, plain_operand
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, plain_operand
+from equivtest.families.operators.oracle import judged_how
 
 MAX_FORMS = {"": 5, IN_PLACE: 1, OUT: 1}
 MAX_NUMEL, MAX_OPERANDS, MAX_RESULT = 250, 6, 1000
@@ -56,10 +61,19 @@ class Form(NamedTuple):
 
 
 def main() -> None:
-    from torch.testing._internal.common_methods_invocations import op_db
-
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--undecided", action="store_true")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if parser.parse_args().undecided:
+        mark_undecided()
+    else:
+        write_forms()
+
+
+def write_forms() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db
+
     lines: list[list[Any]] = []
     infos: dict[str, list[Any]] = {}
     for info in op_db:
@@ -73,6 +87,35 @@ def main() -> None:
             if not forms and not way:
                 lines.append([name, why])
     FILE.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+
+
+def mark_undecided() -> None:
+    """Replaces the lines of undecided operators."""
+    lines = [line for line in map(json.loads, FILE.read_text("utf-8").splitlines()) if len(line) != 3]
+    for name, way in {name_of(line[0], line[1]): line[1] for line in lines if len(line) > 2}.items():
+        if reason := undecided(name):
+            lines.append([name.removesuffix(f" {way}") if way else name, way, reason])
+    FILE.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+
+
+def undecided(name: str) -> str:
+    """Returns why the oracle cannot judge any result of any form of an operator; '' if it can."""
+    reason = ""
+    for form in OPERATORS[name].form(()):
+        whole = (("replicate",),) * len(form.shapes)
+        case = OperatorCase(world_size=2, operator=name, operands=form.shapes, arguments=form.arguments,
+                            holds=form.holds, placements=whole, values=((REAL_MODE, 1),))  # fmt: skip
+        case = replace(case, requires_grad=tuple(n for n in range(len(whole)) if case.kind_of(n) == FLOATS))
+        try:
+            found = judged_how(case, 0)
+        except RuntimeError as error:  # the shape of the result depends on values
+            reason = str(error)[:160]
+            continue
+        results = [each for answer, each in found.items() if answer.startswith("output.")]
+        if any(each.allowed is None or bool(each.allowed.isfinite().any()) for each in results):
+            return ""
+        reason = results[0].derivation[:160]
+    return reason
 
 
 def has(way: str, variants: Iterable[Any]) -> bool:

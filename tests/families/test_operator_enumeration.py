@@ -12,7 +12,7 @@ from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.families.operators import strategy_calls
 from equivtest.families.operators.case import OperatorCase
-from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, run_form
+from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, run_form
 from equivtest.families.operators.case_table import OPERATORS
 from equivtest.families.operators.oracle import judged_how
 from equivtest.families.operators.strategy_calls import (
@@ -28,6 +28,7 @@ from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases
 from studies.operator_defects import killed
+from studies.operator_forms import undecided
 
 LOSSES = ("nn.functional.mse_loss", "nn.functional.smooth_l1_loss", "nn.functional.huber_loss")
 
@@ -66,6 +67,13 @@ def test_parts_of_an_enumeration_together_call_every_operator() -> None:
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
 
     assert set(ENUMERATED) == names
+
+
+def test_gate_calls_losses_three_times_and_no_operator_without_a_bound() -> None:
+    assert {len(calls(name)) for name in LOSSES} == {3}
+    assert not set(UNDECIDED) & set(ENUMERATED)
+    assert undecided("special.airy_ai").endswith("no bound is known for special_airy_ai")
+    assert not undecided("nn.functional.mse_loss")
 
 
 def test_space_without_a_floating_dtype_has_no_enumerated_calls() -> None:

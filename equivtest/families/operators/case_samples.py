@@ -111,15 +111,18 @@ def _row(name: str, forms: Sequence[list[Any]]) -> Operator:
     return Operator(name, lambda *operands, call: run_form(name, call, operands), form, rounds=True, has_samples=True)
 
 
-def _read() -> tuple[tuple[Operator, ...], dict[str, str]]:
-    forms, left_out = defaultdict[str, list[list[Any]]](list), {}
+def _read() -> tuple[tuple[Operator, ...], dict[str, str], dict[str, str]]:
+    forms, left_out, undecided = defaultdict[str, list[list[Any]]](list), {}, {}
     for line in map(json.loads, FILE.read_text("utf-8").splitlines() if FILE.exists() else ()):
         if len(line) == 2:
             left_out[line[0]] = line[1]
+        elif len(line) == 3:
+            undecided[name_of(line[0], line[1])] = line[2]
         else:
             forms[name_of(line[0], line[1])].append(line[2:])
-    return tuple(_row(name, each) for name, each in forms.items()), left_out
+    return tuple(_row(name, each) for name, each in forms.items()), left_out, undecided
 
 
-ROWS, LEFT_OUT = _read()
-"""ROWS: operators with forms from torch's list. LEFT_OUT: operator -> reason why the list of forms leaves it out."""
+ROWS, LEFT_OUT, UNDECIDED = _read()
+"""ROWS: operators with forms from torch's list. LEFT_OUT: operator -> reason why the list of forms leaves it out.
+UNDECIDED: operator of ROWS -> reason why the oracle cannot judge any of its results."""
