@@ -218,6 +218,46 @@ FROM_HISTORY: dict[str, WrongRule] = {
 WRONG |= FROM_HISTORY
 
 
+def not_counted(place: int) -> Rule:
+    """Leaves shards in place behind the dim named there, though a new dim moves them."""
+
+    def rule(shapes: Shapes, args: Sequence[Any]) -> list[Combination]:
+        dim = (args[place] if len(args) > place else 0) % (len(shapes[0]) + 1)
+        return [[Shard(each)] * (1 + len(shapes)) for each in range(dim, len(shapes[0]))]
+
+    return rule
+
+
+LATER: dict[str, WrongRule] = {
+    # Operators that are not linear: pytorch 163374, 165962.
+    "rounded_shares": WrongRule("not linear", "round", (aten.round.default,), always(SUM, SUM)),
+    "whole_numbers_of_shares": WrongRule("not linear", "long", (aten._to_copy.default,), always(SUM, SUM)),
+    "remainder_of_shares": WrongRule("not linear", "remainder", (aten.remainder.Tensor,), always(SUM, SUM, WHOLE)),
+    "quotients_of_shares_cut": WrongRule("not linear", "div to whole numbers", (aten.div.Tensor_mode,), always(SUM, SUM, WHOLE), "div"),
+    "powers_of_shares": WrongRule("not linear", "pow", (aten.pow.Tensor_Tensor,), always(SUM, SUM, WHOLE)),
+    "weights_of_shares": WrongRule("not linear", "lerp", (aten.lerp.Tensor,), always(SUM, SUM, SUM, SUM)),
+    "smaller_of_sums": WrongRule("extremum", "fmin", (aten.fmin.default,), always(SUM, SUM, SUM)),
+    # Reductions: pytorch 162692, 185167.
+    "spreads_averaged": WrongRule("mean of means", "var_mean", (aten.var_mean.correction,), reduced_to(AVG)),
+    "smallest_added_up": WrongRule("wrong reduction", "amin", (aten.amin.default,), reduced_to(SUM)),
+    "losses_of_own_rows_averaged": WrongRule("mean of means", "nn.functional.nll_loss", (aten.nll_loss_forward.default,), always(AVG, Shard(0), Shard(0))),
+    # Dims that an operator works along: pytorch 172350, 170934, 186149.
+    "largest_so_far_of_own_rows": WrongRule("divided dim", "cummax", (aten.cummax.default,), kept(along=dim_named(1))),
+    "upper_triangle_of_own_rows": WrongRule("offset of a shard", "triu", (aten.triu.default,), kept()),
+    "slice_of_own_rows": WrongRule("divided dim", "slice", (aten.slice.Tensor,), kept()),
+    "norm_of_own_columns": WrongRule("divided dim", "native_layer_norm", (aten.native_layer_norm.default,), always(Shard(1), Shard(1), Shard(0), Shard(0))),
+    "rows_put_into_own": WrongRule("divided dim", "index_put", (aten.index_put.default,), always(Shard(0), Shard(0), WHOLE, Shard(0))),
+    "rows_indexed_of_own": WrongRule("divided dim", "__getitem__", (aten.index.Tensor,), always(WHOLE, Shard(0), WHOLE)),
+    "columns_resized_by_each_rank": WrongRule("divided dim", "nn.functional.interpolate", (aten.upsample_nearest2d.default,), always(Shard(3), Shard(3))),
+    # Views: pytorch 179502.
+    "merged_dim_taken_for_its_last": WrongRule("view", "view", (aten.view.default,), lambda s, a: [[Shard(0), Shard(1)]] if len(s[0]) > len(a[1]) else []),
+    "stacked_dim_not_counted": WrongRule("view", "stack", (aten.stack.default,), not_counted(1)),
+    "squeezed_dim_not_counted": WrongRule("view", "squeeze", (aten.squeeze.dim,), kept()),
+}  # fmt: skip
+"""Wrong rules that were written after the calls that reject all others, unseen by them."""
+WRONG |= LATER
+
+
 @contextmanager
 def planted(wrong: WrongRule) -> Iterator[None]:
     """Puts the wrong rule into torch's table for a while; no cached result of either rule outlives it."""
