@@ -2,8 +2,9 @@
 
 Letters: w ranks, n elements of one size, L elements of all sizes together.
 
-Every rank has w * n elements of each kind of operand for each size n, one size after the other. A collective with one
-tensor per rank takes the first n elements of a size. A collective with a tensor for every rank takes all w * n.
+Every rank has w * n elements of each kind of operand for each size n, one size after the other. A collective to which a
+rank gives one tensor, such as all_reduce, takes the first n elements of a size. A collective to which a rank gives a
+tensor for every rank, such as all_to_all, takes all w * n.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class Call:
     """One collective, as a function of torch.distributed with a reduction.
 
     Attributes:
-        function: A function of torch.distributed; with the prefix 'functional_' one of its functional collectives,
-            with 'coalesced_' one coalesced call for several sizes, with
-            'int64_' a call on int64.
+        function: Name of a function of torch.distributed, which may have a prefix. 'functional_': the functional
+            collective of that name is called; 'coalesced_': one coalesced call takes several sizes; 'int64_': the call
+            is on int64.
         op: The reduction, a key of OPERANDS; '' for copies.
         result: One of RESULTS.
     """
@@ -83,7 +84,7 @@ class Call:
 
     @property
     def operand(self) -> str:
-        """Returns the kind of operand that it takes."""
+        """Returns the kind of operand that the collective takes, a value of OPERANDS or COUNTED."""
         return COUNTED[self.op] if self.function.startswith("int64_") else OPERANDS[self.op]
 
 
@@ -257,7 +258,10 @@ class CollectivesCase(Case):
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors by name. A tensor that differs between ranks has one row per rank."""
+        """Returns name -> shape, layout and role of each operand and answer.
+
+        A tensor that differs between ranks has one row per rank.
+        """
         ranks, numel, own = self.world_size, sum(self.numels), Layout((Shard(0),))
         results = {
             "reduced": CaseTensor((numel,), replicated(), "state"),

@@ -57,7 +57,7 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Reduces the operands (w, w * L) to (w * L,); returns them unchanged if the collective does not reduce."""
+    """Returns the operands (w, w * L) reduced to (w * L,), or unchanged if the collective does not reduce."""
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
@@ -68,7 +68,10 @@ def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
 
 
 def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Reduced:
-    """Adds operands times a power of two, exactly. Columns at the limits of the dtype are added by `add_at_limits`."""
+    """Returns the exact sum over ranks of the operands, times `factor`, a power of two.
+
+    Columns with values at the limits of the dtype are added by `add_at_limits`.
+    """
     is_at_limit = operands.abs().amax(0) > 2.0 ** SIGNIFICAND_BITS[case.dtype]
     found = reduce_exactly("operands", torch.where(is_at_limit, 0, operands) * factor, "sum", (case.world_size,))
     if not bool(is_at_limit.any()):
@@ -84,7 +87,9 @@ def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Redu
 
 
 def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
-    """Adds, over dim 0, operands that are infinite or near the largest number, times a power of two; float64.
+    """Returns the sum of the operands over dim 0, times `factor`, in float64: it is exact, or certainly infinite.
+
+    The operands are infinite or near the largest number of their dtype; `factor` is a power of two.
 
     Derived here. Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
     one sign. If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order. The
@@ -114,7 +119,7 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Combines the bits of integers (w, w * L), rank after rank. The result has no more bits than the operands."""
+    """Returns the bitwise `op` of the ranks' integers (w, w * L). It has no more bits than the operands."""
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 

@@ -31,9 +31,10 @@ Most have an odd number, so that repeating draw 0 shows a defect in every other 
 
 @Cases
 def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
-    """Draws cases with some collectives of some bundles, on up to five sizes.
+    """Draws cases with some collectives, on up to five sizes.
 
-    Shrinks to one draw of dense values, and one call on one element.
+    The collectives are some of those in some entries of `BUNDLES`. Shrinks to one draw of dense values, and one call on
+    one element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
@@ -53,7 +54,10 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws some collectives of some bundles; with a stride only one bundle, because many backends refuse strides."""
+    """Draws some collectives from some entries of `BUNDLES`.
+
+    With a stride they are from one entry, because many backends refuse strides.
+    """
     called: list[list[str]] = []
     for bundle, calls in DRAWN.items():
         if pick(draw, bundle, CALLED, itself if stride == 1 else free):

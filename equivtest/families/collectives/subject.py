@@ -2,11 +2,12 @@
 
 Letters: w ranks, n elements of one size.
 
-Each result is copied as soon as the call has returned or has been waited for, so that a result that arrives too late is
-noticed.
+A function that begins a collective returns a `Begun`. What its docstring says that it returns is the result that
+`Begun.end` gives. Each result is copied as soon as the call has returned or has been waited for, so that a result that
+arrives too late is noticed.
 
-Source: the docstrings in torch/distributed/distributed_c10d.py and
-torch/distributed/_functional_collectives.py (2.13.0).
+Source: the docstrings in torch/distributed/distributed_c10d.py and torch/distributed/_functional_collectives.py
+(2.13.0).
 """
 
 from __future__ import annotations
@@ -315,10 +316,11 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces integers of up to 2**p as multiples of 2**(62 - p) + 1, with up to 63 significant bits.
+    """Reduces integers on int64, each times the factor 2**(62 - p) + 1, so that they take up to 63 significant bits.
 
-    The result divided by that factor is the reduction of the integers. If it is no multiple, it is wrong, and the
-    remainder is added, so that it differs from the right one.
+    p is the number of significand bits of the case's dtype; the integers are at most 2**p. The result divided by the
+    factor is the reduction of the integers. If it is no multiple of the factor, it is wrong, and the remainder is
+    added, so that it differs from the right one.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))

@@ -1,5 +1,7 @@
 """Begins messages between two ranks, collectives of Python objects, and barriers, through torch.distributed.
 
+Each of these functions returns a `Begun`. What its docstring says that it returns is the result that `Begun.end` gives.
+
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
 

@@ -42,8 +42,9 @@ def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tenso
         dense: Odd integers of random sign, below 2**p.
         index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value shows
             its origin.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the number
-            `seed`, between -0.0 and odd integers; reduced values are at the limits in every second column.
+        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others.
+            The value has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN,
+            subnormals and extremes. Reduced values are at the limits of the dtype in every second column.
     """
     mode, seed = case.values[index]
     given = {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}

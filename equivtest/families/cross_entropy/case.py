@@ -28,13 +28,14 @@ class CrossEntropyCase(ActivationCase):
     Attributes:
         positions: Dims of the target, none to four; the logits x are (C,) or (N, C, ...).
         num_classes: C, the dim of x that is divided among the ranks.
-        reduction: 'none', 'sum' or 'mean', which divides by the weights of the targets that count.
+        reduction: 'none', 'sum' or 'mean'. A mean is the sum divided by the sum of the weights of all targets that
+            count.
         ignore_index: The target that does not count: a class, or any other number.
-        ignored: Positions that always have this target: 'none', 'some' (every second one) or 'all'.
+        ignored: Positions whose target is certainly `ignore_index`: 'none', 'some' (every second one) or 'all'.
         weighted: Whether each class has a weight.
-        target_is_dtensor, weight_is_dtensor: Pass these as DTensors.
+        target_is_dtensor, weight_is_dtensor: Whether the subject passes the target, or the weight, as a DTensor.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real", "peaked")

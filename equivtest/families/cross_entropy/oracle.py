@@ -25,7 +25,11 @@ def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
 
 
 def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
-    """Builds the expected tensors from bounds by name, which have flattened positions: (P,) or 0-dim, and (P, C)."""
+    """Returns the expected answers, with their global shapes.
+
+    Args:
+        found: The loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound.
+    """
     shapes, layouts = case.shapes(), case.layouts()
     tensors = {
         name: ExpectedTensor(
@@ -43,7 +47,7 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
 
 
 def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Bounds output and gradient, by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
+    """Returns the loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))

@@ -54,7 +54,7 @@ def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Te
 
 @draw.register
 def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws like a CrossEntropyCase, then replaces the target or the weight as `misfit` says."""
+    """Returns the tensors of a valid case, after the target or the weight was replaced as `misfit` says."""
     mode, seed = case.values[index]
     names = ("x", "target", "cotangent", *(("weight",) if case.weighted else ()))
     base = {name: getattr(case, name) for name in ("world_size", "dtype", "values", "positions", "num_classes")}
@@ -74,7 +74,8 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
     """Draws the class of each position, (P,), int64, and sets ignore_index where the case ignores a position.
 
-    All of `edge_classes` occur at random positions; if P is smaller, neighbours among them occur.
+    Every class of `edge_classes` is the target of some position. If there are fewer positions than such classes, the
+    targets are classes that follow each other in `edge_classes`.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()

@@ -121,7 +121,10 @@ class DifferentiableCase(Case):
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes x and cotangent as (rank, root, part, n), with other values for each root; outputs likewise."""
+        """Returns name -> shape, layout and role of each tensor.
+
+        The operand x, the cotangent and each output are (rank, root, part, n), with other values for each root.
+        """
         ranks, own = self.world_size, Layout((Shard(0),))
         shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}
         tensors = {name: CaseTensor((ranks, ranks, ranks, self.numel), own) for name in ("x", "cotangent")}

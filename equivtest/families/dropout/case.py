@@ -26,18 +26,19 @@ class DropoutCase(ActivationCase):
     The gradient is the cotangent, scaled and dropped likewise.
 
     Attributes:
-        style: 'dtensor': nn.Dropout of a DTensor.  'sequence_parallel': under SequenceParallel.
+        style: 'dtensor': nn.Dropout of a DTensor. 'sequence_parallel': nn.Dropout under SequenceParallel.
         shape: Shape of x, one to four dims.
-        layout: Layout of x and the output: 'shard(DIM)', the sequence, or for style 'dtensor' 'replicate'.
+        layout: Placement of x and the output: 'shard(DIM)', where DIM is the sequence, or 'replicate', only for style
+            'dtensor'.
         p: Probability that an element is dropped, 0 to 1.
         training: Whether the module is in training mode; if not, the output is x.
-        seeding: Seeds of torch's generator before the call: 'same' on every rank, as torch documents
-            for DTensors, or 'by_shard', equal on ranks with the same shard.
-        x_is_dtensor: Pass x as a DTensor; required for style 'dtensor', and for uneven shards,
-            since torch computes the global shape of a plain tensor as local size times ranks.
+        seeding: Seeds of torch's generator before the call: 'same' on every rank, as torch documents for DTensors, or
+            'by_shard', equal on ranks with the same shard.
+        x_is_dtensor: Pass x as a DTensor; required for style 'dtensor', and for uneven shards, since torch computes the
+            global shape of a plain tensor as local size times ranks.
         use_local_output: Option of SequenceParallel: answer a plain tensor instead of a DTensor.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real", "special")
@@ -122,7 +123,7 @@ class DropoutCase(ActivationCase):
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors by name; `seeds` has one element per rank."""
+        """Returns name -> shape, layout and role of each tensor. `seeds` has one element per rank."""
         layout = Layout((self.placement,)) if self.is_sharded else replicated()
         return {
             "x": self.given("x", self.shape, layout),

@@ -32,7 +32,10 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 
 @expect.register
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
-    """Returns output and gradient if nothing is dropped, or if p = 1 drops everything."""
+    """Returns output and gradient of a dropout that keeps every element, or that drops every element because p = 1.
+
+    If chance decides, use `expect_dropout_held`.
+    """
     return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
 
 

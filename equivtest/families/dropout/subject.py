@@ -38,7 +38,7 @@ def parallel_dropout(case: DropoutCase, mesh: DeviceMesh, given: Given) -> Answe
 
 
 def dropout_answers(case: DropoutCase, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Answers the output, and the gradient if the case requires it."""
+    """Returns the answers: the output, and the gradient if the case requires it."""
     return under_contract(case, {"output": output, **{f"grad.{name}": x.grad for name in case.requires_grad}})
 
 

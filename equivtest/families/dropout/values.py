@@ -23,7 +23,8 @@ def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
     Modes:
         dense: Odd integers of random sign up to 63, divided by 4.
         real: Nearly normal numbers of several scales.
-        special: One special value between -0.0 and odd integers; see `equivtest.cases.values.special`.
+        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others; see
+            `equivtest.cases.values.special`.
     """
     mode, seed = case.values[index]
     given = {}

@@ -56,7 +56,7 @@ class EmbeddingCase(Case):
         padding_idx: The id whose row gets no gradient; -1: none.
         scale_grad_by_freq: Divide each row's gradient by the number of times that its id occurs.
         requires_grad: ('weight',) or ().
-        ids_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        ids_contiguous, cotangent_contiguous: Whether the harness passes the ids, or the cotangent, contiguous.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (*EXACT_MODES, REAL_MODE)

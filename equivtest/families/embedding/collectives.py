@@ -14,15 +14,21 @@ _IDS_BYTES = {"int64": 8, "int32": 4}
 
 @expected_collectives.register
 def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
-    """Returns the collectives: distribution of the weight, gathered ids, and redistribution of output and cotangent.
+    """Returns the collectives of one rank, in order.
 
-    A rowwise embedding makes a partial output: an all_reduce, or a reduce_scatter if the output is sharded; backward
-    its cotangent is replicated: an all_gather. A colwise embedding makes an output sharded on its last dim: an
-    all_gather, or an all_to_all; backward the cotangent goes to that dim, by an all_to_all or nothing. Each rank then
-    has the operands of its shard of the gradient.
+    The weight is distributed, and the ids are gathered if they are sharded. Then the output is redistributed.
 
-    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py, for
-    nn.Embedding (2.13.0); the backward by the chain rule.
+    A rowwise embedding makes a partial output. It is reduced by an all_reduce, or by a reduce_scatter if the output is
+    sharded. Backward, the cotangent is replicated: a sharded one takes an all_gather.
+
+    A colwise embedding makes an output that is sharded on its last dim. It takes an all_gather if the output is
+    replicated, and an all_to_all if it is sharded on another dim. Backward, the cotangent goes to the last dim, by an
+    all_to_all or without a collective.
+
+    Each rank then has the operands of its shard of the gradient.
+
+    Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py, for nn.Embedding
+    (2.13.0); the backward by the chain rule.
     """
     shapes, layouts = case.shapes(), case.layouts()
     last = case.num_dims - 1

@@ -5,15 +5,17 @@ gradient is the sum of G_t over the tokens t whose id is v, zero for `padding_id
 by frequency.
 
 The forward computes nothing, so real values are equal too, to the last bit. The exception is a rowwise embedding, whose
-all_reduce adds zeros: a backend may flush subnormals then. The gradient is derived here: n_v numbers take n_v - 1
-additions, in any order and divided among ranks in any way, since adding zeros rounds nothing (the cost of additions:
-`equivtest.oracle.rounding.after_additions`). A sum may be kept in the storage dtype, so that each addition is rounded
-there, after one of the accumulator if that is wider. A gradient scaled by 1 / n_v rounds that factor and each product,
-and stores the first product before the additions; if n_v is a power of two none of these rounds.
+all_reduce adds zeros: a backend may flush subnormals then.
 
-Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0),
-which adds row by row into the gradient; Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., section 4.2.  Exactness: `equivtest.oracle.exact`.
+The gradient is derived here. n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way, since
+adding zeros rounds nothing (the cost of additions: `equivtest.oracle.rounding.after_additions`). A sum may be kept in
+the storage dtype. Each addition is then rounded to that dtype, and before that to the accumulator's if it is wider. A
+gradient scaled by 1 / n_v rounds that factor and each product, and stores the first product before the additions; if
+n_v is a power of two none of these rounds.
+
+Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0), which adds row by row
+into the gradient; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness:
+`equivtest.oracle.exact`.
 """
 
 from __future__ import annotations
@@ -80,9 +82,13 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 
 
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Bounds the gradient (V, D); for the arguments see `sum_gradient`.
+    """Returns the gradient (V, D) with its bound.
 
     A row without tokens is zero and a row of a single token a copy: both must be exact.
+
+    Args:
+        ids: (T,), int64, global.
+        cotangent: (T, D), global.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -114,7 +120,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Applies `after_additions` with a separate number of additions for each element."""
+    """Returns the error of `after_additions`, with a separate number of additions for each element."""
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)
     for num in set(additions.flatten().tolist()):

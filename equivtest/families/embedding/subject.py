@@ -69,7 +69,7 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 
 
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
-    """Answers output, weight and, if the case requires it, the weight's gradient."""
+    """Returns the answers: output, weight and, if the case requires it, the weight's gradient."""
     weight = layer.get_parameter("weight")
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:

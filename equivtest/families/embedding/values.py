@@ -33,14 +33,15 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
         index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value shows which row and
             column was looked up.
         dense: The weight holds odd integers of random sign and up to p bits.
-        special: The weight holds one of signed zeros, infinities, NaN, subnormals and extremes, the one with the number
-            `seed`, between -0.0 and odd integers; see `equivtest.cases.values.special`.
+        special: The weight holds one special value at a third of the elements, -0.0 at a third, odd integers at the
+            others. The value has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN,
+            subnormals and extremes.
         real: Weight and cotangent hold nearly normal numbers, never zero.
 
-    In the first three modes the cotangent holds odd integers whose sums are exact. If its sums are rounded (real
-    numbers, or scaled by frequency), most or all elements of each of its columns have one sign, so that terms mostly
-    add up. Of the tokens of one id only the first 2**p / 16 then have a nonzero cotangent, since each addition in
-    storage rounds.
+    In the first three modes the cotangent holds odd integers whose sums are exact, unless the gradient is scaled by
+    frequency. If the sums are rounded (real numbers, or scaled by frequency), most or all elements of each column of
+    the cotangent have one sign, so that terms mostly add up. Of the tokens of one id only the first 2**p / 16 then have
+    a nonzero cotangent, since each addition in storage rounds.
     """
     mode, seed = case.values[index]
     ids = draw_ids(case, mode, seed)
@@ -53,7 +54,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws like an EmbeddingCase, but one id lies outside the vocabulary, or the ids are float32."""
+    """Returns the tensors of a valid case, but one id lies outside the vocabulary, or the ids are float32."""
     given = draw_embedding(case, index)
     if case.misfit == "dtype":
         given["ids"] = given["ids"].to(torch.float32)
@@ -65,9 +66,10 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws ids (T,), int64, at random positions: all of `edge_ids`, or neighbours among them if T is smaller.
+    """Draws ids (T,), int64: every id of `edge_ids` at some token, all at random positions.
 
-    Of the other tokens, half repeat one edge id and half have any ids.
+    If there are fewer tokens than such ids, the ids follow each other in `edge_ids`. Of all other tokens, half repeat
+    one edge id and half have any ids.
     """
     source = generator(mode, seed, "ids")
     num_tokens, edges = math.prod(case.leading), case.edge_ids()

@@ -66,7 +66,7 @@ class LinearCase(ActivationCase):
             computes the global shape of a plain tensor as local size times ranks.
         use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight', 'bias' need a gradient, in this order.
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = LINEAR_MODES + REAL_MODES

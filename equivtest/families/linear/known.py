@@ -79,6 +79,10 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if the merged dims from the sharded one on have several elements, and so have the merged dims before it."""
+    """True if a dim is sharded that is merged with dims before it, and neither side has size 1.
+
+    One side is the product of the merged dims before the sharded one; the other is the product of the sharded and all
+    later merged dims.
+    """
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

@@ -54,7 +54,7 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
 
 
 def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Answers output, parameters and the gradients that the case requires."""
+    """Returns the answers: output, parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     for name in case.parameter_names():
         found[f"param.{name}"] = layer.get_parameter(name)

@@ -39,7 +39,7 @@ def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -
 
 
 def norm_answers(case: NormCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Answers output, parameters and the gradients that the case requires."""
+    """Returns the answers: output, parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"param.{name}": layer.get_parameter(name) for name in case.parameters}
     for name in case.requires_grad:

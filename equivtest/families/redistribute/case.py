@@ -54,7 +54,7 @@ class RedistributeCase(ActivationCase):
         states_shape: Whether from_local gets the global shape, as uneven shards need.
         async_op: Argument of redistribute.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special", REAL_MODE)

@@ -17,7 +17,7 @@ def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
 
 
 def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
-    """True if the tensor is sharded along each axis; torch treats it as partial sums from 2.14 on."""
+    """True if the tensor is sharded along each mesh axis. From 2.14 on torch treats such a tensor as partial sums."""
     return all(text.startswith("shard") for text in case.source)
 
 
@@ -31,17 +31,17 @@ def mixes_reductions(case: RedistributeCase) -> bool:
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if x is gathered over both axes in one step although one axis of all ranks would shard it differently."""
+    """True if torch gathers x in one step along a dim that two axes shard otherwise than one axis would."""
     return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if the cotangent is gathered over both axes in one step although one axis would shard it differently."""
+    """True if torch gathers the cotangent in one step along a dim that two axes shard otherwise than one axis would."""
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if torch gathers a dim that both axes shard in one step, and one axis would shard it differently.
+    """True if torch gathers a dim in one step that two axes shard otherwise than one axis of all ranks would.
 
     The second axis may shard the dim again afterwards.
     """

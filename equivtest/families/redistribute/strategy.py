@@ -125,7 +125,10 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns which axes of a mesh have several ranks. `Draw.pick` takes it as the label of a mesh."""
+    """Returns for each axis whether it has several ranks: `(2, 1) -> (True, False)`.
+
+    `Draw.pick` takes it as the label of a mesh.
+    """
     return tuple(map(is_several, mesh))
 
 
@@ -147,7 +150,7 @@ def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
 
 @cache
 def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
-    """Returns the edge sizes up to `largest`. Those that the ranks divide evenly occur once, all others twice."""
+    """Returns the `edge_sizes` up to `largest`. Sizes that the ranks divide evenly occur once, all others twice."""
     edges = [size for size in edge_sizes(world_size) if size <= largest]
     uneven = [size for size in edges if size % world_size]
     return tuple(sorted([*uneven, *uneven, *(set(edges) - set(uneven))]))
@@ -158,7 +161,7 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns the previous axis's placement twice if it is a shard, as entries of a table; else nothing.
+    """Returns two entries for a table of placements: the previous axis's placement, if it is a shard; else none.
 
     Dims that several axes shard fail most often.
     """

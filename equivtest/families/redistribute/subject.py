@@ -56,9 +56,9 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """Returns the leaf with the requested gradient, and its DTensor.
+    """Returns (leaf, DTensor that is redistributed). The leaf requires a gradient if the case says so.
 
-    They are the same tensor unless the leaf is a local one.
+    For the roads 'local' and 'full_tensor' the leaf is this rank's local tensor; otherwise it is the DTensor itself.
     """
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
@@ -77,7 +77,7 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
     """Returns the output: a DTensor, or this rank's local tensor.
 
-    Passes the gradient's placements to torch if the case has them.
+    If the case has placements of the cotangent, it passes them to torch as `grad_placements`.
     """
     if not case.leaves_as_plain_tensor:
         return move(case, x)

@@ -33,8 +33,9 @@ def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Ten
         index: 1, 2, 3, ... through all elements and terms, again from 1 after the largest: a wrong value shows its
             origin; reduced terms have random signs.
         dense: Odd integers of random sign, as large as exact reductions allow.
-        special: One of signed zeros, infinities, NaN, subnormals and extremes, the one with the number `seed`, between
-            -0.0 and odd integers; reduced terms as in dense.
+        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others. The value
+            has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN, subnormals and
+            extremes. Reduced terms are as in dense.
         real: Nearly normal numbers, never zero.
     """
     mode, seed = case.values[index]

@@ -25,7 +25,7 @@ class ScaleCase(ActivationCase):
         dim: The dim that is divided among the ranks.
         factor: One of FACTORS.
         requires_grad: ('x',) or ().
-        x_contiguous, cotangent_contiguous: Memory format of the tensors that the harness passes.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "real")

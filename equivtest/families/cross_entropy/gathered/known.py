@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def may_count_unequally(case: GatheredCrossEntropyCase) -> bool:
-    """True if the positions of one rank may weigh more in a mean than the positions of another rank."""
+    """True if a position of one rank may have a larger weight in a mean than a position of another rank."""
     return case.weighted or case.ignored != "none" or 0 <= case.ignore_index < case.num_classes

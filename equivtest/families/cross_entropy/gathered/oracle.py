@@ -11,10 +11,10 @@ in the dtype of storage, so in 16 bits the bound is one of its roundings. The su
 operations follow one another, each stored. The error of dy goes through grad.x = dy - exp(y) sum dy, which is linear in
 dy.
 
-Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp
-(2.13.0); softmax_strategy and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py;
-_BINARY_ADDITIVE_RULES in _pointwise_ops.py there, by which a loss that the ranks average, plus one that
-they sum, is averaged once the second has been summed.
+Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp (2.13.0); softmax_strategy
+and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py; _BINARY_ADDITIVE_RULES in _pointwise_ops.py
+there, for the sum of a loss that the ranks average and a loss that they sum: the second is summed over the ranks first,
+then the sum of both is averaged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def expect_gathered(case: GatheredCrossEntropyCase, index: int) -> Expected:
 
 
 def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Bounds output and gradient, by name, with flattened positions: (P,) or 0-dim, and (P, C)."""
+    """Returns the loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].double().movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     loss = _Loss(case, targets_of(case, given["target"].reshape(-1), given.get("weight")), given.get("weight"))
@@ -133,8 +133,9 @@ class _Loss:
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
         """Sums over the last dim.
 
-        The sum is accumulated, then stored. If `divided`, each rank stores its sum and the sums are added. A mean adds
-        over the ranks twice: this sum when it is added to the hard loss, and then the sum of both.
+        The sum is accumulated, then stored. If `divided`, each rank stores its own sum and the sums are added. With the
+        reduction 'mean' the ranks add twice: first this sum, before the hard loss is added to it, and then the sum of
+        both.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)

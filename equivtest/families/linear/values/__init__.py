@@ -13,13 +13,13 @@ from equivtest.families.linear.values.real import draw_real_linear
 
 @draw.register
 def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws exact or real values of one linear layer, as the draw's mode says."""
+    """Returns the tensors of draw number `index` by name: integers for an exact mode of values, else real numbers."""
     return (draw_real_linear if case.values[index][0] in REAL_MODES else draw_linear)(case, index)
 
 
 @draw.register
 def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws like a LinearCase, but x is (*leading, in_features + 1), or has another dtype."""
+    """Returns the tensors of a valid case, but x is (*leading, in_features + 1), or has another dtype."""
     given = draw_linear_case(case, index)
     if case.misfit == "in_features":
         given["x"] = torch.cat([given["x"], given["x"][..., :1]], dim=-1)

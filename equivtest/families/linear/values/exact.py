@@ -156,10 +156,7 @@ def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, N) that keeps at most `limit` elements in each row and in each column.
-
-    The kept elements of a row, and those of a column, are distinct modulo the longer side.
-    """
+    """Returns a mask (T, N) that keeps at most `limit` elements in each row and in each column, at random places."""
     longer = max(plan.num_tokens, plan.out_features)
     rows = permutation(plan.num_tokens, source) * (longer // plan.num_tokens)
     columns = permutation(plan.out_features, source) * (longer // plan.out_features)
@@ -173,7 +170,8 @@ def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-x, int64.
 
-    Sums: output |x| + |b|; grad.x at most min(N, 2**p); grad.weight |x|; grad.bias 1.
+    The magnitudes of the terms behind one element add up to |x| + |b| in the output, at most min(N, 2**p) in grad.x,
+    |x| in grad.weight, and 1 in grad.bias.
     """
     x = _whole_significand(plan, (plan.num_tokens, plan.in_features), plan.source("x"))
     weight = _select(plan.out_features, plan.in_features, plan.out_features, plan.source("weight"))
@@ -184,7 +182,8 @@ def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-w, int64.
 
-    Sums: output |W| + |b|; grad.x |W|; grad.weight and grad.bias at most min(T, 2**p).
+    The magnitudes of the terms behind one element add up to |W| + |b| in the output, |W| in grad.x, and at most min(T,
+    2**p) in grad.weight and grad.bias.
     """
     x = _select(plan.num_tokens, plan.in_features, plan.num_tokens, plan.source("x"))
     weight = _whole_significand(plan, (plan.out_features, plan.in_features), plan.source("weight"))
@@ -195,7 +194,8 @@ def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-g, int64.
 
-    Sums: output at most min(K, 2**p - |b|) + |b|; grad.x, grad.weight and grad.bias |G|.
+    The magnitudes of the terms behind one element add up to at most min(K, 2**p - |b|) + |b| in the output, and to |G|
+    in grad.x, grad.weight and grad.bias.
     """
     x = signs((plan.num_tokens, plan.in_features), plan.source("x"))
     weight = _select(plan.in_features, plan.out_features, plan.output_limit, plan.source("weight"))

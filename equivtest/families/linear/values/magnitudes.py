@@ -47,12 +47,12 @@ class Magnitudes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
-    """Chooses magnitudes with which the sums take as many bits as odd integers allow.
+    """Returns magnitudes with which the sums take as many bits as odd integers allow.
 
-    Derived here. With one magnitude per tensor the products of the output add up to K x W, of grad.x to N G W, of
-    grad.weight to T G x; all three equal B at x = sqrt(B N / (K T)) and so on round. If few bits make the floors
-    coarse, neighbours of these are tried too. The choice prefers sums that reach limit / 2: the output's first, then as
-    many others as possible.
+    Derived here. With one magnitude per tensor, the products behind one element add up to K x W in the output, to N G W
+    in grad.x, and to T G x in grad.weight. All three equal B at x = sqrt(B N / (K T)), W = sqrt(B T / (K N)) and G =
+    sqrt(B K / (N T)). These roots are rounded down to odd integers; if few bits make that coarse, their neighbours are
+    tried too. The choice prefers sums that reach limit / 2: the output's first, then as many others as possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.

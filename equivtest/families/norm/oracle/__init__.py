@@ -41,7 +41,7 @@ def expect_norm(case: NormCase, index: int) -> Expected:
 
 
 def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
-    """Bounds all computed results of the layer, by name, with flattened leading dims."""
+    """Returns every computed answer of the layer by name, with its bound and with flattened leading dims."""
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x, cotangent = (given[name].reshape(-1, case.features) for name in ("x", "cotangent"))  # (T, D)
     weight = given.get("weight", torch.ones(case.features))

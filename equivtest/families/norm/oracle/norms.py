@@ -84,7 +84,13 @@ def norm_grad_x(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns grad.x (T, D) with its bound; arguments as of `norm`, cotangent (T, D)."""
+    """Returns grad.x (T, D) with its bound.
+
+    Args:
+        x, cotangent: (T, D), global.
+        weight: (D,); ones if the layer has none.
+        centered: True for layer_norm, which subtracts mu; False for rms_norm.
+    """
     x, u, num = x.double(), arithmetic.u_a, x.shape[1]
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
     given = cotangent.double() * weight.double()  # g'
@@ -118,7 +124,10 @@ def norm_grad_weight(
 ) -> Bounded:
     """Returns grad.weight (D,), a sum over tokens, with its bound.
 
-    `rank_of` (T,) has the rank of each token; for the other arguments see `norm_grad_x`.
+    Args:
+        x, cotangent: (T, D), global.
+        rank_of: (T,), the rank of each token.
+        centered: True for layer_norm, which subtracts mu; False for rms_norm.
     """
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
@@ -173,9 +182,10 @@ def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
 def _over_tokens(
     terms: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, rank_of: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Bounds the error of a sum of terms (T, D) kept in the storage dtype: on each rank, then over the ranks.
+    """Returns the error (D,) of the sum of `terms` (T, D) over tokens: on each rank, then over the ranks.
 
-    A term may be stored before it is added, and a sum may be computed before it is stored.
+    The sum is kept in the storage dtype. A term may be stored before it is added, and a sum may be computed before it
+    is stored.
 
     Args:
         magnitude, error: (D,), of all terms together.

@@ -143,8 +143,8 @@ class LifecycleCase(Case):
     def leaves_gradients(self) -> bool:
         """True if some use gives a parameter a gradient.
 
-        Such a use names only whole parameters, and one of them requires a gradient. Before it no parameter has a
-        gradient, so that only a fetch may be refused.
+        Such a use names only whole parameters, and one of them requires a gradient. Until the first such use no
+        parameter has a gradient, so that no earlier step is refused.
         """
         away, in_flight, whole = set(range(self.num_parameters)), set[int](), set[int]()
         for operation in self.sequence():

@@ -66,7 +66,11 @@ class Course:
         return away if verb in FETCHES else sorted(self.available)
 
     def lead(self, verb: str, how: str) -> str:
-        """Returns the verb, or another verb that has to come first to make it possible."""
+        """Returns `verb` if it is possible now, else the verb that has to come first.
+
+        If `how` is 'after a change' and no saved parameter has changed since it was saved, it does the same for
+        'update'.
+        """
         if how == "after a change" and self.saved and not self.changed:
             verb = "update"
         while before := self._before(verb):
