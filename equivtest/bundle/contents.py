@@ -28,13 +28,13 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts in environment.json that decide which cases a run has; the file has further facts for people.
+    """The facts in environment.json that decide which cases a run has. The file has further facts, for people.
 
     Attributes:
         suite_digest: See `suite_digest`.
-        levels: Lines on the levels of conformance; empty in other profiles.
+        levels: Lines on the levels of conformance; empty unless the profile is `conformance`.
         manifest: Name of the manifest's file, or ''.
-        hosts: Hosts of the ranks if the run listened for any; else None.
+        hosts: Number of slots of each other host; None if the run listened for no hosts.
         declared: The backend's arithmetic by dtype; None for torch's on the CPU.
         failed: Number of tests that failed, including tests of known failures that no longer fail.
         complete, state: Whether the run came to its end; if not, the reason.
@@ -129,7 +129,7 @@ class KnownList(msgspec.Struct, frozen=True):
 def result_of(
     tally: Tally, num_records: Mapping[str, int], audit: Audited | None, holes: Iterable[str]
 ) -> PropertyResult:
-    """Returns the result of a property, as the bundle has it, from its counts."""
+    """Returns a property's entry for results.json, made from the property's counts."""
     sizes = [len(part) for part in (tally.covered.judged, tally.covered.known, tally.covered.open)]
     failures = (msgspec.structs.replace(failure, replay="") for failure in tally.failures)
     return PropertyResult(
@@ -146,7 +146,7 @@ def result_of(
 
 
 def search_file(name: str, label: str) -> str:
-    """Returns the path below data/ of the file with a search's verdicts."""
+    """Returns the path, below data/, of the file with the verdicts of one search of property `name`."""
     return f"{SEARCHES}/{name}/{label}.jsonl"
 
 
@@ -184,7 +184,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 @cache
 def suite_digest() -> str:
-    """Returns a SHA-256 over every file of equivtest and of the shipped properties; a wheel has the same."""
+    """Returns a SHA-256 over every file of equivtest and of the shipped properties; a checkout and its wheel agree."""
     digest = hashlib.sha256()
     for name, path in sorted(_suite_files()):
         digest.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -35,7 +35,7 @@ class Derived(Searching):
 
     Attributes:
         recorded: Case as JSON -> its records; only cases that the search has not asked for yet.
-        torchs: Reasons for failures that a run may leave to torch, see `torchs_reasons`.
+        torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
         problems: What does not fit, one line each.
     """
 
@@ -136,9 +136,10 @@ ENDED_KINDS = frozenset({*WHOLE_RUN, *UNABLE})
 
 
 def torchs_reasons(environment: Environment) -> frozenset[str]:
-    """Returns the reasons for failures that a run may leave to torch.
+    """Returns the reasons for which a run may call a failure known without an entry in a list of known failures.
 
-    There are none if the run itself was on gloo and the CPU, which is the reference for such failures.
+    Each reason says that the case fails on gloo and the CPU too, so that torch is to blame and not the backend. The set
+    is empty if the run itself was on gloo and the CPU.
     """
     is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
     return frozenset() if is_reference else frozenset(f"{TORCHS} ({kind})" for kind in FAILING)
@@ -157,14 +158,14 @@ def derive(
     pool: Any = None,
     torchs: frozenset[str] = frozenset(),
 ) -> tuple[list[Record], Coverage | None, dict[str, str], list[str]]:
-    """Repeats a search from its records, without ranks.
+    """Repeats a search without ranks: `records` have the verdicts that the ranks would give.
 
     Returns:
-        The records of the cases that the search has, its coverage, the dtypes left out with reasons, and one line for
-            each thing that does not fit.
+        The records of the cases that the search chooses; its coverage; each dtype that it leaves out -> the reason; and
+            one line for each difference between the records and a search.
 
     Args:
-        torchs: Reasons for failures that a run may leave to torch, see `torchs_reasons`.
+        torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
         pool: Ranks that answer what a property asks of them before its cases are drawn; None if it asks nothing
             (`Property.resolve`).
     """
@@ -194,7 +195,7 @@ def _place_of(case: Case) -> tuple[int, str, str, str]:
 def _ended(record: Record) -> bool:
     """True if the whole run of the case failed or could not be judged.
 
-    Then the verdict of one claim on draw 0 stands for all.
+    The verdict of one claim on draw 0 then stands for all claims and draws.
     """
     ended = {f"{TORCHS} ({kind})" for kind in WHOLE_RUN}
     return not ENDED_KINDS.isdisjoint(record.verdicts.values()) or not ended.isdisjoint(record.known.values())

@@ -1,6 +1,7 @@
 """Reads and writes equivtest.toml, the manifest in which a vendor declares what the backend can do.
 
-A run with a manifest compares it with the verdicts in both directions.
+A run with a manifest reports each collective that works although the manifest does not claim it, and each claimed
+collective that no verdict judged.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Names, for --allow-unsupported, of everything that the manifest does not claim: the backend may refuse it."""
+        """Returns the names of everything that the manifest does not claim, in the form of --allow-unsupported.
+
+        The backend may refuse what these names stand for.
+        """
         claimed = self.claims
         functions = [name for name in FUNCTIONS if name not in claimed.collectives]
         reductions = [name for name in REDUCTIONS if name not in claimed.reductions]
@@ -147,7 +151,7 @@ def parse(data: Mapping[str, Any]) -> Manifest:
 
 
 def differences(manifest: Manifest, records: Iterable[Record]) -> tuple[list[str], list[str]]:
-    """Compares the manifest's claims with the verdicts of the subject that calls each collective alone.
+    """Compares the manifest's claims with the verdicts on `collectives`, the subject that calls each collective alone.
 
     Returns:
         Collectives that hold without being claimed, and claimed collectives that no verdict judged, as
@@ -233,5 +237,5 @@ def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> s
 
 
 def _toml(value: str | tuple[object, ...]) -> str:
-    """Writes a text, or a list of texts or numbers, as TOML; JSON writes these values the same way."""
+    """Returns a text, or a list of texts or numbers, in the form of TOML, which is JSON's form for such values."""
     return msgspec.json.encode(value).decode().replace(",", ", ")

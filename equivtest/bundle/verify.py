@@ -128,7 +128,7 @@ class _Check:
         self.found.problems.append(f"{word}: {text}")
 
     def _read(self, name: str, kind: type[T]) -> T | None:
-        """Reads a JSON file of the bundle; notes a problem and returns None if it is missing or has another form."""
+        """Reads a JSON file of the bundle; if it is missing or has another form, returns None and notes a problem."""
         if name not in self.bag.payload:
             self._say("altered", f"data/{name} is missing")
             return None
@@ -139,7 +139,7 @@ class _Check:
             return None
 
     def _check_environment(self, environment: Environment, lists: Sequence[KnownList]) -> bool:
-        """Checks the settings that decide which cases the run has; False if no cases can be derived from them."""
+        """Notes a problem for each invalid setting of the run; False if no cases can be derived from the settings."""
         is_planned = environment.profile in PROFILES and environment.plan.strength > 0
         if not is_planned or environment.seeds != "gate":
             self._say(
@@ -353,7 +353,10 @@ class _Check:
 
 
 def _require_suite(environment: Environment, results: Results) -> None:
-    """Raises Misuse unless this suite and this release of torch made the bundle; others draw other cases."""
+    """Raises Misuse unless the suite and the release of torch here are those that made the bundle.
+
+    Another suite or release would draw other cases.
+    """
     if results.schema != contents.SCHEMA:
         raise Misuse(f"the bundle has schema {results.schema}, this equivtest reads {contents.SCHEMA}")
     if environment.suite_digest != contents.suite_digest():

@@ -40,7 +40,7 @@ def payload_of(
 
     Args:
         troubles: Reasons besides failing claims why the run is red.
-        holes_of: Returns the required cells of a property without a conclusion.
+        holes_of: A function that returns those required cells of a property that have no conclusion.
     """
     sizes: dict[str, dict[str, int]] = {}
     for (name, label), records in results.searches.items():

@@ -45,8 +45,8 @@ class Ranks:
         """Runs `case` and raises unless every claim holds, as `equivtest.verdicts.judging.check` does.
 
         Args:
-            claims: By default the claims of `equivtest check`.
-            like: Name of the property whose claims to use, for your own subject.
+            claims: Claims to judge; None: the claims that `equivtest check` judges.
+            like: Name of the property whose claims to judge, for your own subject.
             limit_s: Seconds that the ranks may take.
         """
         from equivtest.pytest_plugin.suite import claims_of

@@ -10,7 +10,7 @@ from equivtest.pytest_plugin.suite import properties_dir, version_of
 
 
 def header(config: pytest.Config) -> list[str]:
-    """Returns two lines that describe a run above its first result, and the duration of the shipped properties."""
+    """Returns the lines above the first result: versions, backend, profile, world sizes and the expected duration."""
     settings = settings_of(config)
     seeds = "fixed seeds"
     if settings.profile.repeats:

@@ -63,7 +63,7 @@ class EquivtestItem(pytest.Item):
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
-        """Runs the item; it also fails if a probe during the run has found the backend wrong."""
+        """Performs the item; fails also if a probe has found a collective of the backend wrong meanwhile."""
         try:
             self._perform_or_explain()
         except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
@@ -77,9 +77,9 @@ class EquivtestItem(pytest.Item):
             raise PlainFailure("\n".join([*(fault.text for fault in faults), also]).rstrip()) from None
 
     def _perform_or_explain(self) -> None:
-        """Performs the item, and ends the session at an error that concerns every further item.
+        """Performs the item, and reports a Misuse or a BrokenSetup as one line.
 
-        A mistake in one property does not end the session.
+        The session ends at a BrokenSetup, and at a Misuse that concerns every item.
         """
         from equivtest.verdicts.judging import one_thread
 
@@ -102,12 +102,12 @@ class EquivtestItem(pytest.Item):
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf
 
     def perform(self) -> None:
-        """Does the work of this kind of item, and adds the results to the data for the controller."""
+        """Does what this kind of item is for, and adds the results to `handover`, the data for the controller."""
         raise NotImplementedError
 
 
 class PropertyItem(EquivtestItem):
-    """An item about one property; a property without such an item is not reported."""
+    """An item about one property. A report has only properties with such an item."""
 
     label: str
     """Text in brackets in the item's node id, such as 'audit'."""
@@ -124,7 +124,7 @@ class PropertyItem(EquivtestItem):
 
     @property
     def listed(self) -> Listed:
-        """The property as a run lists it, with the labels of all its items in the session."""
+        """Description of the property for the run's list, with the labels of all its items in the session."""
         items = [item for item in self.session.items if isinstance(item, PropertyItem)]
         path, name = self.property_id
         return listed_of(
@@ -137,7 +137,7 @@ class PropertyItem(EquivtestItem):
         )
 
     def hand_over_findings(self, **found: Any) -> Searched:
-        """Makes a `Searched` of the findings, adds it to the data for the controller, and returns it."""
+        """Makes a `Searched` with the fields `found`, adds it to the data for the controller, and returns it."""
         start = pool_of(self.config).start
         searched = Searched(listed=self.listed, label=self.label, start=start, **found)
         self.hand_over(searched=searched, code=self._code())
@@ -148,7 +148,10 @@ class PropertyItem(EquivtestItem):
         return imported_code(self.config, self.prop.subject) if has_report else {}
 
     def perform(self) -> None:
-        """Judges the property, or takes the verdicts of an interrupted run, and ends as these say."""
+        """Judges the property, then passes, fails or skips as the verdicts say.
+
+        If an interrupted run is resumed and has the verdicts of this item, nothing is judged again.
+        """
         self._code()  # before the search, during which a file may change
         ending = earlier_endings(self.config).get(self.nodeid) or ending_of(self.judge())
         if ending.outcome == "failed":
@@ -188,7 +191,10 @@ class SearchItem(PropertyItem):
         return searched
 
     def _searches(self, settings: Settings) -> Iterator[Findings]:
-        """Yields the findings of one search; in a soak of one search per fresh seed, until this item's time is over."""
+        """Yields the findings of this item's search.
+
+        In a soak the search repeats with a fresh seed, and yields findings each time, until this item's time is over.
+        """
         from equivtest.search.chunks import chunk_of
         from equivtest.search.search import search
 
@@ -219,7 +225,7 @@ class SearchItem(PropertyItem):
         return max(0.0, min(self.time_left_s, self.time_left_s * _workers(self.config) * share))
 
     def _share(self) -> float:
-        """Returns this item's fraction of a soak's time, which is its cost relative to all searches.
+        """Returns the fraction of a soak's time that this item gets: its cost divided by the cost of all searches.
 
         So a soak keeps the proportions of the other profiles, however long it lasts.
         """
@@ -254,7 +260,10 @@ class AuditItem(PropertyItem):
 
 
 class KnownFailureItem(EquivtestItem):
-    """Runs the smallest case of a known failure, which must still fail as its entry says, on the entry's releases."""
+    """Runs the smallest case of a known failure, which must still fail as its entry says, on the entry's releases.
+
+    On other backends than gloo and the CPU the case of a shipped entry may also hold.
+    """
 
     def __init__(self, *, prop: Property, entry: KnownFailure, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -37,7 +37,7 @@ _workers_key = pytest.StashKey[list[Any]]()
 def pool_of(config: pytest.Config) -> Pool:
     """Returns this process's pool of ranks, on the backend that the options name.
 
-    The ranks have run no programs of another test file.
+    Ranks that have run the programs of another test file are replaced first.
     """
     if _pool_key not in config.stash:
         _end_orderly(config)
@@ -75,7 +75,10 @@ def _end_orderly(config: pytest.Config) -> None:
 
 
 def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
-    """Returns a function that makes a pool of gloo on the CPU at its first call; None if the run itself is on it."""
+    """Returns a function that returns a pool of gloo on the CPU, which it makes at its first call.
+
+    The result is None if the run itself is on gloo and the CPU.
+    """
     if settings_of(config).is_gloo_on_cpu:
         return None
 
@@ -125,11 +128,13 @@ def hub_path(config: pytest.Config) -> str:
 
 
 def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
-    """Prints how the slots of other hosts connect to the run's hub, and waits until all are connected.
+    """Prints the command that connects another host to the run's hub, and waits until all slots are connected.
+
+    A slot is a process on another host that starts ranks.
 
     Raises:
-        BrokenSetup: they do not connect in time.
-        Misuse: there are too few for the run.
+        BrokenSetup: the slots do not connect in time.
+        Misuse: there are too few slots for the run's world sizes.
     """
     hub = _hub_of(config)
     if hub is None:
@@ -184,13 +189,16 @@ def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
 
 
 def is_known_fault(fault: Finding, settings: Settings) -> bool:
-    """True if a known failure that must fail in this run says that the probed collective is wrong."""
+    """True if a list of known failures has an entry about the collective that a probe found wrong.
+
+    Entries that `Settings.expects` excludes do not count.
+    """
     entry = settings.known.of_fault(fault)
     return entry is not None and settings.expects(entry)
 
 
 def close_pool(config: pytest.Config) -> None:
-    """Ends every rank of this process's pools, and a server that has no pool yet."""
+    """Ends every rank of this process's pools, and the server of ranks if no pool uses it yet."""
     server = config.stash.get(_server_key, None)
     if server is not None:
         config.stash[_server_key] = None

@@ -165,7 +165,7 @@ class Progress:
 
 
 def _live_line(render: Callable[[], Text], out: TextIO) -> Live:
-    """Returns a line on the terminal that is drawn again four times a second.
+    """Returns a line on the terminal that shows the text of `render`, four times a second.
 
     rich leaves out colours if NO_COLOR is set.
     """

@@ -54,7 +54,7 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse the expression of -k; otherwise each xdist worker would crash on it."""
+    """Raises Misuse if pytest cannot parse the expression of -k, at which each xdist worker would crash."""
     from _pytest.mark.expression import Expression
 
     try:
@@ -80,8 +80,8 @@ def _check(raw: dict[str, Any], paths: list[Path]) -> list[Path]:
 def worker_args(wanted: str, paths: list[Path]) -> list[str]:
     """Returns the arguments that tell pytest how many xdist workers to use.
 
-    By default there is one per property for your files, and none if there is only one property. A worker takes seconds
-    to start, and the ranks of one search fill several cores.
+    By default your own files get at most one worker for each property, and none if they have only one property. A
+    worker takes seconds to start, and the ranks of one search fill several cores.
     """
     number = _num_properties(paths) if wanted == "auto" else 0
     return ["-n0"] if number == 1 else [f"-n{wanted}", *([f"--maxprocesses={number}"] if number else [])]

@@ -48,7 +48,7 @@ def key_of(searched: Searched) -> str:
 
 
 def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...]:
-    """Returns the results of those searches and audits of an interrupted run that need not run again.
+    """Returns the results that an interrupted run has of those searches and audits that need not run again.
 
     A search with a failure runs again, because its replay file belongs to the new report.
 
@@ -90,9 +90,9 @@ def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
 
 
 def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
-    """Returns how items ended in the interrupted run, by node id; in this run they end alike, without a search.
+    """Returns how each item ended in the interrupted run that this run resumes, by node id.
 
-    Under xdist the controller sends this to each worker.
+    In this run these items end alike, without a search. Under xdist the controller sends the endings to each worker.
     """
     if endings_key not in config.stash:
         sent = getattr(config, "workerinput", {}).get("equivtest_endings", "{}")

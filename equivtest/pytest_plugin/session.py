@@ -98,7 +98,7 @@ class Controller:
             self.folder.leave()
 
     def receive(self, handover: str) -> None:
-        """Adds the data of one item, a `Handover` as JSON.
+        """Adds the data that one item sends: `handover` is a `Handover` as JSON.
 
         Raises:
             pytest.exit.Exception: no further item can run.

@@ -36,11 +36,11 @@ class Settings:
     """The options of a run, checked and converted to values.
 
     Attributes:
-        subjects: (name of a property or of its subject, subject to judge in its place); empty means all properties.
+        subjects: Pairs (name of a property or of its subject, subject to judge in its place); empty: all properties.
         known_failures: Files with known failures; SHIPPED_LIST stands for the one that comes with the package.
         start: How ranks begin, see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
-        manifest: File in which a vendor says what the backend can do; its other options are merged already.
+        manifest: File in which a vendor says what the backend can do. These settings already include what it says.
         bundle: File to write for `equivtest verify`; None: no such file.
         listen: Host and port to listen at for ranks on other hosts; None if ranks live on this machine.
         audits: True if each property is audited (`equivtest.search.audit`).
@@ -105,7 +105,10 @@ class Settings:
         return self.make_backend().is_gloo_on_cpu
 
     def expects(self, known: KnownFailure) -> bool:
-        """True if a known failure must still fail in this run; shipped ones must only on gloo and the CPU."""
+        """True if the case of a known failure must still fail in this run.
+
+        An entry of the shipped list must fail on gloo and the CPU only, an entry of your own list on every backend.
+        """
         return not known.is_shipped or self.is_gloo_on_cpu
 
     def make_backend(self) -> Backend:

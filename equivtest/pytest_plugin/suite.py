@@ -63,7 +63,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
         like: Name of the shipped property whose claims to use, for the user's own subject.
 
     Raises:
-        Misuse: no property has that name, or it claims refusals and the case is no refused one, or the reverse.
+        Misuse: no property has that name; or only one of the two is about refusals, the property or the case.
     """
     from equivtest.verdicts.judging import default_claims
 
@@ -87,7 +87,9 @@ def shipped() -> Mapping[str, Property]:
 
 
 def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
-    """Returns a table of the combinations that a profile's cases of shipped properties cover; nothing runs.
+    """Returns a table: for shipped properties, how many combinations of values the cases of a profile cover.
+
+    It runs no case. `names` selects properties; all if it is empty.
 
     Raises:
         Misuse: there is no such profile, or no property of these names draws from tables.

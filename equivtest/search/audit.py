@@ -76,7 +76,7 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """Yields a few cases of each world size, each with a single draw of values; only values are judged."""
+    """Yields a few cases of each world size, each with one draw of values, and neither repeated nor recorded."""
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes)
@@ -115,9 +115,9 @@ class _Running:
         return self.visits >= limits.AUDIT_VISITS or (is_shown and self.found.cases >= wanted)
 
     def audit_case(self, case: Case) -> None:
-        """Runs the case without a fault, then with each fault, and records which faults a claim rejects.
+        """Runs the case without a fault, then once for each fault, and records which faults a claim rejects.
 
-        It records nothing if a claim fails without any fault.
+        No fault is tried if a claim fails without a fault, unless that is a known failure.
         """
         if self.known.forbids_run(self.prop.subject, case):
             return
@@ -155,10 +155,10 @@ class _Running:
                         yield Fault(kind, index), site
 
     def _spoil(self, case: Case, fault: Fault, site: Site, failing: Mapping[str, str]) -> None:
-        """Runs the case once with a fault, and records whether a claim rejected it.
+        """Runs the case once with a fault, and counts the run and the claims that reject it.
 
-        A run that could not be spoiled shows nothing about claims.  A run that timed out shows something only if the
-        case without the fault answers in the same time again.
+        A run does not count if its collective could not be spoiled, or if it timed out and the case without the fault
+        does not answer within the same time either.
 
         Args:
             failing: Claims that fail without the fault -> kind of failure.
@@ -183,7 +183,7 @@ class _Running:
         return self.pool.run(self.prop.subject, case, limit_s=limit_s, fault=fault)
 
     def _failures(self, case: Case, replies: Sequence[Reply], *, is_spoiled: bool = False) -> dict[str, str]:
-        """Returns claim -> kind of its failure in one run; {kind: kind} if the run itself failed."""
+        """Returns the failures of one run: claim -> kind of failure, or {kind: kind} if the run itself failed."""
         try:
             arithmetics = load_arithmetics(self.pool.backend.arithmetic)
             verdicts = judge_replies(self.prop.subject, case, replies, self.prop.claims, arithmetics)
@@ -213,7 +213,7 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
 
 
 def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
-    """Chooses at most `num` of the calls at one site: the first, last and middle one, and the first of each size.
+    """Returns at most `num` of the calls at one site: the first, last and middle call, and the first call of each size.
 
     The first call may belong to a set-up, and calls with other sizes may have other purposes.
 

@@ -42,7 +42,7 @@ class Audit:
         cases: Number of cases in which the subject held without a fault, except for known failures.
         left_out: The first failure of each case in which a claim failed without a fault, as 'claim: kind in case'.
         declined: Reason for each case that the program does not support.
-        rows: (site, kind of fault) -> in how many runs a claim rejected that fault.
+        rows: (site, kind of fault) -> number of runs with that fault, and of the runs that a claim rejected.
         hung: The first site at which a fault hung the program, which ended the audit; '' if none did.
         without_collectives: The property's reason for calling no collective, or ''.
     """
@@ -128,7 +128,7 @@ class Audit:
 
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
-    """Returns the collectives that no claim checks, and True if the property then shows nothing."""
+    """Returns the collectives that no claim checks, and whether the property shows nothing because of them."""
     sites = dict.fromkeys(row.collective for row in audited.rows)
     rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
     unseen = tuple(
@@ -139,5 +139,8 @@ def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
 
 
 def decisive(kind: str) -> tuple[str, ...]:
-    """Returns the kinds of fault that show, if a claim rejects them, that results depend on other ranks' operands."""
+    """Returns the decisive kinds of fault for a kind of collective.
+
+    If a claim rejects a decisive fault, the results depend on other ranks' operands.
+    """
     return ("dropped",) if kind in WITHOUT_OPERAND_OF_ALL else DECISIVE

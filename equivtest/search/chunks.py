@@ -97,9 +97,10 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each once: the property's examples, drawn cases, and one case of each missing aspect.
+    """Returns the chunk's cases, each once: examples of the property, then cases of the array or random cases.
 
-    Only chunk 0 has examples, and cases of missing aspects.
+    Chunk 0 also has the examples, and a case of each aspect, such as 'uneven', that its other cases lack. A part of an
+    enumeration has only the cases that the enumeration lists.
     """
     if chunk.depth:
         assert prop.enumeration is not None
@@ -117,7 +118,8 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the covering array that the chunk's cases are taken from; None if they are random.
 
-    An array of several world sizes always has all usual ones, so that --world-sizes changes no case of other sizes.
+    An array of several world sizes has all usual sizes, even if the run has only some. So the cases of a world size do
+    not depend on --world-sizes.
     """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:

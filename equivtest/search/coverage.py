@@ -17,7 +17,7 @@ StateOf = Callable[[Case], str]
 
 
 def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
-    """Returns the cases of the chunk's covering array that have its world size, each with what it showed.
+    """Returns the cases of the chunk's covering array on its world size, each with its state from `state_of`.
 
     It returns None if the chunk's cases are random.
     """
@@ -42,7 +42,7 @@ def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | N
 def planned_coverage(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], dtypes: tuple[str, ...], known: KnownFailures
 ) -> tuple[int, list[Coverage]]:
-    """Returns the number of a property's cases in a run of the profile, and what these cover; runs nothing."""
+    """Returns how many cases of a property a run of the profile has, and the coverage of each search; runs nothing."""
 
     def state_of(case: Case) -> str:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)

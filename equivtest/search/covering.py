@@ -85,7 +85,11 @@ Rate = Callable[[Value, Iterable[Value]], int]
 
 
 class _Row:
-    """Picks the table entries of one tried case: those of the wanted combination, others by `rate` or at random."""
+    """Chooses, for one tried case, the entry of each table from which the family picks.
+
+    Axes in the wanted combination get its values. For other axes the value with the highest `rate` is chosen, or
+    without a rate a random value.
+    """
 
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
         self.chance, self.wanted, self.rate = chance, dict(wanted), rate
@@ -125,7 +129,10 @@ class _Row:
         )
 
     def _corrected(self, name: str, actual: Any) -> Hashable:
-        """Returns the class of a field's actual value; `free` if the table does not have that value."""
+        """Returns the label of a field's actual value, which the family may have changed after the pick.
+
+        If the table lacks the value, the result is `free`, or the picked label if the types differ.
+        """
         table, label = self.picks[name]
         if any(type(entry) is type(actual) and entry == actual for entry in table):
             return label(actual)
@@ -134,7 +141,10 @@ class _Row:
 
 @cache
 def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> dict[Hashable, tuple[int, ...]]:
-    """Returns class -> indices of a table's entries; `types` makes tables of True and of 1 differ in the cache."""
+    """Groups the entries of a table by label: returns label -> indices of the entries with that label.
+
+    `types` keeps apart the cached results for tables that compare equal, such as (True,) and (1,).
+    """
     found: dict[Hashable, list[int]] = {}
     for index, entry in enumerate(table):
         found.setdefault(label(entry), []).append(index)
@@ -142,7 +152,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Merging:
-    """Rows by their numbers, and the combinations that each row has."""
+    """The rows of a covering array that is made shorter, by number, and the combinations that each row has."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CoveringRow] = {}
@@ -159,7 +169,10 @@ class _Merging:
             del self.rows[number], self.has[number]
 
     def pairs(self) -> Iterator[tuple[int, int, set[Combination]]]:
-        """Yields each pair of rows once, with the combinations that no other row has; small ones first."""
+        """Yields each pair of rows once: their numbers, and the combinations that no third row has.
+
+        Rows with few combinations of their own come first.
+        """
         counts = Counter(itertools.chain.from_iterable(self.has.values()))
         alone = {number: {each for each in has if counts[each] == 1} for number, has in self.has.items()}
         ascending = sorted(alone, key=lambda number: len(alone[number]))
@@ -170,7 +183,7 @@ class _Merging:
                 yield one, other, alone[one] | alone[other] | both
 
     def in_order(self) -> list[CoveringRow]:
-        """Returns the rows; each is the one that adds the most combinations to the rows before it."""
+        """Returns the rows in a new order: each adds at least as many new combinations as any row after it would."""
         left, ordered = {number: set(has) for number, has in self.has.items()}, []
         while left:
             first = max(left, key=lambda number: len(left[number]))
@@ -211,7 +224,7 @@ class _Builder:
         return Array(tuple(self._merged(rows)), tuple(self.covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
-        """Returns fewer rows with the same combinations."""
+        """Returns fewer rows, or the same, that together have the same combinations."""
         merging = _Merging()
         for row in rows:
             merging.add(row, self._covered(row))
@@ -220,7 +233,7 @@ class _Builder:
         return merging.in_order()
 
     def _merge(self, merging: _Merging, one: int, other: int, needed: set[Combination]) -> bool:
-        """Replaces two rows by one that has the needed combinations; returns False if no try has them."""
+        """Replaces two rows by one row that has the combinations `needed`; returns False if no tried row has them."""
         values = {value for combination in needed for value in combination}
         if len(dict(values)) < len(values):
             return False
@@ -236,7 +249,13 @@ class _Builder:
         return {combination for combination in self._combinations(row.values) if combination in self.covered}
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Marks all feasible combinations of values in the samples as not yet covered; returns the infeasible ones."""
+        """Marks every combination that may be feasible as not yet covered, and returns the infeasible combinations.
+
+        A combination counts as infeasible if no sample has it, although by chance EXPECTED samples or more would.
+
+        Returns:
+            The infeasible combinations.
+        """
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}
         for value in shares:
@@ -256,7 +275,7 @@ class _Builder:
         return infeasible
 
     def _groups(self, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-        """Yields each group of axes whose values have to be combined."""
+        """Yields each group of axes of which every combination of values has to occur in a case."""
         names = sorted(names, key=self.order.__getitem__)
         yield from itertools.combinations(names, self.strength)
         if self.strength < 3:
@@ -279,7 +298,10 @@ class _Builder:
                 self.partners[value].discard(other)
 
     def _best_row(self, target: Combination) -> CoveringRow | None:
-        """Returns, of TRIES cases, the one that has the target and the most combinations that are not covered yet."""
+        """Tries TRIES cases with the combination `target`, and returns the one with the most uncovered combinations.
+
+        It returns None if no tried case has the target.
+        """
         tries = (self._try(target, self._rate if number % 2 == 0 else None) for number in range(TRIES))
         having = [row for row in tries if row is not None and set(target) <= set(row.values)]
         return max(having, key=self._num_open, default=None)

@@ -16,7 +16,13 @@ from equivtest.verdicts.verdict import Mismatch, Verdict
 
 
 def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool) -> list[Verdict]:
-    """Returns the verdicts on one case; a failure becomes known if the case fails alike on gloo and the CPU."""
+    """Returns the verdicts on one case, in which torch's own failures are replaced by known failures.
+
+    A failure is torch's own if the case fails alike on gloo and the CPU.
+
+    Args:
+        gloo: Pool of ranks on gloo and the CPU.
+    """
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
         return list(verdicts)
@@ -35,10 +41,10 @@ def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo:
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, at the same tensor.
 
-    The first wrong tensor has to be the same, with the same worst element or number of wrong elements on each rank,
-    because roundings may decide which element is the worst.  A mismatch without an element must have the same result.
-    If a rank raised, the exceptions must be equal.  A rank that is silent or lost shows no tensor, so it is never
-    alike.
+    The first wrong tensor has to be the same. So does its worst element, or else the number of its wrong elements on
+    each rank, because roundings may decide which element is the worst.  A mismatch without an element must have the
+    same result. If a rank raised, the exceptions must be equal.  A rank that is silent or lost shows no tensor, so its
+    failure is never alike.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:

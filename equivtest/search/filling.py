@@ -1,7 +1,7 @@
 """Adds cases to a search whose own cases give too few conclusions in a cell: a dtype, a kind of shards and a claim.
 
 Before anything runs, further cases are drawn; a case is kept if it helps a cell that lacks draws.  After the judgement,
-more cases are drawn for cells with too many inconclusive verdicts. On another machine other cells may be concerned.
+more cases are drawn for cells with too many inconclusive verdicts. Which cells these are may depend on the machine.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def always(case: Case, claim: str) -> bool:
 def fill(
     prop: Property, chunk: Chunk, cases: Collection[Case], missing: Counter[Cell], is_judged: IsJudged = always
 ) -> list[Case]:
-    """Draws further cases besides `cases`; each helps a cell that lacks draws on a claim.
+    """Draws further cases, and returns those that help: each has draws in a cell that lacks draws on a claim.
 
     Args:
+        cases: Cases that the search already has.
         missing: Number of draws that each cell lacks.
     """
     seen, helpless, batch = set(cases), 0, 0
@@ -70,7 +71,7 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Counts for each required cell how many draws it lacks to have the chunk's `per_cell`."""
+    """Counts for each required cell how many draws the cases lack, if each cell needs the chunk's `per_cell` draws."""
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)
@@ -78,10 +79,12 @@ def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judge
 
 
 def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]) -> Counter[Cell]:
-    """Counts for each required cell how many further draws it needs if all conclude; at most `per_cell` at once.
+    """Counts for each required cell how many further draws it needs, if each of them gives a conclusion.
 
-    A cell needs `per_cell` conclusive verdicts, if it has any: a claim may find nothing to judge in a draw to which it
-    applies.  At most MAX_INCONCLUSIVE of its verdicts may be inconclusive, unless so many are that this is not chance.
+    A cell needs `per_cell` conclusive verdicts, and at most the share MAX_INCONCLUSIVE of its verdicts may be
+    inconclusive. The count is at most `per_cell`. Two kinds of cells need no draw: those without any conclusive or
+    inconclusive verdict, since the claim may find nothing to judge in them, and those with so many inconclusive
+    verdicts that further draws will not help.
     """
     conclusive, inconclusive = Counter[Cell](), Counter[Cell]()
     for record in records:
@@ -101,9 +104,10 @@ def short_of_conclusions(prop: Property, chunk: Chunk, records: Iterable[Record]
 
 
 def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Callable[[Case, str], bool]) -> Case:
-    """Sets the flag of a claim (recorded, repeated, measured) in the case if the claim lacks draws in the case's cell.
+    """Returns the case with a claim's flag set (recorded, repeated, measured) if the claim lacks draws in its cell.
 
-    Some claims are judged on one case in eight, and some cells have one case in a hundred: both together are too rare.
+    Some claims are judged only on the one case in eight that has their flag. A rare cell would almost never get such a
+    case by chance.
     """
     for claim in prop.claims:
         if claim.flag and not getattr(case, claim.flag) and _cell(prop, case.dtype, case.shard_kind, claim) in missing:
@@ -115,7 +119,7 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """Returns the chunk's dtypes in which a cell lacks draws; all dtypes if a cell that needs no dtype lacks draws."""
+    """Returns the chunk's dtypes in which some cell lacks draws; all of its dtypes if a cell without a dtype does."""
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 

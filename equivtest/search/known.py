@@ -46,11 +46,11 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
-    """Returns the function that computes a named quantity of a case, for conditions of `where`; None for no such name.
+    """Returns the function that computes a named quantity of a case, for conditions of `where`.
 
     A name means a field or property of the case, or a predicate. Predicates are the public functions of a module
-    `known` beside the class of the case, or beside one of its bases, the nearest first.  What only a known failure
-    needs to know does not belong into the case.
+    `known` beside the class of the case, or beside one of its bases, the nearest first.  They compute what only a known
+    failure needs to know, so it does not belong into the case. The result is None if nothing has the name.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -141,10 +141,10 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The valid entries of several files, in order: about the installed versions, and not expired.
+    """The entries that count, from several files and in their order: about installed versions, and not expired.
 
     Attributes:
-        expired: Entries about the installed versions that no longer count.
+        expired: Entries about the installed versions that have expired.
     """
 
     entries: tuple[KnownFailure, ...] = field(default=())
@@ -192,7 +192,7 @@ class KnownFailures:
         return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
-        """Returns the first entry because of which `case` must not run, since the whole run would fail; or None."""
+        """Returns the first entry that forbids to run `case`, because the whole run would fail; None without one."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 
@@ -202,13 +202,17 @@ def today() -> datetime.date:
 
 
 def read_entries(*paths: Path) -> list[KnownFailure]:
-    """Reads all entries of files, also about versions that are not installed; raises like `KnownFailures.load`."""
+    """Returns all entries of the files, also those about versions that are not installed.
+
+    Raises:
+        Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
+    """
     numbers: Counter[str] = Counter()
     return [entry for path in paths for entry in _read(path, numbers)]
 
 
 def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
-    """Reads all entries of one file; `numbers` has the number of entries so far of each subject."""
+    """Returns all entries of one file; `numbers` counts, for each subject, the entries of the files before it."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

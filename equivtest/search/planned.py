@@ -10,7 +10,7 @@ from equivtest.property import Property
 def parts_of(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], pinned: tuple[int, ...] = ()
 ) -> tuple[Part, ...]:
-    """Plans the searches of a property in a run of a profile.
+    """Returns the plan of each search of a property, in a run of a profile.
 
     Args:
         world_sizes: The run's world sizes on which the subject runs.
@@ -27,10 +27,10 @@ def parts_of(
 def pinned_sizes(
     prop: Property, profile: Profile, world_sizes: tuple[int, ...], *, is_limited: bool = False
 ) -> tuple[int, ...]:
-    """Returns the world sizes of the property's examples that are larger than the profile's world sizes.
+    """Returns the world sizes of the property's examples that are larger than every world size of the profile.
 
-    It returns () for a first look, and if the number of ranks is limited: by --world-sizes, by the number of devices,
-    or by the slots on other hosts.
+    A first look has none. If the number of ranks is limited, by --world-sizes, by the number of devices or by the slots
+    on other hosts, the result is () too.
 
     Args:
         is_limited: True if devices or slots limit the number of ranks.

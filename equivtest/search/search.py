@@ -91,8 +91,8 @@ def search(
 
     Args:
         failures_dir: Directory for replay files, which is made when the first file is written.
-        only: The one (claim, kind) of interest: its first failure ends the run, nothing else is shrunk, and its message
-            has no line on what ran before or failed first, and none on whose fault it is.
+        only: The one (claim, kind) of interest. Its first failure ends the run, and nothing else is shrunk. The message
+            says neither what ran before or failed first, nor what caused the failure.
         is_enough: True for a failing case that is small enough for shrinking to end there.
         until_s: Time by time.monotonic() after which no case begins; with it, the cases that cover most run first and
             examples last.
@@ -227,7 +227,11 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """Adds to the smallest failure its history, and the first failure if that concerns another tensor."""
+        """Adds two things to the smallest failure: its history, and a line on the first failure that was found.
+
+        The line is left out if both failures concern the same tensor. The history says whether the case fails alone in
+        new ranks.
+        """
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
             text = (
@@ -239,7 +243,8 @@ class Searching:
     def with_history(self, failure: Verdict) -> Verdict:
         """Runs the failing case alone in new ranks, and adds a line to the failure if the case does not fail there.
 
-        A case that timed out gets less time when it runs alone, see `_run`: if it needs more, the line is left out.
+        A case that timed out gets a shorter limit when it runs alone, see `_run`; if it exceeds that too, no line is
+        added.
         """
         case = failure.case
         earlier = [
@@ -258,7 +263,10 @@ class Searching:
         return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
-        """Runs a case once more to see the failure `kind` again; if that is a time-out, with a shorter limit."""
+        """Runs a case once more and returns the replies; the search wants to see a failure of `kind` again.
+
+        If `kind` is a time-out, the time limit is shorter than the property's.
+        """
         limit_s = self.prop.limit_s
         if kind == "timed_out":
             limit_s = limits.in_proportion(limits.SHRINK_CASE_S, limit_s)
@@ -343,7 +351,7 @@ class Searching:
         return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """Returns the smallest failure that Hypothesis finds among the cases of `chunk`, or None."""
+        """Returns the smallest failure of the target that Hypothesis finds among the cases of `chunk`; None without."""
 
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)
@@ -370,7 +378,7 @@ class Searching:
         return None
 
     def _look(self, case: Case, target: Target, until_s: float) -> Verdict | None:
-        """Returns the failure that `case` shows, or None; after the time limit it runs no new case."""
+        """Returns the target's failure if `case` shows it, else None; after the time limit it runs no new case."""
         if case not in self.seen:
             if time.monotonic() > until_s or self.known.forbids_run(self.prop.subject, case):
                 return None
@@ -396,13 +404,13 @@ def _of_tries(limit_s: float, of_a_run_s: float) -> str:
 
 
 def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:
-    """Returns the records of a case that does not run, because a known failure forbids it."""
+    """Returns the records of a case that is not run, because the known failure `entry` forbids it."""
     judgement = Judgement("known")
     verdict = Verdict(claim=entry.claim, subject=subject, case=case, judgement=judgement, known=entry.reason)
     return records_of(case, [verdict], [])
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns [the case without the collectives that the backend refused], or [] if nothing is left of it."""
+    """Returns a list with the case without the collectives that the backend refused; [] if nothing is left of it."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]
