@@ -20,7 +20,7 @@ class Collective:
         size_bytes: Size of this rank's operand, padding included; 0 for a barrier, and for a
             scatter on every rank but the source.
         phase: One of PHASES.
-        group: 'mesh', or the other processes of the call: 'processes 0, 1, 2'.
+        group: The processes that take part: 'mesh' for all of the mesh, else such as 'processes 0, 1, 2'.
     """
 
     kind: str

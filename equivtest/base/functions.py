@@ -36,7 +36,7 @@ def is_rank() -> bool:
 
 
 def name_of(function: object, what: str) -> str:
-    """Returns the name by which any process can import a function or class; a string is taken as the name.
+    """Returns the name by which any process can import a function or class; a string is already such a name.
 
     Args:
         what: Purpose of the function, such as 'build', for the message.
@@ -181,7 +181,7 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
 
 
 def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
-    """Returns the function with the arguments of its name bound by functools.partial."""
+    """Returns `function` with these arguments bound by functools.partial; `function` itself if there are none."""
     if not values and not named:
         return function
     return functools.partial(function, *values, **named) if callable(function) else function
@@ -196,7 +196,7 @@ def load_file(path: str) -> ModuleType:
     """Imports a file and returns its module; a file that is already imported is not executed again.
 
     The module gets the name that an import would give it, and a file in a package is imported as a part of the package.
-    If that name means another module, as for one of two files `test_models.py`, the file is loaded beside that module.
+    If a module with that name is loaded from another file, both are kept: for example two files `test_models.py`.
 
     Raises:
         Exception: whatever the file raises.
@@ -221,7 +221,7 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """Returns the first folder above a file that is no package, which has to be on Python's path."""
+    """Returns the first folder above a file that is no package; to import the file it has to be on Python's path."""
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 

@@ -59,7 +59,7 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Describes where a module was searched, and suggests a similar name; '' if its parent is no package."""
+    """Returns text on a missing module: where it was searched, and a similar name; '' if its parent is no package."""
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -71,7 +71,7 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Describes a module that lacks an attribute: its file, its public names, and a file of the same name."""
+    """Returns text on a module that lacks an attribute: its file, its public names, and another file of its name."""
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
@@ -92,7 +92,11 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Returns (folder, file) of another module with the same name, on Python's path or here; None if there is none."""
+    """Finds another module with the same name, which this one hides, on Python's path or in the current folder.
+
+    Returns:
+        Its folder and its file; None if there is none.
+    """
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None
     for folder in map(Path, map(_absolute, [*sys.path, ""])):
@@ -108,7 +112,10 @@ def _absolute(folder: str) -> str:
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
-    """Raises Misuse unless `function` accepts as many arguments as `names` has; functions without a signature pass."""
+    """Raises Misuse unless `function` accepts as many arguments as there are `names`.
+
+    A function whose signature Python cannot tell is accepted.
+    """
     if not callable(function):
         raise Misuse(f"{what} is not a function: {function!r}")
     try:

@@ -88,5 +88,8 @@ NAME_CHARS = 500  # of a name in a header or a manifest
 
 
 def in_proportion(short_s: float, limit_s: float) -> float:
-    """Scales a time that suits cases of at most CASE_S to cases of at most `limit_s`; in seconds, at most `limit_s`."""
+    """Scales the time `short_s`, made for cases of at most CASE_S, to cases of at most `limit_s`.
+
+    The result, in seconds, is at most `limit_s`.
+    """
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))

@@ -63,13 +63,14 @@ def is_refusal(error: BaseException) -> bool:
 def is_missing(error: BaseException, release: str) -> bool:
     """True if `error` says that torch lacks something, and `release` is older than CONTRACTS.
 
-    In CONTRACTS and later the same text is a failure, since DTensor must not lose an operator.
+    CONTRACTS is a release of torch. In it and in later releases the same text is a failure, since DTensor must not lose
+    an operator.
     """
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 
 
 def is_older(release: str) -> bool:
-    """True if a release of torch came before CONTRACTS."""
+    """True if a release of torch came before the release CONTRACTS."""
     return Version(release) < Version(CONTRACTS)
 
 

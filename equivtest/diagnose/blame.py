@@ -83,9 +83,9 @@ def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = No
 
 
 def is_alike(verdict: Verdict, failure: Verdict) -> bool:
-    """True if a verdict on the same case repeats the failure.
+    """True if a verdict on the same case repeats the failure, that is, fails the same claim in the same way.
 
-    A run that ended early may end in any way next time.
+    If the whole run failed, any failure of the whole run counts: a rank that died may hang the next time.
     """
     if failure.kind in WHOLE_RUN:
         return verdict.kind in WHOLE_RUN
@@ -93,7 +93,7 @@ def is_alike(verdict: Verdict, failure: Verdict) -> bool:
 
 
 def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str:
-    """Describes how many calls were right, if no call was wrong."""
+    """Returns text with the numbers of calls that were right, for a failure in which no call was wrong."""
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
     also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
     unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))

@@ -52,9 +52,10 @@ class Judged:
 
 
 def judge_collectives(events: Sequence[Sequence[Event]], replies: Sequence[Reply]) -> Judged:
-    """Judges all collectives: for each group the first calls of its ranks together, then the second calls, ...
+    """Judges all collectives of all ranks, each call together with the calls of the other ranks of its group.
 
-    Messages between two ranks, and barriers, are judged separately.
+    The first calls of a group's ranks belong together, then the second calls, and so on. Messages between two ranks,
+    and barriers, are judged separately.
 
     Args:
         events: Calls of each rank.
@@ -112,11 +113,11 @@ class _Collectives:
         return True
 
     def judge_end(self, event: Event) -> None:
-        """Finds out why a call has no result: it raised or did not end."""
+        """Records a call as wrong if it raised or did not end."""
         self._judge_one(event, None)
 
     def judge_message(self, sending: Event | None, reception: Event) -> None:
-        """Compares a received message with the message that was sent."""
+        """Compares a received message with the sent one, and records the reception as right, wrong or not judged."""
         try:
             right = right_message(sending)
             assert sending is not None
@@ -128,7 +129,7 @@ class _Collectives:
             self.unjudged[str(reason)] += 1
 
     def judge_barrier(self, events: Sequence[Event]) -> None:
-        """Judges if a barrier opened on some rank before all ranks had called it."""
+        """Records a barrier as wrong if it opened on some rank before all ranks had called it, or did not end."""
         for event in events:
             self.judge_end(event)
         try:
@@ -155,7 +156,10 @@ class _Collectives:
                 self._blame("collective", event, f"rank {event.rank} got {wrong}")
 
     def _judge_unended(self, event: Event) -> None:
-        """Judges a call that never ended: the rank died or hung in it, or the program did not wait for it."""
+        """Records a call that never ended as wrong if the rank died or hung in it.
+
+        If the rank answered later, the program did not wait for the call, which is then not judged.
+        """
         outcome = self._replies[event.rank].outcome
         if event is self._last[event.rank] and outcome in ("lost", "timed_out"):
             what = "the process of the rank ended during it" if outcome == "lost" else "it did not end"
@@ -164,7 +168,11 @@ class _Collectives:
             self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """Judges that an all_reduce gave the same bits on each rank, and that equal operands always give equal bits."""
+        """Records a collective as wrong if an all_reduce gave different bits on two ranks.
+
+        A reduction is also wrong if an earlier call with equal operands gave other bits, unless the backend declares
+        that its order of summation varies.
+        """
         first, results = events[0], [flat_tensors(event.got) for event in events]
         if first.kind == "all_reduce":
             for event, other in zip(events, results, strict=True):
@@ -207,7 +215,7 @@ def _require_sizes(events: Sequence[Event], operands: Sequence[Items]) -> None:
 
 
 def _given(kind: str, operands: Sequence[Items]) -> list[int]:
-    """Counts the elements that each rank receives in an all_gather, scatter or all_to_all; [] for other kinds."""
+    """Returns how many elements each rank receives in an all_gather, scatter or all_to_all; [] for other kinds."""
     if kind in ("scatter", "all_to_all"):
         return [sum(len(item[place]) for items in operands for item in items) for place in range(len(operands))]
     whole = sum(len(part) for items in operands for item in items for part in item)
@@ -225,7 +233,7 @@ def _operand_of(event: Event) -> Items:
 
 
 def _may_vary(results: Any) -> bool:
-    """True if the backend declares that the order of its sums varies between calls."""
+    """True if the backend declares, for the results' dtype, that the order of its sums varies between calls."""
     records = (declared_of(dtype_name(result.dtype)) for result in flat_tensors(results))
     return any(record is not None and record.order_varies for record in records)
 
@@ -241,7 +249,7 @@ def _difference(found: Sequence[Event | None]) -> str:
 
 
 def judge_operations(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges every local operation of every rank from its operands."""
+    """Judges every local operation of every rank: its results must be right for its actual operands."""
     blames: list[Blame] = []
     unjudged: Counter[str] = Counter()
     num_right = 0

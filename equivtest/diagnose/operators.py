@@ -29,7 +29,10 @@ UNFOLLOWED = (RuntimeError, TypeError, ValueError, AssertionError, AttributeErro
 
 
 def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
-    """Judges all operators: for each mesh the first calls of its ranks together, then the second calls, ..."""
+    """Judges all operators on DTensors, each call together with the calls of the other ranks of its mesh.
+
+    The first calls of a mesh's ranks belong together, then the second calls, and so on.
+    """
     called: dict[tuple[int, ...], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in itertools.chain(*events):
         if event.begun.kind == OPERATOR:
@@ -54,7 +57,10 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns the number of the call's end among all calls, so that a wrong call inside this one comes first."""
+    """Returns the place of the call's end among all calls, by which wrong calls are sorted.
+
+    A wrong call within this one, which ends earlier, is therefore named first.
+    """
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 
 
@@ -90,7 +96,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
 
 
 def _wrong_part(rank: int, part: Part, right: Right) -> str:
-    """Describes an element of a rank's part that differs from the same element of the right result; '' if none does."""
+    """Returns text on the first wrong element of one rank's part of the result; '' if every element is right."""
 
     def own(whole: torch.Tensor) -> torch.Tensor:
         return slice_local(whole, part.layout, part.mesh_shape, rank)
@@ -112,7 +118,7 @@ def _wrong_part(rank: int, part: Part, right: Right) -> str:
 
 
 def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
-    """Describes an element in which the reduction of the ranks' parts differs from the right result, or returns ''."""
+    """Returns text on the first element in which the parts, reduced over the ranks, are wrong; '' if all are right."""
     shares, op = shares_of(parts)
     if shares.is_complex() or (shares.is_floating_point() and right.allowed is None):
         raise Unjudged("the right operands of the reduction are unknown")

@@ -116,7 +116,11 @@ def in_words(tensor: torch.Tensor | Part) -> str:
 
 
 def items_of(event: Event) -> list[list[torch.Tensor]]:
-    """Returns a collective's operand, as `equivtest.oracle.single_collective` takes it: flat tensors for each item."""
+    """Returns a collective's operand as lists of flat tensors, in the form of `equivtest.oracle.single_collective`.
+
+    A coalesced call has one list for each of its collectives. A list has one tensor, or one for each rank if the
+    collective sends a tensor to each.
+    """
     given, size = event.given, len(event.begun.group)
     tensors = [given] if isinstance(given, torch.Tensor) else given
     if event.kind == "all_to_all":
@@ -133,7 +137,7 @@ def _is_one(given: Any) -> bool:
 
 
 def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Tensor]:
-    """Splits a tensor along its first dim into parts of these sizes; into `num` equal parts if `sizes` is empty.
+    """Splits a tensor along dim 0 into parts of the given sizes; into `num` equal parts if `sizes` is empty.
 
     Raises:
         Inconsistent: the sizes do not divide the tensor.
@@ -149,7 +153,7 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Te
 
 
 def results_of(event: Event) -> list[torch.Tensor]:
-    """Returns a collective's results as flat tensors, one per item."""
+    """Returns a collective's results as flat tensors; a coalesced call has one for each of its collectives."""
     got = event.got
     if event.kind == "all_to_all":
         return [torch.cat([part.reshape(-1) for part in flat_tensors(got)])]

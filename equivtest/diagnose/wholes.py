@@ -18,10 +18,10 @@ from equivtest.tensors import assemble, same_bits
 
 
 def whole_arguments(given: Sequence[Any]) -> Any:
-    """Returns an operator's arguments with whole tensors in place of DTensors; `given` has each rank's arguments.
+    """Returns an operator's arguments with whole tensors in place of DTensors.
 
-    Raises:
-        Unjudged: the ranks give different arguments, or no layout says how the parts make up a whole tensor.
+    Args:
+        given: The arguments of the operator on each rank, with the rank's part of each DTensor.
     """
     flat = [tree_flatten(each) for each in given]
     if any(how != flat[0][1] for _, how in flat):
@@ -41,10 +41,10 @@ def _whole(held: Sequence[Any]) -> Any:
 
 
 def shares_of(parts: Sequence[Part]) -> tuple[torch.Tensor, str]:
-    """Returns the whole operands whose reduction is the DTensor, stacked, and the reduction's name.
+    """Returns the whole operands of a partial DTensor in one stacked tensor, and the name of their reduction.
 
-    A DTensor without `Partial` has one operand, itself, and the name ''. DTensor calls the reduction of bools a sum,
-    but it does not add them (2.13.0): such tensors are not judged.
+    A DTensor without `Partial` has one operand, its whole tensor, and the name is ''. DTensor calls the reduction of
+    bools a sum, but it does not add them (2.13.0): such tensors are not judged.
 
     Raises:
         Unjudged: the parts do not make up whole tensors, or the replicas of a part differ.
@@ -75,7 +75,7 @@ def _place_of(part: Part) -> tuple[Any, ...]:
 
 
 def _ranks_of_shares(part: Part) -> Iterator[list[int]]:
-    """Yields, for each operand of a reduction, which rank's part is used at each position of the mesh."""
+    """Yields, for each operand of a partial DTensor, the ranks that have its parts, by position in the mesh."""
     size = part.mesh_shape
     partial = [isinstance(placement, Partial) for placement in part.layout.placements]
     places = [coordinate_of(rank, size) for rank in range(len(part.ranks))]

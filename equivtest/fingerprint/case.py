@@ -43,7 +43,7 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the operands: each rank has its own row of `terms` and `tiny`; others are equal on all ranks."""
+        """Describes all tensors: each rank has its own row of `terms` and `tiny`; the other operands are replicated."""
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
@@ -67,8 +67,9 @@ class FingerprintCase(Case):
 
 @draw.register
 def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the operands in mode real: positive terms of 1/2 to 2, so that nothing cancels; factors of both signs.
+    """Draws the operands of the fingerprint, all in the mode of values `real`.
 
+    `terms` and `rows`: positive, from 1/2 to 2, so that nothing cancels in a sum. `left` and `right`: of both signs.
     `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: 2**-6 to
     2**3, where every function of the fingerprint is a normal number, or near 1.
     """

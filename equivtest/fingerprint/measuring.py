@@ -117,7 +117,7 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields one line per field, from libm_ulp on: the field's value, and the measurement behind it."""
+    """Yields one line for each field of the record from libm_ulp on: its value, and the measurement behind it."""
     if function:
         yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
     else:
@@ -133,7 +133,10 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 
 
 def _problems(reading: Reading) -> Iterator[str]:
-    """Yields what no declaration allows: sums that differ between ranks, wrong subnormal numbers, infinite results."""
+    """Yields one line for each measurement that no declaration allows.
+
+    These are sums that differ between ranks, wrong subnormal numbers and infinite results.
+    """
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
@@ -148,9 +151,9 @@ def _problems(reading: Reading) -> Iterator[str]:
 
 
 def _no_finer_than(finest: str, dtype: str) -> list[str]:
-    """Returns dtypes in order of unit roundoff, from `finest` on.
+    """Returns the dtypes that are no finer than `finest`, in order of unit roundoff, `finest` first.
 
-    For a 16-bit dtype these are only `finest` and the dtype itself.
+    For a 16-bit dtype the result has only `finest` and the dtype itself.
     """
     least = unit_roundoff(finest)
     found = sorted((name for name in DTYPES if unit_roundoff(name) >= least), key=unit_roundoff)
@@ -158,9 +161,10 @@ def _no_finer_than(finest: str, dtype: str) -> list[str]:
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """Returns the first dtype whose bound holds, and the largest error as a fraction of the bound.
+    """Returns the first name of a dtype for which `beside` is at most 1, and what `beside` returned for it.
 
-    If no bound holds, the dtype is '' and the fraction is the last one.
+    `beside` returns the largest error as a fraction of its bound. If no bound holds, the result is '' and the fraction
+    of the last dtype.
     """
     ratio = math.inf
     for name in names:
@@ -211,7 +215,11 @@ def _ulps(reading: Reading, accumulate: str) -> tuple[float, str]:
 
 
 def _rounds_to_nearest(reading: Reading, reduce: str) -> bool:
-    """True if each sum and product of two numbers is the nearest number, on the device and in sums over two ranks."""
+    """True if each sum and product of two numbers is the nearest number, on the device and in sums over two ranks.
+
+    Args:
+        reduce: Dtype in which the backend adds.
+    """
     points, dtype = reading.given["points"], DTYPES[reading.case.dtype]
     pairs = points.double(), points.roll(1).double()
     right = torch.stack((pairs[0] + pairs[1], pairs[0] * pairs[1])).to(dtype)

@@ -37,7 +37,7 @@ def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
 
 
 def parameter_of(name: str) -> str:
-    """Returns the parameter of which a tensor is the value, gradient or optimizer state; '' for any other tensor."""
+    """Returns the name of the parameter whose value, gradient or optimizer state a tensor is; '' for other tensors."""
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 
@@ -57,9 +57,9 @@ class CapturedRank(Mapping[str, Placed]):
         self._names = {name: name for name in self.manifest.tensors}  # name of a tensor -> its name in the file
 
     def of_micro_batch(self, number: int) -> CapturedRank:
-        """Selects the tensors of one micro-batch, a forward with its backward, and all tensors of parameters.
+        """Returns the rank's tensors of one micro-batch (a forward with its backward), and all tensors of parameters.
 
-        They get the names that the first micro-batch has.
+        The tensors get the names that they would have in the first micro-batch.
         """
         rank = copy.copy(self)
         split = {name: split_micro_batch(name) for name in self.manifest.tensors}
@@ -149,7 +149,7 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
 
 
 def layout_of(entry: Tensor) -> Layout:
-    """Returns the layout that a manifest's entry describes; on an axis with unknown placement it is replicated."""
+    """Returns the layout that a manifest's entry describes; an axis with an unknown placement counts as replicated."""
     placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
     return Layout(tuple(placements), entry.order)
 
@@ -186,7 +186,7 @@ class CapturedRun:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Returns the folders of submodules that were captured alone; [] if the folder itself has a captured run.
+    """Returns the folders of submodules that were captured alone; [] if the folder has a run of the whole model.
 
     Raises:
         Misuse: the folder cannot be read.

@@ -113,9 +113,10 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 
 
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
-    """Returns how many rows of the batch a rank has; None if each rank has the whole batch.
+    """Returns how many rows of the batch each rank has; None if each rank has the whole batch.
 
-    The rows are dim 0 of the first input that differs between ranks, or else of any input with dims.
+    The number is the size of dim 0 of an input: of the first input that differs between ranks, or of the first input
+    with dims if none differs.
     """
     if manifest.batch == WHOLE:
         return None
@@ -128,7 +129,7 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Returns a kind of input that can have these values, such as 'ids(8)'."""
+    """Returns a kind of input that allows the values of the tensor: 'ids(8)' for integers from 0 to 7."""
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():
@@ -171,11 +172,15 @@ def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
 def _of_share(
     run: CapturedRun, ranks: list[int], name: str, what: str, shape: Shape | None = None
 ) -> tuple[torch.Tensor, list[int]]:
-    """Reads a tensor from `ranks`, which have the same rows of the batch.
+    """Reads tensor `name` from `ranks`, which have the same rows of the batch.
+
+    Args:
+        what: The tensor in words, for messages.
+        shape: Shape of the whole tensor, if the run does not say.
 
     Returns:
-        The first rank's tensor, or the unsharded tensor if all ranks have shards; and the ranks whose values differ
-            from the first rank's.
+        The tensor: the first rank's, or the unsharded one if all ranks of the run have shards of it. Then the ranks
+            whose values differ from the first rank's.
     """
     placed = {rank: _read(run, rank, name) for rank in ranks}
     first = placed[ranks[0]]
@@ -195,7 +200,7 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Reads an input of the model: one tensor for each part of the batch."""
+    """Returns an input of the model as one tensor for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -209,9 +214,9 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
 
 
 def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
-    """Reads the gradient that came to an output from outside: the rows of all parts of the batch together.
+    """Returns the gradient that came to an output from outside of the model, for the rows of the whole batch.
 
-    If the output is a number, its gradient is one row.
+    If the output is a number, each part of the batch gives one row.
     """
     name, shape = cotangent_of(output), case.shapes()[output]
     shares = []
@@ -234,7 +239,9 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 
 
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
-    """Reads the captured buffers for each part of the batch; the reference runs with them in place of its own.
+    """Returns the captured buffers by name, for each part of the batch.
+
+    The reference runs with these buffers in place of its own.
 
     Raises:
         Misuse: the buffers belong to another model, or a buffer that the forward only reads differs between parts.

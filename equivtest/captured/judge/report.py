@@ -138,7 +138,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Describes by how much the outputs and gradients of two runs differ, of which no claim rejects either."""
+    """Returns text on two runs that no claim rejects: by how much their outputs and gradients differ."""
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1

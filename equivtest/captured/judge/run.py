@@ -70,9 +70,9 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Makes the reply that a rank of the harness would send.
+    """Makes the reply that a rank of the harness would send with these tensors.
 
-    Only its requires_grad flags show which outputs have no gradient.
+    Its requires_grad flags say which outputs have no gradient.
     """
     outputs = [name for name in tensors if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     flags = {name: rank.entry(name).requires_grad for name in outputs}
@@ -107,7 +107,7 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
 
 
 def _way_out(captured: Collection[str], built: Collection[str]) -> str:
-    """Suggests which submodule to capture, if the captured model is a wrapper around the reference's model; else ''."""
+    """Returns advice if the captured model only wraps the reference's model: which submodule to capture; else ''."""
     first = min(built)
     prefixes = {name.removesuffix(f".{first}") for name in captured if name.endswith(f".{first}")}
     wrapped = next((each for each in prefixes if {*captured} == {f"{each}.{name}" for name in built}), "")

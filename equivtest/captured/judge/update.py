@@ -46,7 +46,10 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _parameter(run: CapturedRun, observed: Observed, name: str, shape: Shape) -> Held:
-    """Assembles a parameter, its gradient and its optimizer state, which has numbers and tensors of its shape."""
+    """Assembles a parameter, its gradient and its optimizer state from the shards of all ranks.
+
+    An entry of the state is a number, or a tensor of the parameter's shape.
+    """
 
     def whole(tensor: str) -> torch.Tensor:
         return unsharded(run, observed, tensor, shape if observed[0][tensor].local.dim() else ())

@@ -16,7 +16,7 @@ class Group:
         self.size = 1 if self._is_alone else distributed.get_world_size()
 
     def from_first(self, text: str) -> str:
-        """Returns the text that rank 0 passes to this method; all ranks must call it."""
+        """Returns on every rank the text that rank 0 passes; all ranks must call it."""
         return str(self.all_of(text)[0])
 
     def all_of(self, value: Any) -> list[Any]:

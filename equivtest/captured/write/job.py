@@ -23,7 +23,7 @@ Its arguments are the module and the parameter's name.
 
 
 class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, with what the manifest will say about it."""
+    """A copy of one tensor on the CPU, with its layout and the other facts that the manifest will have about it."""
 
     local: torch.Tensor
     layout: tuple[str, ...] = ()

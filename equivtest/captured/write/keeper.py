@@ -210,7 +210,7 @@ class Keeper:
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies this rank's shard of a tensor under `name`; if the limit is exceeded, it only adds up the size."""
+        """Copies this rank's shard of a tensor under `name`; beyond the limit of bytes it only adds up the size."""
         if name in self._kept:
             self._twice.append(name)
             return
@@ -228,13 +228,13 @@ class Keeper:
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
 
     def _look_again(self, name: str, tensor: torch.Tensor) -> None:
-        """Records an input of the module whose values have changed since it was copied."""
+        """Compares an input of the module with its copy, and records its name if the values have changed since."""
         fits = self._job.size_bytes <= self._job.limit_bytes
         if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """Copies a parameter if `what` is 'param.', else its gradient if there is one."""
+        """Copies this rank's shard of a parameter if `what` is 'param.', otherwise of its gradient, if it has one."""
         tensor = self._shard_of(name)[0]
         kept = tensor if what == "param." else tensor.grad
         if kept is not None:
