@@ -104,7 +104,10 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the results of the first repetition, or of one whose bits differ from it: one of the two is wrong."""
+    """Returns the results of the first repetition, or of another one whose bits differ from the first.
+
+    If two repetitions differ, one of them is wrong.
+    """
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
     return next((other for other in others if not torch.equal(as_bits(other), as_bits(first))), first)
@@ -295,7 +298,7 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Begins one coalesced call for all sizes."""
+    """Begins one coalesced call that takes the operands of all sizes, each as in a call of `begin_one`."""
     manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
     with manager as work:
         begun = [begin_one(room, call, room.hand(own[start:stop])) for start, stop in room.case.bounds]

@@ -99,7 +99,10 @@ class Room:
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns the operand (w * n,), or a copy of it in the room's memory layout: (w * n,) or (w, *dims of n)."""
+        """Returns the tensor to pass to the collective: the operand (w * n,) itself, or a copy in the room's layout.
+
+        It is the operand if the room is plain and its memory is new. A copy is (w * n,) or (w, *dims of n).
+        """
         if self.is_plain and self.case.memory == "new":
             return operand
         handed = self.empty(self._in_order(operand))

@@ -21,7 +21,7 @@ _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
 
 
 def _alike(*each: dict[str, Argument]) -> Form:
-    """Returns two operands of the shape, with each of these arguments."""
+    """Returns a form with two operands of the shape, and one signature for each of these dicts of arguments."""
     return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
 
 

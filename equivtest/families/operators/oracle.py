@@ -106,7 +106,10 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 
 
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
-    """Leaves out results that torch says require a gradient though they have none, such as the sign of `slogdet`."""
+    """Returns result name -> True if the result must require a gradient, False if it must not.
+
+    Leaves out results that torch says require a gradient though they have none, such as the sign of `slogdet`.
+    """
     return {
         f"output.{number}": case.has_gradient(result)
         for number, result in enumerate(case.results)
@@ -151,7 +154,7 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) -> bool:
-    """True if an answer is no number, or the operator chooses it among its operands' values."""
+    """True if the answer `name` is not floating-point, or if the operator only chooses its values from operands."""
     if not value.is_floating_point():
         return True
     return case.definition.is_exact and (name.startswith("output.") or _adds_exactly(case, index))

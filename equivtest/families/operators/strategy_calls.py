@@ -141,7 +141,10 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
 
 
 def _spread(rows: Sequence[T], num: int) -> list[T]:
-    """Returns all rows, or so many that each value of each axis of the product occurs about equally often."""
+    """Returns the rows of a product of axes if there are at most `num`, else `num` of them.
+
+    Each value of each axis occurs about equally often among these.
+    """
     if len(rows) <= num:
         return list(rows)
     step = next(step for step in itertools.count(int(len(rows) * 0.618)) if math.gcd(step, len(rows)) == 1)
@@ -195,7 +198,10 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
 
 
 def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Returns what the placements of several operands have in common."""
+    """Returns what is special about the placements of several operands.
+
+    They may be all equal, one operand may be the only partial one, or all dims of one letter may be sharded.
+    """
     if len(texts) < 2:
         return []
     traits: list[tuple[object, ...]] = [("alike", texts[0])] if len(set(texts)) == 1 else []
@@ -208,7 +214,10 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
 
 @cache
 def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns the placements that divide all dims of one letter, and for each the form's letters and that letter."""
+    """Returns, for each letter that several operands share: placements that shard this dim of each operand -> a label.
+
+    The label is the letters of all operands, followed by that letter.
+    """
     operands = signature.letters
     shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)
     return {

@@ -153,13 +153,14 @@ class RedistributeCase(ActivationCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """Returns the layout that the gradient of x must have: the source's, with partial axes replicated.
+        """Returns the layout that the gradient of x must have.
 
-        If a DTensor's cotangent is partial on an axis where the source is partial, the gradient stays partial there.
+        It is the source's layout. An axis on which the source is partial is replicated, unless the output is a DTensor
+        and its cotangent is partial on that axis too: the gradient is then partial there.
 
-        Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py
-        for local leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which
-        keeps what is partial on both sides.
+        Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py for local
+        leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which keeps what is
+        partial on both sides.
         """
         source, cotangent = _layout(self.source), self.cotangent_layout
         if self.leaves_as_plain_tensor:

@@ -90,9 +90,10 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 
 @expected_collectives.register
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
-    """Returns the collectives of x on its way through the forward, and of its cotangent on its way back.
+    """Returns the collectives of one rank: of x in the forward, and of its cotangent in the backward.
 
-    The cotangent is replicated where x is partial.
+    x passes through the placements of `PreparedCase.steps`, the cotangent through the same in reverse, with replicated
+    instead of partial ones.
 
     Source: as for `redistribute_collectives`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

@@ -114,9 +114,9 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """Returns the meshes to draw from: () for one axis, two in three times, else pairs of sizes.
+    """Returns a table of meshes: () for one axis, or a pair of sizes for two axes.
 
-    Pairs with several ranks on both axes occur more often.
+    Two in three entries are (). Pairs with several ranks on both axes occur more often than others.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     wide = [pair for pair in pairs if 1 not in pair]

@@ -35,7 +35,7 @@ def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answ
 
 
 def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
-    """Calls DTensor.redistribute with the case's target and options."""
+    """Returns x redistributed by DTensor.redistribute to the case's target."""
     return x.redistribute(placements=asked_placements(case), async_op=case.async_op)
 
 

@@ -34,7 +34,7 @@ from equivtest.tensors import DTYPES
 def expect_linear(case: LinearCase, index: int) -> Expected:
     """Returns the output, parameters and gradients of the unsharded layer.
 
-    They are exact. If the draw's values are real, the output and the gradients have bounds.
+    All are exact if the draw's values are integers. If they are real numbers, output and gradients have bounds.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.

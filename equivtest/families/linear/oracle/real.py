@@ -86,7 +86,10 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 
 
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Returns P for left (R, L) @ right (L, C), with L sharded over the ranks as by torch.chunk: (R, C), float64."""
+    """Returns the sum over ranks of the magnitudes of their partial sums in `left @ right`: (R, C), float64.
+
+    `left` is (R, L) and `right` (L, C); the ranks have shards of L as by torch.chunk.
+    """
     partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
     for rank in range(ranks):
         start, stop = shard_bounds(left.shape[1], ranks, rank)
@@ -95,7 +98,7 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 
 
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
-    """True if the errors of an answer prefer no sign and share no rounding.
+    """True if errors of the answer are as often above as below zero, and no two elements share a rounding.
 
     Elements of a rowwise output share the rounding of bias / w, unless w is a power of two and bias is not so small
     that a subnormal number's last bit is lost. Errors may prefer a sign if a sum has few terms: a single product with 1

@@ -82,9 +82,9 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest others that still fit.
+    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest that still fit for all others.
 
-    With `peak_first` the weight's peak is chosen before the cotangent and leaves it less.
+    With `peak_first` the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

@@ -80,14 +80,17 @@ class MixedReference(Reference):
         return super().run_step(step, parted, taken)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rounds the tensor to P and returns it as float64."""
+        """Returns the tensor rounded to `param_dtype`, as float64."""
         return tensor.to(DTYPES[self.case.param_dtype]).double()
 
     def sums(self, operations: Operations) -> Averages:
         return Averages(operations, self.case.num_averaged, self.case.micro_batches, self.case.reduced_dtype)
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the activation of `before`, computed in O and rounded to P."""
+        """Returns the activation of `before`, computed in the dtype of the layers' outputs, then rounded to P.
+
+        P is `param_dtype`.
+        """
         found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
         if self.case.activation_dtype == operations.dtype:
             return found
@@ -97,5 +100,5 @@ class MixedReference(Reference):
         return replace(found, allowed=allowed, derivation=f"{found.derivation}, and 1 of {operations.dtype}")
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Returns the gradient of `before`, computed in O."""
+        """Returns the gradient of `before`, computed in the dtype of the layers' outputs."""
         return super().activation_grad(replace(operations, dtype=self.case.activation_dtype), before, cotangent)

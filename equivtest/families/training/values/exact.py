@@ -132,9 +132,9 @@ def _lowest(mode: str, name: str, largest: int) -> int:
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers (rows, columns), int64, at most `cap` nonzero ones in each row and each column.
+    """Draws odd integers (num_rows, num_columns), int64, and keeps at most `cap` of them in each row and each column.
 
-    The positions of a row, and those of a column, are distinct modulo the longer side.
+    All others become zero. The kept places are random.
     """
     longer = max(num_rows, num_columns)
     rows = permutation(num_rows, source) * (longer // num_rows)

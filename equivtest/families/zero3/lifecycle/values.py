@@ -56,7 +56,10 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
-    """Returns m, g and b for the world size and the significand; g and b are odd."""
+    """Returns m, the number of ranks with nonzero cotangents, and two odd limits, g and b.
+
+    g is the largest cotangent divided by the world size, b the largest magnitude of a parameter.
+    """
     largest = 2**significand_bits
     contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)
     quotient = min(LARGEST_QUOTIENT, largest // world_size // contributing)

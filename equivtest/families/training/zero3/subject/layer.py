@@ -21,9 +21,10 @@ from equivtest.families.zero3.fetch.subject import Fetcher, PartitionedParameter
 
 @dataclass(frozen=True)
 class SavedView:
-    """Stands for a tensor that autograd saves, if that tensor has all elements of the whole parameter `kind`.
+    """Stands for a tensor that autograd saves and that is a view of the whole parameter `kind`, such as its transpose.
 
-    So the whole parameter can be released between forward and backward. `size` and `stride` are the saved tensor's.
+    Autograd then keeps no reference to the whole parameter, which can be released before the backward. `size` and
+    `stride` are those of the view.
     """
 
     kind: str
