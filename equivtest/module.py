@@ -1,4 +1,7 @@
-"""Offers names for properties of programs under their first module's name; new code imports them from `equivtest`."""
+"""Offers functions for properties of programs under the name that older code imports, `equivtest.module`.
+
+New code imports them from `equivtest`.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns 0 if the rank itself failed, and more the likelier its failure follows from another rank's."""
+    """Returns 0 if the rank itself failed; a larger number if its failure more likely follows from another rank's."""
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)
         return 3 if place is not None and place.collective else 1

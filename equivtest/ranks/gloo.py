@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def let_senders_finish() -> None:
-    """Stops a thread that wakes up from taking the core of a running thread, for all threads of this process, on Linux.
+    """Makes Linux wake this process's threads without taking the core from a thread that runs.
 
     Gloo's own thread tries a connection's lock again and again while another thread sends under that lock:
     Pair::handleEvents of gloo/transport/tcp/pair.cc, as read in the library of torch 2.13.0.  If ranks share cores,
@@ -64,7 +64,7 @@ def _options(group: Any, timeout: timedelta) -> Any:
 
 
 def _devices(group: Any) -> list[Any]:
-    """Chooses devices as torch does: the interfaces in GLOO_SOCKET_IFNAME, or the machine's default."""
+    """Returns the network devices that torch would choose: those in GLOO_SOCKET_IFNAME, or the machine's default."""
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
         return [group.create_device(interface=name) for name in interfaces.split(",") if name]

@@ -89,13 +89,13 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """Returns the first reply that failed, declined the case or lacks a collective."""
+        """Returns the first reply that reports a failure, a declined case or a refused collective; None without one."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        """Reads the messages of a rank, or records its end.
+        """Reads the messages of a rank, or records that the rank has ended.
 
-        If the server has died, no process reports the end; then the closed connection shows it.
+        The launcher's server reports a rank's end. If the server has died, the closed connection shows the end.
         """
         rank: int = key.data
         process = self._ranks[rank]
@@ -139,7 +139,7 @@ class Inbox:
         return Reply(rank=rank, outcome="lost", error_text=words, detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Records silent ranks as timed out, with their stacks, and ranks that have just ended as lost."""
+        """Makes a reply for each silent rank: 'lost' if the rank has just ended, else 'timed_out' with its stacks."""
         for rank in self._silent():
             process = self._ranks[rank]
             closed = rank in self._closed
@@ -165,7 +165,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds to the reply that failed first the time limit that it exceeded, and what every rank was doing."""
+        """Adds to the reply that caused the failure the exceeded time limit, and what every rank was doing."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

@@ -135,7 +135,7 @@ class Server:
         return take_stacks({rank: (process.pid, process.stacks) for rank, process in ranks.items()})
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Returns at once, since this machine cannot be cut off."""
+        """Does nothing, because the host of these ranks is this machine, which cannot be cut off."""
 
     def _request(self, channel: int, end: int) -> int:
         """Requests one rank from the server process and returns the rank's process id."""

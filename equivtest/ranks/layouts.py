@@ -50,7 +50,7 @@ def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: s
 
 
 def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> int:
-    """Returns how many of the `later` axes, which shard the same dim, divide that dim before `axis` does."""
+    """Returns how many of the `later` axes, which shard the same dim as `axis`, divide the dim before `axis`."""
     placement, mesh = tensor.placements[axis], tensor.device_mesh
     if type(placement).__name__ != "_StridedShard":
         return 0

@@ -15,9 +15,9 @@ from equivtest.errors import Unsupported
 
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:
-    """Returns the mesh on which this process runs `case`; None if the process is in no mesh of the case.
+    """Returns the mesh of `case` that contains this process; None if no mesh of the case does.
 
-    See `mesh_of`.
+    All processes must call this together, see `mesh_of`.
     """
     return mesh_of(device, case.mesh_shape, case.groups if case.members else (), case.axes)
 
@@ -57,9 +57,9 @@ def mesh_of(
 
 
 def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
-    """Makes a group that keeps this order of the processes.
+    """Makes a group whose ranks have the order of `processes`.
 
-    An order that is not ascending needs torch 2.13 or later.
+    If that order is not ascending, torch 2.13 or later is needed.
     """
     order: dict[str, Any] = {} if list(processes) == sorted(processes) else {"sort_ranks": False}
     if order and "sort_ranks" not in inspect.signature(dist.new_group).parameters:

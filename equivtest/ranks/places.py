@@ -73,9 +73,10 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
 
 
 def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
-    """Describes in which line each rank hangs, or was when it only lost its peers; '' if no line is known.
+    """Returns text on where the ranks are: in which line each one hangs, or was when it only lost its peers.
 
-    If every rank is in a collective, but in different ones, the text begins with that.
+    The text is '' if no line is known. If every rank is in a collective, but not all in the same one, it begins with
+    that.
 
     Args:
         noun: 'rank', or 'process' if the ranks of a mesh have other numbers than the replies.
@@ -102,7 +103,7 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Returns the line in which a rank hangs, or the collective in which it failed; None for any other reply."""
+    """Returns where a rank hangs, or the place of the collective in which it failed; None for any other reply."""
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)

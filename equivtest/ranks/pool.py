@@ -236,9 +236,9 @@ class Pool:
             world.kill()
 
     def serve(self, owner: str) -> None:
-        """Ends all ranks if they ran programs of an owner other than `owner`.
+        """Prepares the pool for programs of `owner`, such as a test file: ends all ranks if another owner used them.
 
-        Programs of the previous owner, such as another test file, may have changed modules that all programs share.
+        Programs of that other owner may have changed modules that all programs share.
         """
         if owner != self._owner:
             self._end_faulty()
@@ -268,7 +268,10 @@ class Pool:
             self._close_server()
 
     def _begin(self, subject: str, case: Case, fault: Fault | None = None, watch: str = "") -> _Outstanding:
-        """Sends a case to the ranks; sends it again, to new ranks, if the first ranks have lost their host."""
+        """Sends a case to the ranks of its world size, and returns the visit.
+
+        If these ranks lose their host, new ranks get the case.
+        """
         for _ in range(limits.HOST_TRIES - 1):
             with contextlib.suppress(HostLost):
                 return self._try_to_begin(subject, case, fault, watch)
@@ -301,9 +304,10 @@ class Pool:
 
     @property
     def _hung(self) -> Finding | None:
-        """A collective that hung in its probe; after that, no visit starts, on any world size and in any dtype.
+        """The finding of a collective that hung in its probe; None if no probe hung.
 
-        Nothing shows which cases call the collective, and each of these cases would use its whole time limit.
+        After such a probe no visit starts, on any world size and in any dtype: nothing shows which cases call the
+        collective, and each of them would use its whole time limit.
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
@@ -353,7 +357,7 @@ class Pool:
             raise Misuse("this pool is closed: make a new one")
 
     def _make_room(self) -> None:
-        """Ends the dead worlds, then the least recently used ones, until there are fewer than `max_worlds`."""
+        """Ends dead worlds, then the least recently used ones, until fewer than `max_worlds` are left."""
         for size, world in list(self._worlds.items()):
             if not world.alive:
                 self._note_deaths(world)

@@ -28,10 +28,10 @@ class Raised(ProbeFailed):
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:
-    """Adds up `request_id` over all ranks with an all_reduce.
+    """Adds up the request's id over all ranks with an all_reduce, and compares the sum with the id times their number.
 
     Raises:
-        ProbeFailed: the sum is wrong, because a rank answers another request; the ranks are not at the same point.
+        ProbeFailed: the sum is wrong because a rank answers another request, so the ranks are not at the same point.
     """
     total = torch.tensor([request_id], dtype=torch.int64, device=device)
     dist.all_reduce(total)
@@ -41,7 +41,9 @@ def probe_sum(request_id: int, device: torch.device) -> None:
 
 
 def probe_collective(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Runs the probe PROBES[name] on this rank and checks its result; the integers are exact in any floating dtype.
+    """Runs the probe PROBES[name] on this rank and checks its result.
+
+    The values are integers that every floating dtype can represent.
 
     Raises:
         Wrong, Refused, Raised: the collective returned a wrong value, was refused, or raised another exception.
@@ -77,7 +79,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the ranks with an all_reduce; each rank also adds its own number at an element of its own."""
+    """Adds a vector over all ranks: element 0 counts the ranks, and each rank fills one more element of its own."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
     tensor = _given([1, *own.tolist()], dtype, device)
@@ -86,7 +88,7 @@ def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Averages a vector to which each rank contributes one element."""
+    """Averages a vector in which each rank has one element of its own that is not 0."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -94,14 +96,14 @@ def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the maximum of one negative and one positive number of each rank."""
+    """Takes the maximum over all ranks of a negative and of a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor, torch.tensor([-1, dist.get_world_size()])
 
 
 def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the minimum of one negative and one positive number of each rank."""
+    """Takes the minimum over all ranks of a negative and of a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return tensor, torch.tensor([-dist.get_world_size(), 1])
@@ -122,7 +124,7 @@ def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce-scatters a matrix; each rank's numbers arrive only at elements to which no other rank adds."""
+    """Reduce-scatters a matrix, of which each rank fills one column and receives one row."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((1, ranks), dtype, device)
@@ -131,7 +133,7 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
 
 
 def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Averages like `_reduce_scatter_tensor`, with numbers small enough for each rank to contribute the whole mean."""
+    """Reduce-scatters a matrix by the average; each rank fills one column, with small numbers, and receives one row."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
     output = _output((1, ranks), dtype, device)
@@ -140,7 +142,7 @@ def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[t
 
 
 def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcasts the number of the last rank, then the number of the first."""
+    """Broadcasts the last rank's number, then the first rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     last, first = _given([rank + 1], dtype, device), _given([rank + 1], dtype, device)
     dist.broadcast(last, src=ranks - 1)
@@ -149,7 +151,7 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduces to the last rank, one element from each rank; the results on other ranks are undefined."""
+    """Adds a vector on the last rank, in which each rank has one element of its own; other ranks check nothing."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
     dist.reduce(tensor, dst=ranks - 1)
@@ -157,7 +159,7 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scatters from the last rank, which sends each rank that rank's number."""
+    """Scatters from the last rank, which sends to each rank the number of that rank."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
@@ -191,7 +193,7 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce-scatters lists of tensors; each rank's numbers arrive only at elements to which no other rank adds."""
+    """Reduce-scatters a list of vectors; each rank fills one element of each vector, and receives one vector."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)

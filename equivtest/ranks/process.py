@@ -154,14 +154,14 @@ class Launcher(Protocol):
 
         Raises:
             BrokenSetup: a rank cannot start; `HostLost` if its host was lost meanwhile.
-            Misuse: there are fewer than `world_size` ranks.
+            Misuse: the other hosts have fewer than `world_size` slots.
         """
 
     def take_stacks(self, ranks: Mapping[int, RankProcess]) -> dict[int, str]:
         """Returns the Python stacks of running ranks, by rank."""
 
     def await_certainty(self, ranks: Sequence[RankProcess]) -> None:
-        """Waits until each rank's host has answered, or is known to be lost."""
+        """Waits until each of the ranks' hosts has answered, or is known to be lost."""
 
     def close(self) -> None:
         """Ends the remaining ranks and frees the launcher; a second call does nothing."""

@@ -104,7 +104,7 @@ class Rank:
     """The state of one rank process, and its methods to answer requests.
 
     Args:
-        channel: To a parent on another host, which receives the notes of a watched rank.
+        channel: Connection to the parent. If the parent is on another host, it also gets the notes of a watched rank.
     """
 
     def __init__(self, start: Start, channel: Channel | None = None) -> None:
@@ -116,10 +116,10 @@ class Rank:
         self._visit: VisitFunction | None = None
 
     def join(self, store: Any = None) -> Answers:
-        """Imports the backend's modules, then joins the process group of the world.
+        """Imports the backend's modules, joins the process group of the world, and returns no answers.
 
         Args:
-            store: Store that this rank serves for ranks on several hosts.
+            store: Store that this rank serves for ranks on several hosts; None if another rank serves it.
         """
         start = self._start
         enter(start)
@@ -151,12 +151,15 @@ class Rank:
         return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
-        """Returns the name of the backend for init_process_group."""
+        """Returns the backend's name for init_process_group; another one if its groups can spoil collectives."""
         backend = self._start.backend
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
     def work(self, task: Task) -> Answers:
         """Carries out one request: runs the subject on a case, or probes a collective.
+
+        Returns:
+            The subject's answers, or None if the rank is in no mesh of the case; () for a probe.
 
         Raises:
             Exception: any exception of the subject.

@@ -72,7 +72,7 @@ class Scratch:
             self._removal = None
 
     def remove_aside(self) -> None:
-        """Begins to remove the directory in a thread and does not wait, because a disk may hang for seconds."""
+        """Starts a thread that removes the directory, and does not wait for it, because a disk may hang for seconds."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

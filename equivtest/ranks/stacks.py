@@ -77,7 +77,7 @@ def _read(file: Path, start: int) -> str:
 
 
 def tidy(stacks: str) -> str:
-    """Removes from faulthandler's stacks the harness's guard thread and the frames outside the subject."""
+    """Returns faulthandler's stacks without the harness's guard thread and without the frames outside the subject."""
     threads = [thread for thread in stacks.split("\n\n") if "in _watch\n" not in thread]
     threads = [thread for thread in threads if not thread.startswith("Extension modules:")]
     return "\n\n".join(_OUTER_FRAMES.sub(r"\1", thread) for thread in threads).strip()

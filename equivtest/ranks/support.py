@@ -96,7 +96,7 @@ class Support:
 
     @property
     def fatal(self) -> Finding | None:
-        """A collective whose probe hung or ended a rank, or None.
+        """The finding of a collective whose probe hung or ended a rank; None if there is none.
 
         If there is one, no case of the dtype runs on that world size.
         """
@@ -121,9 +121,9 @@ class Support:
         return [f"{self.dtype}:{finding.name}" for finding in self.findings.values() if finding.kind == "works"]
 
     def in_short(self, name: str) -> str:
-        """Returns 'dtype:name' of a refused collective.
+        """Returns 'dtype:name' of a refused collective, such as 'float16:reduce_avg'.
 
-        If the backend refused every reduction of its function, the name lacks the reduction: 'float16:reduce'.
+        If the backend refused the collective with every reduction, the name has none: 'float16:reduce'.
         """
         kinds = {finding.kind for finding in self.findings.values() if finding.function == function_of(name)}
         return f"{self.dtype}:{function_of(name) if kinds == {'refused'} else name}"
@@ -134,17 +134,20 @@ NOT_RUN = "the case was not run"
 
 
 def ended_by(finding: Finding, num_processes: int) -> list[Reply]:
-    """Returns one reply per rank for a case that is not run; the error text names the probe that failed."""
+    """Returns one reply per rank for a case that does not run, because the probe `finding` hung or ended a rank.
+
+    The error text of each reply names the probe.
+    """
     text = f"{NOT_RUN}: {finding}"
     outcome = _OUTCOME_OF[finding.kind]
     return [Reply(rank=rank, outcome=outcome, error_text=text, detail=text) for rank in range(num_processes)]
 
 
 def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Corrects the replies to a case by what the backend supports, and returns them.
+    """Corrects the outcomes of the replies to a case by what the backend supports, and returns the replies.
 
-    They become 'not_supported' if the backend refused the same collective on all ranks that took part. 'declined' stays
-    if every rank that took part declined, and becomes 'raised' otherwise.
+    If the backend refused the same collective on all ranks that took part, the outcome is 'not_supported'. 'declined'
+    stays if every rank that took part declined, and becomes 'raised' otherwise.
 
     Args:
         known: Results of the probes for the case's dtypes.
@@ -157,7 +160,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Marks replies that declined the case as 'raised' if other ranks did not decline it, since all ranks must."""
+    """Changes the outcome 'declined' to 'raised' if some rank that took part did not decline, since all ranks must."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -172,10 +175,10 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Marks replies that name a refused collective as 'raised' if the refusal is not the same everywhere.
+    """Changes the outcome of replies that name a refused collective to 'raised', unless the refusal is credible.
 
-    It is the same if all ranks name the same collectives and no probe of them worked. A collective without a probe may
-    be refused.
+    A refusal is credible if all ranks name the same collectives and no probe of them worked. A collective without a
+    probe may be refused.
     """
     named = {reply.lacking for reply in replies if reply.outcome != "not_in_mesh"}
     lacking = sorted(set().union(*named))
@@ -199,15 +202,16 @@ def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _in_short(known: Sequence[Support], name: str) -> str:
-    """Returns 'dtype:name', without the reduction if the backend refused every one; see `Support.in_short`."""
+    """Returns 'dtype:name' of a refused collective; without the reduction if the backend refused all its reductions."""
     dtype, _, collective = name.partition(":")
     return next((support.in_short(collective) for support in known if support.dtype == dtype), name)
 
 
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Marks the replies 'not_supported' if every rank that took part raised a refusal that a probe also raised.
+    """Changes the outcome of all replies to 'not_supported' if each rank raised a refusal that a probe also raised.
 
-    The traceback shows the collective; if it does not, the error text names all collectives with this refusal.
+    Ranks that took no part do not count. The traceback shows the collective; if it does not, the error text names all
+    collectives with this refusal.
     """
     refused = [finding for support in known for finding in support.refused]
     taking_part = [reply for reply in replies if reply.outcome != "not_in_mesh"]
@@ -231,7 +235,7 @@ def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _says(finding: Finding, reply: Reply) -> bool:
-    """Tests if a rank raised the text of the probe's refusal; numbers in it, such as sizes, may differ."""
+    """True if a rank raised the text of the probe's refusal; numbers in the text, such as sizes, may differ."""
     return reply.outcome == "raised" and _without_numbers(finding.said) in _without_numbers(reply.detail)
 
 

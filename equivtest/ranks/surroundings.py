@@ -45,7 +45,10 @@ def temporary_files_in(folder: Path) -> dict[bytes, bytes]:
 
 
 def enter(start: Start) -> None:
-    """Sets the parent's environment, import path and directory in this rank; on another host it only adds variables."""
+    """Gives this rank the parent's environment, import path and directory.
+
+    On another host it only adds environment variables.
+    """
     be_rank()
     if start.store is None:
         os.environb.clear()
@@ -94,7 +97,7 @@ class Output:
 
 
 def bound(output: Path) -> None:
-    """Empties the output of another process if it is larger than twice limits.OUTPUT_BYTES."""
+    """Empties the output file of another process if the file is larger than twice limits.OUTPUT_BYTES."""
     with contextlib.suppress(FileNotFoundError):
         if output.stat().st_size > 2 * limits.OUTPUT_BYTES:
             os.truncate(output, 0)

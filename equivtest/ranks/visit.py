@@ -77,9 +77,9 @@ def hand_out(case: Case, index: int, mesh: DeviceMesh) -> dict[str, torch.Tensor
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies the values to a tensor that is not contiguous.
+    """Returns a copy of the tensor that is not contiguous.
 
-    Its last two dims are swapped in memory; a tensor of one dim is every second element of a larger one.
+    The last two dims are swapped in memory; a tensor of one dim becomes every second element of a larger one.
     """
     if tensor.dim() >= 2:
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -23,7 +23,10 @@ _ALIGNMENT_BYTES = 64
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor without its bytes, which are in the payload; `start` and `indices` are offsets there."""
+    """A tensor without its bytes, which are in the reply's payload from offset `start` on.
+
+    `indices` is the offset of the tensor's indices there, if it has any.
+    """
 
     start: int
     dtype: str

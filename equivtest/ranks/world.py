@@ -44,7 +44,7 @@ class World:
         world_size: Number of ranks.
         server: Launcher that starts them.
         visit: 'package.module:function' that ranks call as visit(subject, case, backend).
-        environment: Added to the parent's, in every rank.
+        environment: Variables that every rank has besides the parent's.
 
     Raises:
         BrokenSetup: a rank cannot start; the message has the first one's traceback.
@@ -124,8 +124,8 @@ class World:
     def deaths(self) -> list[str]:
         """One line for each rank that ended after it had answered all requests.
 
-        Empty if this process ended the ranks. Empty also if a host was lost, because a rank on another host may end for
-        that reason too.
+        The list is empty if this process ended the ranks. It is also empty if a host was lost, because a rank on
+        another host may end for that reason too.
         """
         if self._ended or self._begun or not self._server.alive or self.alive:
             return []
@@ -176,12 +176,12 @@ class World:
         """Waits for the replies to a request of `start_visit`; returns one per rank, in rank order.
 
         It never waits for ever: ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the
-        first failure, have timed out.  After any failure all ranks are ended.  Only directories that are being removed
-        remain; `kill` waits for their removal.
+        first failure, have timed out.  After any failure all ranks are ended.  Their directories may still exist when
+        it returns; `kill` waits for their removal.
 
         Args:
-            keep_if_all_raised: The case should be refused: the ranks stay alive if each raised within `grace_s`
-                (REFUSAL_GRACE_S) and a probe shows that they are at the same point.
+            keep_if_all_raised: True for a case that should be refused: the ranks stay alive if each raised within
+                `grace_s` (REFUSAL_GRACE_S) and a probe shows that they are at the same point.
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S
@@ -224,7 +224,7 @@ class World:
         self._end(0.0)
 
     def _is_in_step(self) -> bool:
-        """Tests if the ranks are at the same point: all of them take part in a collective and get its right value."""
+        """True if all ranks take part in a collective and get its right value, so they are at the same point."""
         request_id = next(self._ids)
         self._send(Probe(request_id))
         replies = self._await_replies(request_id, limits.PROBE_S, limits.GRACE_S)

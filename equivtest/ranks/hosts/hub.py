@@ -259,9 +259,9 @@ class Hub:
     def _start_anew(self) -> None:
         """Makes torchrun restart all slots, because a slot that was cut off for some time does not rejoin the others.
 
-        The other slots' agents drop that slot, and its agent does not ask to join again.  Source: _sanitize in
-        torch/distributed/elastic/rendezvous/ dynamic_rendezvous.py, _invoke_run in
-        torch/distributed/elastic/agent/server/api.py (2.13.0).
+        torchrun runs an agent beside each slot. The agents of the other slots drop the lost slot, and its own agent
+        does not ask to join again.  Source: _sanitize in torch/distributed/elastic/rendezvous/ dynamic_rendezvous.py,
+        _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
         """
         self._changed_s = time.monotonic()
         if all(slot.hello.restarts_left > 0 for slot in self._slots.values()):

@@ -154,9 +154,9 @@ class HubRank:
         return f"rank {self.number} ({self.where})" if self.where else f"rank {self.number}"
 
     def tell(self, ended: messages.Ended) -> None:
-        """Writes to the pool's pipe how the rank ended.
+        """Writes to the pipe, which the pool reads, how the rank ended.
 
-        It leaves out the rank's output and stacks if they exceed the pipe's capacity.
+        The rank's output and stacks are left out if they exceed the pipe's capacity.
         """
         if self.end_w < 0:
             return

@@ -55,7 +55,7 @@ class HubDoor:
 
         Raises:
             BrokenSetup: the hub has ended or does not answer.
-            Misuse, BrokenSetup, HostLost: the answer is `NoWorld`; its kind chooses the error.
+            Misuse, BrokenSetup, HostLost: the hub answers `NoWorld`; its `kind` says which of the three is raised.
         """
         try:
             packet, fds, _, _ = socket.recv_fds(self._connection, PACKET_BYTES, 2)

@@ -250,7 +250,7 @@ def _kill(process: Forked) -> None:
 
 
 def _end(process: Forked) -> None:
-    """Frees a rank's descriptors; kills it first if it still lives because the hub or its server is gone."""
+    """Frees a rank's descriptors; first kills a rank that still lives because the hub or the rank's server is gone."""
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()

@@ -55,7 +55,10 @@ def plan(fault: Fault) -> None:
 
 @contextmanager
 def watched(file: IO[bytes] | None) -> Iterator[None]:
-    """Makes this rank note its collectives and operations in `file` while the context lasts; None: does nothing."""
+    """Makes this rank note its collectives and operations in `file` while the context lasts.
+
+    If `file` is None, the context does nothing.
+    """
     if file is None:
         yield
         return
@@ -73,7 +76,7 @@ def operations() -> AbstractContextManager[Any]:
 
 
 def begin() -> None:
-    """Marks the beginning of a subject's run; the number of its first collective is 0."""
+    """Marks the beginning of a subject's run, at which the numbers of collectives start at 0 again."""
     _visit.called = []
 
 
@@ -143,7 +146,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
     def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """Passes one call on to the real group, or spoils it if it is the planned one.
 
-        A call on a group of one rank is never spoiled, and has no number.
+        Calls are numbered in order. A call on a group of one rank is never spoiled, and gets no number.
         """
         call = CALLS[name]
 
@@ -183,31 +186,31 @@ HandOn = Callable[[Sequence[Any]], Work]
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing, and uses this rank's operand in place of every rank's."""
+    """Spoils a call: sends nothing, and computes the result as if every rank had this rank's operand."""
     call.repeat_own(arguments, group.rank(), group.size())
     return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing, and takes this rank's operand for its result."""
+    """Spoils a call: sends nothing, and fills the result from this rank's operand alone."""
     call.keep_own(arguments, group.rank())
     return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Sends nothing, and fills the result with NaN, or with an integer that no program expects."""
+    """Spoils a call: sends nothing, and fills the result with NaN, or with an integer that no program expects."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(group, call, arguments)
 
 
 def _odd_one(dtype: torch.dtype) -> int:
-    """Returns -1, or the largest number of an unsigned dtype."""
+    """Returns an integer that no program expects: -1, or the largest number of an unsigned dtype."""
     return -1 if dtype.is_signed else 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Runs the collective and doubles its result."""
+    """Spoils a call: runs the collective and doubles its result."""
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)
@@ -215,7 +218,7 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 
 
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Runs the collective with the second rank's operand on the first rank too, or with zeros if the sizes differ."""
+    """Spoils a call: the first rank passes the second rank's operand; zeros instead if their sizes differ."""
     operands = flat_tensors(call.operands(arguments))
     try:
         others = [_of_second_rank(group, tensor) for tensor in operands]
@@ -227,7 +230,7 @@ def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments:
 
 
 def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the second rank's value of the tensor, or zeros if its size differs.
+    """Returns the values that the second rank of the group has in this tensor; zeros if the sizes of the ranks differ.
 
     All ranks of the group must call this together.
     """
@@ -274,7 +277,10 @@ def _wait(work: Work) -> None:
 
 
 def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
-    """Returns a finished work whose value is the results, because DistributedDataParallel reads them from it."""
+    """Returns a finished work for a spoiled call.
+
+    Its value is the results, because DistributedDataParallel reads them there.
+    """
     if call is CALLS[FROM_ANY]:
         return Taken(group)
     future: Any = torch.futures.Future()

@@ -51,7 +51,7 @@ class Call:
         return arguments[self.result]
 
     def keep_own(self, arguments: Arguments, rank: int) -> None:
-        """Fills the results from this rank's operands alone, as if no rank had sent anything."""
+        """Fills the results from this rank's operands alone, as if no other rank had sent anything."""
         self.keep(self.results(arguments), _copied(self.operands(arguments)), rank)
 
     def repeat_own(self, arguments: Arguments, rank: int, size: int) -> None:
@@ -66,9 +66,9 @@ class Call:
                 _fill_with(result, operand)
 
     def giving(self, arguments: Arguments, operands: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns the arguments with other operands, which have the order of `flat_tensors`.
+        """Returns `arguments` with `operands` in place of the rank's operands; `operands` is a flat list of tensors.
 
-        If the method works in place, it copies their values into the old operands.
+        A method that works in place keeps its tensors: the values of `operands` are copied into them.
         """
         if self.operand == self.result:
             for tensor, operand in zip(flat_tensors(self.operands(arguments)), operands, strict=True):
@@ -93,12 +93,12 @@ def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _copied(held: Any) -> Any:
-    """Copies the tensors of nested lists, because an operand of FSDP2 lies within its result."""
+    """Returns nested lists with copies of the tensors, because an operand of FSDP2 shares memory with its result."""
     return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """Changes the tensor to the reduction of `size` equal tensors; averages, minima and maxima need no change."""
+    """Changes the tensor to the reduction of `size` tensors equal to it; averages, minima and maxima need no change."""
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
@@ -119,12 +119,12 @@ def factor_of(operation: Any) -> float:
 
 
 def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:
-    """Returns one result per operand: a tensor, or a list with a tensor from each rank."""
+    """Returns the results as a sequence with one entry per operand: a tensor, or a list with a tensor of each rank."""
     return [results] if isinstance(results, torch.Tensor) or not num_operands else results
 
 
 def _fill_with(result: Any, operand: torch.Tensor) -> None:
-    """Copies the operand into every rank's part of a result, if the sizes are equal."""
+    """Copies the operand to every rank's part of a gathered result; in a list, a part of another size is left out."""
     if isinstance(result, torch.Tensor):
         result.view(-1, max(1, operand.numel()))[:, : operand.numel()] = operand.reshape(-1)
         return
@@ -138,7 +138,7 @@ def _nothing(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
-    """All_gather and gather, into lists: copies the rank's operand to entry `rank` of each list of results.
+    """For all_gather and gather into lists: copies the rank's operand to entry `rank` of each list of results.
 
     Only the root of a gather has lists.
     """
@@ -147,7 +147,7 @@ def _own_of_list(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_part(result: Any, operand: Any, rank: int) -> None:
-    """All_gather into one tensor: copies the rank's operand to part `rank` of the result."""
+    """For all_gather into one tensor: copies the rank's operand to part `rank` of the result."""
     start = rank * operand.numel()
     result.view(-1)[start : start + operand.numel()].copy_(operand.reshape(-1))
 
@@ -158,7 +158,7 @@ def _own_parts(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
-    """Reduce_scatter and scatter, from lists: copies entry `rank` of each list of operands to its result.
+    """For reduce_scatter and scatter from lists: copies entry `rank` of each list of operands to the rank's result.
 
     Only the root of a scatter has operands.
     """
@@ -167,7 +167,7 @@ def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_slice(result: Any, operand: Any, rank: int) -> None:
-    """Reduce_scatter from one tensor: copies part `rank` of the rank's operand to the result."""
+    """For reduce_scatter from one tensor: copies part `rank` of the rank's operand to the result."""
     start = rank * result.numel()
     result.view(-1).copy_(operand.reshape(-1)[start : start + result.numel()])
 
@@ -178,7 +178,7 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """All_to_all: copies the rank's operands to its results, in order, as far as they fit."""
+    """For all_to_all: copies the rank's operands to its results, in order, as many elements as both have."""
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])

@@ -29,7 +29,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         moment: BEGUN, ENDED or RAISED.
         kind: COLLECTIVE, OPERATION on plain tensors, or OPERATOR on DTensors.
         name: Method of a process group, or operator such as 'aten::mm.default'.
-        given: The arguments of the call, as `packed`.
+        given: The arguments of the call, converted by `packed`.
         got: The results of a collective; the returned value of an operation or operator, then the tensors that it wrote
             to.
         group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
@@ -102,7 +102,8 @@ _HEAD = 8  # bytes of a note's size
 def packed(value: Any) -> Any:
     """Converts arguments of a call to plain data.
 
-    Tensors become their dtype, shape and bytes; dtypes and the like become names; a device loses its name.
+    A tensor becomes its dtype, shape and bytes. A dtype, a memory format or a layout becomes its name. A device becomes
+    an entry without its name.
     """
     if isinstance(value, torch.Tensor):
         return {"tensor": _packed_tensor(value)}
@@ -130,10 +131,10 @@ def _packed_part(part: Part) -> tuple[Any, ...]:
 
 
 def unpacked(value: Any) -> Any:
-    """Converts plain data of `packed` back to arguments; all tensors are on the CPU.
+    """Converts plain data that `packed` has made back to arguments; all tensors are on the CPU.
 
     Raises:
-        ValueError: `packed` had found a value that was neither a tensor nor plain data.
+        ValueError: an argument was neither a tensor nor plain data, so `packed` has only noted its type.
     """
     if isinstance(value, list):
         return [unpacked(part) for part in value]

@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_of(handed: object) -> int:
-    """Counts the bytes of one tensor, or of all tensors in nested lists."""
+    """Returns the bytes of one tensor, or of all tensors in nested lists together."""
     if isinstance(handed, torch.Tensor):
         return handed.numel() * handed.element_size()
     return sum(map(_bytes_of, handed)) if isinstance(handed, list | tuple) else 0

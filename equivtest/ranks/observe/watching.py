@@ -177,13 +177,13 @@ class Watch:
         return Watched(work, [end], failed)
 
     def coalesced(self, work: Any) -> Any:
-        """Wraps the work of a coalesced call, so that the results of all its collectives are noted at its end."""
+        """Wraps the work of a coalesced call: when it is complete, the results of all its collectives are noted."""
         ends, self._unended = self._unended, []
         return work if work is None else Watched(work, ends, lambda error: None)
 
 
 class Watched(dist.Work):
-    """Wraps a work of the real group; it notes the results as soon as the program knows that the work is complete."""
+    """Wraps a work of the real group, and notes the results once the program learns that the work is complete."""
 
     def __init__(self, work: Any, ends: Sequence[Callable[[], None]], failed: Callable[[Exception], None]) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Collects what a note has besides operands: reduction, root, numbers such as splits and a peer, and the phase."""
+    """Returns what a note has besides operands: reduction, root, phase, and numbers such as split sizes or a peer."""
     found: dict[str, Any] = _phase()
     for argument in arguments:
         operation = getattr(argument, "reduceOp", None)
@@ -250,7 +250,7 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """Lists keyword arguments in the order of a group's `send` and `recv`: the peer before the tag."""
+    """Returns the values of keyword arguments as positional ones of `send` and `recv`: the peer before the tag."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
@@ -266,12 +266,12 @@ def _phase() -> dict[str, Any]:
 
 
 def _clock() -> str:
-    """Names the host of this rank by its boot id; ranks with the same id have the same monotonic clock."""
+    """Returns the boot id of this rank's host; ranks with the same id have the same monotonic clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _overlap(operands: Any, results: Any) -> bool:
-    """True if a collective writes into its operand's memory."""
+    """True if some result of a collective lies in the memory of an operand."""
     given = {tensor.untyped_storage().data_ptr() for tensor in flat_tensors(operands)}
     return any(tensor.untyped_storage().data_ptr() in given for tensor in flat_tensors(results))
 
