@@ -1,0 +1,78 @@
+"""Counts the wrong rules of training in torch that a gate rejects: python -m studies.training_defects [NAME ...].
+
+One line of torch is wrong, in the ranks and in this process.  All cases of a gate run for each shipped property whose
+subject calls that part of torch, one case of each property in turn, until a claim fails.  Nothing says which line it
+is.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, zip_longest
+
+import torch
+
+from equivtest.base.profiles import PROFILES
+from equivtest.cases.case import Case
+from equivtest.property import Property, Space, resolved
+from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.pool import Pool
+from equivtest.search.known import SHIPPED, KnownFailures
+from studies.kills import cases_of, rejects
+from tests.programs.wrong_training import PROPERTIES, WRONG, planted
+
+KNOWN = KnownFailures.load(SHIPPED)
+GREEN = "GREEN"
+
+
+def known_of(prop: Property, subject: str) -> KnownFailures:
+    """Returns the shipped known failures, as of the subject."""
+    return KnownFailures(tuple(replace(entry, subject=subject) for entry in KNOWN.of(prop.subject)))
+
+
+def visits_of(name: str, pool: Pool) -> Iterator[tuple[str, Property, Case]]:
+    """Yields a gate's cases of each property about that part of torch, one of each in turn."""
+    listed = []
+    for each in PROPERTIES[WRONG[name].part]:
+        prop = resolved(shipped()[each], pool, Space((2,), ("float32",)))
+        wrong = replace(prop, subject=f"tests.programs.wrong_training:{name}__{prop.subject}")
+        cases = cases_of(prop, prop.subject, PROFILES["gate"])
+        listed.append([(each, wrong, case) for case in cases if not KNOWN.forbids_run(prop.subject, case)])
+    return (visit for visit in chain.from_iterable(zip_longest(*listed)) if visit is not None)
+
+
+def row(name: str, pool: Pool) -> str:
+    """Returns the line of one rule."""
+    begun_s, num_run, found = time.monotonic(), 0, GREEN
+    visits = list(visits_of(name, pool))
+    with planted(WRONG[name]):
+        for each, prop, case in visits:
+            num_run += 1
+            if rejects(prop, known_of(shipped()[each], prop.subject), case, pool):
+                found = f"{each}, {case.world_size} ranks, {case.dtype}"
+                break
+    rule, took_s = WRONG[name], time.monotonic() - begun_s
+    cells = (name, rule.kind, rule.near, found, f"{num_run} of {len(visits)}", f"{took_s:.0f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print("| rule | what is wrong | near | rejected by | visits | seconds |")
+    print("|" + " --- |" * 6)
+    rows = []
+    with Pool() as pool:
+        for name in names or WRONG:
+            rows.append(row(name, pool))
+            print(rows[-1], flush=True)
+    num_red = sum(f"| {GREEN} |" not in each for each in rows)
+    print(f"\n{num_red} of {len(rows)} are rejected")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
