@@ -58,6 +58,7 @@ class Property:
         cases: Makes the strategy for one part of the case space.
         claims: Judged together from one run of each case.
         examples: Cases that always run, first: bugs from the past.
+        for_cells: Cases for cells that few drawn cases are in; only a run that requires all cells has them.
         weight: Share of the cases of a run, relative to the other properties.
         conclusive_dtypes: Dtypes in which a conformance run must reach conclusions, if not all.
         conclusive_shards: Kinds of shards for which it must, if not all: conclusions are impossible
@@ -86,6 +87,7 @@ class Property:
     cases: Callable[[Space], SearchStrategy[Case]]
     claims: tuple[Claim, ...]
     examples: tuple[Case, ...] = ()
+    for_cells: tuple[Case, ...] = ()
     weight: int = 1
     conclusive_dtypes: tuple[str, ...] = ()
     conclusive_shards: tuple[str, ...] = ()

@@ -105,8 +105,9 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
     if chunk.depth:
         assert prop.enumeration is not None
         return list(prop.enumeration.cases(chunk.space, chunk.depth, chunk.index))
-    examples = [case for case in prop.examples if chunk.index == 0 and case.world_size == chunk.world_size]
-    cases = [case for case in examples if case.is_within(chunk.dtypes)][: chunk.examples]
+    listed = (*prop.examples, *(prop.for_cells if chunk.per_cell else ())) if chunk.index == 0 else ()
+    examples = [case for case in listed if case.world_size == chunk.world_size and case.is_within(chunk.dtypes)]
+    cases = examples[: chunk.examples]
     array = covering_array_of(prop, chunk)
     if array is None:
         cases += draw_cases(prop, chunk, chunk.num_cases)

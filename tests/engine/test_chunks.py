@@ -190,6 +190,13 @@ def test_examples_come_first_in_chunk_0() -> None:
     assert wanted not in chunk_cases(prop, replace(chunk, index=1))
 
 
+def test_cases_for_cells_are_in_a_run_that_requires_cells_alone() -> None:
+    prop = claimed(for_cells=(FetchCase(world_size=2, parameters=((77,),)),))
+
+    assert not set(prop.for_cells) & set(chunk_cases(prop, CHUNK))
+    assert chunk_cases(prop, replace(CHUNK, per_cell=1))[0] == prop.for_cells[0]
+
+
 def aspects_of(prop: Property, chunk: Chunk) -> set[str]:
     return {aspect for case in chunk_cases(prop, chunk) for aspect in case.aspects}
 
