@@ -216,7 +216,7 @@ def adamw(draw: Draw) -> Found:
         moments = [state.get(name, zeros).clone() for name in ("exp_avg", "exp_avg_sq")]
         param.grad = draw.normal(*param.shape)
         optimizer.step()
-        bounds = optimizers.adamw_step(before, *moments, param.grad, step, options, draw.arithmetic)
+        bounds = optimizers.adamw_step(before, moments, param.grad, step, options, draw.arithmetic)
         yield f"AdamW param, step {step}", param.detach(), bounds["param"]
         for name in ("exp_avg", "exp_avg_sq"):
             yield f"AdamW {name}", optimizer.state[param][name], bounds[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,38 @@ def test_claim_on_training_holds_for_right_ranks() -> None:
 
     assert (judgement.kind, judgement.mismatches) == ("holds", ())
     assert judgement.agreeing == tuple(name for name in CASE.answer_names() if name.startswith("step"))
+
+
+@pytest.mark.parametrize("between", ["", "halve"])
+@pytest.mark.parametrize(
+    ("optimizer", "variant"),
+    [("sgd", "nesterov"), ("sgd", "dampened"), ("sgd", "maximize"), ("adamw", "maximize")],
+)
+def test_it_holds_of_every_variant_and_rejects_its_absence(optimizer: str, variant: str, between: str) -> None:
+    """With a weight decay, of torch's own optimizers; the parameters of a plain run are wrong in the last step."""
+    fields = {"optimizer": optimizer, "steps": 3, "weight_decay": 0.25, "lr": 0.25, "values": (("real", 1),)}
+    fields |= {"momentum": 0.5} if optimizer == "sgd" else {}
+    case = training_case(**fields, variant=variant, between_steps=between)
+    kinds = {}
+    for given in (case, replace(case, variant="", between_steps="")):
+        held = held_of(case, train(case, torch.float32) | train(given, torch.float32))
+        answers = {rank: Answer(tensors) for rank, tensors in held.items()}
+        kinds[given.variant] = trains_like_unsharded.judge(case, expect_held(case, 0, held), answers).kind
+
+    assert kinds == {variant: "holds", "": "value"}
+
+
+def test_amsgrad_holds_and_a_maximum_that_is_not_kept_fails() -> None:
+    case = training_case(optimizer="adamw", steps=3, variant="amsgrad", values=(("real", 1),))
+    right = train(case, torch.float32)
+    lost = {name: torch.zeros_like(right[name]) for name in right if "max_exp_avg_sq" in name}
+    kinds = []
+    for given in (right, right | lost):
+        held = held_of(case, given)
+        answers = {rank: Answer(tensors) for rank, tensors in held.items()}
+        kinds.append(trains_like_unsharded.judge(case, expect_held(case, 0, held), answers).kind)
+
+    assert kinds == ["holds", "value"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def train(case: PerceptronCase, dtype: torch.dtype, index: int = 0) -> dict[str,
             optimizer.step()
             found |= _state_after(case, step, optimizer, parameters)
             optimizer.zero_grad()
+            halve(case, optimizer)
     return found
 
 
@@ -133,8 +134,10 @@ def unsharded_mixed(case: MixedCase, index: int) -> dict[str, torch.Tensor]:
                 for name in case.graded_parameters(step):
                     answers[f"step{step}.clipped.{name}"] = masters[name].grad.clone()
             optimizer.step()
+            halve(case, optimizer)
             answers |= {f"step{step}.param.{name}": master.detach().clone() for name, master in masters.items()}
-            for kind, key in (("momentum", "momentum_buffer"), ("exp_avg", "exp_avg"), ("exp_avg_sq", "exp_avg_sq")):
+            kinds = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+            for kind, key in (("momentum", "momentum_buffer"), *zip(kinds, kinds, strict=True)):
                 for name in case.trained_names() if kind in case.state_names() else ():
                     answers[f"step{step}.{kind}.{name}"] = optimizer.state[masters[name]][key].clone()
     return answers
@@ -164,6 +167,23 @@ def _mixed_part(
 
 
 def make_optimizer(case: PerceptronCase, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    maximize = case.variant == "maximize"
     if case.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=case.lr, momentum=case.momentum, weight_decay=case.weight_decay)
-    return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=case.weight_decay)
+        return torch.optim.SGD(
+            parameters,
+            lr=case.lr,
+            momentum=case.momentum,
+            weight_decay=case.weight_decay,
+            dampening=0.5 if case.variant == "dampened" else 0.0,
+            nesterov=case.variant == "nesterov",
+            maximize=maximize,
+        )
+    return torch.optim.AdamW(
+        parameters, lr=case.lr, weight_decay=case.weight_decay, amsgrad=case.variant == "amsgrad", maximize=maximize
+    )
+
+
+def halve(case: PerceptronCase, optimizer: torch.optim.Optimizer) -> None:
+    if case.between_steps == "halve":
+        for group in optimizer.param_groups:
+            group["lr"] /= 2

@@ -141,7 +141,7 @@ def test_gradient_of_relu_is_open_if_the_sign_is_open() -> None:
 def test_adamw_is_open_if_its_denominator_may_be_zero() -> None:
     zero = torch.zeros(1)
     grad = Bounded(torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.1, dtype=torch.float64))
-    bounds = optimizers.adamw_step(zero, zero, zero, grad, 1, optimizers.AdamOptions(eps=0.0), TORCH_CPU["float32"])
+    bounds = optimizers.adamw_step(zero, (zero, zero), grad, 1, optimizers.AdamOptions(eps=0.0), TORCH_CPU["float32"])
 
     assert bounds["param"].allowed.isinf().all()
     assert bounds["exp_avg"].allowed.isfinite().all()
@@ -151,7 +151,7 @@ def test_adamw_may_move_nothing_if_its_second_moment_overflows() -> None:
     """float16 holds no 817**2 / 10, and torch divides by what it stored."""
     param, options = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16)), optimizers.AdamOptions(0.1, 0.9, 0.9)
     zero, param.grad = torch.zeros_like(param), torch.full_like(param, 817.0)
-    bounds = optimizers.adamw_step(zero, zero, zero, param.grad, 1, options, TORCH_CPU["float16"])
+    bounds = optimizers.adamw_step(zero, (zero, zero), param.grad, 1, options, TORCH_CPU["float16"])
     torch.optim.AdamW([param], lr=options.lr, betas=(0.9, 0.9), foreach=False).step()
 
     assert not param.any()
@@ -163,7 +163,7 @@ def test_adamw_may_move_nothing_if_its_second_moment_overflows() -> None:
 def test_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     param, grad = matrices(dtype, (8, 8), (8, 8))
     zero, options = torch.zeros_like(param), optimizers.AdamOptions(lr=0.1)
-    bound = optimizers.adamw_step(param, zero, zero, grad, 1, options, TORCH_CPU[dtype])["param"]
+    bound = optimizers.adamw_step(param, (zero, zero), grad, 1, options, TORCH_CPU[dtype])["param"]
     wrong = param.double() * (1 - 0.1 * options.weight_decay) - 0.1 * 0.1 * grad.sign() / 0.001**0.5
 
     assert ((wrong - bound.value).abs() > bound.allowed).any()
@@ -185,7 +185,7 @@ def test_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
     """Then only decay moves the parameter: by roundings, or not at all if it is zero too."""
     zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
     param = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    after = optimizers.adamw_step(param, zero, zero, zero, 1, options, TORCH_CPU[dtype])
+    after = optimizers.adamw_step(param, (zero, zero), zero, 1, options, TORCH_CPU[dtype])
 
     assert not after["exp_avg"].allowed.any() and not after["exp_avg_sq"].allowed.any()
     assert dtype == "float16" or (after["param"].allowed > 0).tolist() == [False, True]

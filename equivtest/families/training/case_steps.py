@@ -10,6 +10,10 @@ from equivtest.cases.case import Case, require
 from equivtest.cases.rules import OneOf, Within
 
 OPTIMIZERS = ("none", "sgd", "adamw")
+VARIANTS = ("", "nesterov", "dampened", "amsgrad", "maximize")
+BETWEEN = ("", "reload", "halve")
+DAMPENING = 0.5
+"""Of the variant 'dampened'."""
 NORM_TYPES = ("2", "1", "inf")
 MAX_STEPS = 16
 
@@ -22,6 +26,10 @@ class TrainingCase(Case):
         optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
         steps: Number of steps, each a forward, a backward and an update; 1 without an optimizer, else 2 or more.
         lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
+        variant: An option of the optimizer: 'nesterov' or 'dampened' by DAMPENING, of SGD with a momentum; 'amsgrad',
+            of AdamW; 'maximize'; '': none.
+        between_steps: What happens after each update: 'reload': a new optimizer with another learning rate loads the
+            state of the old one; 'halve': a schedule halves the learning rate; '': nothing.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is
             at most about this; 0: gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
@@ -33,6 +41,8 @@ class TrainingCase(Case):
     momentum: float = 0.0
     weight_decay: Annotated[float, Within(0, 1)] = 0.0
     foreach: bool = False
+    variant: Annotated[str, OneOf(VARIANTS)] = ""
+    between_steps: Annotated[str, OneOf(BETWEEN)] = ""
     clip_norm: float = 0.0
     norm_type: Annotated[str, OneOf(NORM_TYPES)] = "2"
 
@@ -44,6 +54,10 @@ class TrainingCase(Case):
         else:
             require(not self.clips, f"gradients are clipped before an update: set optimizer, got {self.clip_norm}")
             require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
+            for name in ("variant", "between_steps"):
+                require(
+                    not getattr(self, name), f"{name} is an optimizer's: set optimizer, got {getattr(self, name)!r}"
+                )
 
     def _check_clipping(self) -> None:
         require(0 <= self.clip_norm < math.inf, f"clip_norm must be at least 0 and finite, got {self.clip_norm}")
@@ -54,6 +68,11 @@ class TrainingCase(Case):
         require(0 < self.lr <= 1, f"lr must be above 0 and at most 1, got {self.lr}")
         require(0 <= self.momentum < 1, f"momentum must be at least 0 and below 1, got {self.momentum}")
         require(self.momentum == 0 or self.optimizer == "sgd", f"only SGD has a momentum, got one for {self.optimizer}")
+        require(
+            self.variant not in ("nesterov", "dampened") or self.momentum > 0,
+            f"variant {self.variant!r} needs momentum, got 0",
+        )
+        require(self.variant != "amsgrad" or self.optimizer == "adamw", f"amsgrad is AdamW's, got {self.optimizer}")
         require(
             self.optimizer != "adamw" or self.dtype != "float16",
             "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",
@@ -74,8 +93,12 @@ class TrainingCase(Case):
         """Returns the number of ranks along each mesh axis that the norm of the gradients is reduced over."""
         return self.mesh_shape
 
+    def lr_at(self, step: int) -> float:
+        """Returns the learning rate of an update, counted from 1."""
+        return self.lr * 0.5 ** (step - 1) if self.between_steps == "halve" else self.lr
+
     def state_names(self) -> tuple[str, ...]:
         """Returns what each trained parameter has after an update: 'param', then the names of its optimizer state."""
         if self.optimizer == "adamw":
-            return ("param", "exp_avg", "exp_avg_sq")
+            return ("param", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.variant == "amsgrad" else ()))
         return ("param", "momentum") if self.momentum else ("param",)

@@ -6,7 +6,7 @@ Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from equivtest.cases.subject import Answers, Given, copied
 from equivtest.families.training.case import LAYERS, PerceptronCase
+from equivtest.families.training.case_steps import DAMPENING
 from equivtest.tensors import DTYPES, Placed
 
-STATE_KEYS = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+STATE_KEYS = {"momentum": "momentum_buffer"} | {name: name for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")}
 """Our name of an optimizer's state -> its key in torch (torch.optim.SGD, torch.optim.AdamW, 2.13.0)."""
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -110,19 +111,21 @@ class PerceptronRun:
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Returns torch's optimizer for the trained parameters."""
-        case = self.case
-        parameters = self.updated()
-        lr, weight_decay, foreach = case.lr, case.weight_decay, case.foreach
+        case, parameters, variant = self.case, self.updated(), self.case.variant
+        options: dict[str, Any] = {name: getattr(case, name) for name in ("lr", "weight_decay", "foreach")}
+        options["maximize"] = variant == "maximize"
         if case.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, lr=lr, momentum=case.momentum, weight_decay=weight_decay, foreach=foreach
-            )
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, foreach=foreach)
+            dampening = DAMPENING if variant == "dampened" else 0.0
+            options |= {"momentum": case.momentum, "dampening": dampening, "nesterov": variant == "nesterov"}
+            return torch.optim.SGD(parameters, **options)
+        return torch.optim.AdamW(parameters, amsgrad=variant == "amsgrad", **options)
 
     def answers(self) -> Answers:
         """Runs all steps and returns every answer by name."""
         case = self.case
         optimizer = self.make_optimizer() if case.trains else None
+        if optimizer is not None and case.between_steps == "halve":
+            self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         for name in case.place_names():
             self.keep(f"param.{name}", self.parameter(name))
         for step in range(1, case.steps + 1):
@@ -143,7 +146,15 @@ class PerceptronRun:
 
         A subclass may replace the engine here.
         """
-        return optimizer
+        if self.case.between_steps == "halve":
+            self.schedule.step()
+        if self.case.between_steps != "reload":
+            return optimizer
+        loading = self.make_optimizer()
+        for group in loading.param_groups:
+            group["lr"] *= 2
+        loading.load_state_dict(optimizer.state_dict())
+        return loading
 
     def count_storages(self) -> torch.Tensor:
         """Returns the number of storages in which this rank has the tied weight: 0-dim, of the case's dtype."""

@@ -88,6 +88,9 @@ class EngineCase(DataParallelCase):
         require(
             not self.stopped_steps, f"an engine runs whole backwards: leave stopped_steps out, got {self.stopped_steps}"
         )
+        for name in ("variant", "between_steps"):
+            value = getattr(self, name)
+            require(not value, f"an engine has its own optimizer: leave {name} out, got {value!r}")
         require(not self.clips, f"an engine clips by gradient_clipping: leave clip_norm out, got {self.clip_norm}")
         super().check_fields()
         require(

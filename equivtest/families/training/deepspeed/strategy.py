@@ -52,6 +52,8 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
         "clip_norm": 0.0,
         "norm_type": "2",
         "stopped_steps": (),
+        "variant": "",
+        "between_steps": "",
         "steps": steps if case.trains else 1,
     }
     saved_after = pick(draw, "saved_after", (0, 0, 0, 0, 0, 1, 2))

@@ -26,7 +26,13 @@ from equivtest.families.training.case import EXACT_MODES, PerceptronCase
 from equivtest.families.training.data_parallel.case import DataParallelCase
 from equivtest.families.training.oracle.clipping import clipped, total_norm
 from equivtest.families.training.oracle.tied import ONE_STORAGE, grad_of_tied, weight_of_out_proj
-from equivtest.families.training.oracle.updates import adamw, sgd_momentum, sgd_parameter
+from equivtest.families.training.oracle.updates import (
+    adamw,
+    maximizing,
+    nesterov_parameter,
+    sgd_momentum,
+    sgd_parameter,
+)
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.averages import Averages
 from equivtest.oracle.expected import Expected, ExpectedTensor
@@ -191,15 +197,20 @@ class Reference:
             state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
             return state[f"{kind}.{name}"]
 
-        case = self.case
+        case, lr = self.case, self.case.lr_at(step)
+        gradient = maximizing(gradient) if case.variant == "maximize" else gradient
         if case.optimizer == "adamw":
-            moments = (state[f"exp_avg.{name}"], state[f"exp_avg_sq.{name}"]) if step > 1 else None
-            after = adamw(case, operations, case.num_updates(name, step), parameter, moments, gradient)
+            zeros = torch.zeros_like(parameter)
+            moments = [state.get(f"{kind}.{name}", zeros) for kind in case.state_names()[1:]]
+            after = adamw(case, operations, case.num_updates(name, step), parameter, moments, gradient, lr)
             return [add(kind, result) for kind, result in after.items()][-1]
         if case.momentum:
             momentum = state.get(f"momentum.{name}")
-            gradient = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
-        return add("param", sgd_parameter(case, operations, parameter, gradient, decays=not case.momentum))
+            buffer = add("momentum", sgd_momentum(case, operations, parameter, momentum, gradient))
+            if case.variant == "nesterov":
+                return add("param", nesterov_parameter(case, operations, parameter, buffer, gradient, lr))
+            gradient = buffer
+        return add("param", sgd_parameter(case, operations, parameter, gradient, lr, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
         """Records forward and backward of one step; returns the gradients that the update takes, by parameter.

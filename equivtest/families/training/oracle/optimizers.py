@@ -10,6 +10,7 @@ intervals: Moore, Kearfott and Cloud, Introduction to Interval Analysis, chapter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class SgdOptions:
 
 @dataclass(frozen=True)
 class AdamOptions:
-    """Arguments of torch.optim.AdamW, without `amsgrad` and `maximize`."""
+    """Arguments of torch.optim.AdamW, without `maximize`; `amsgrad` is a matter of the state."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -70,6 +71,17 @@ def sgd_step(
         step = _sum_of(1.0, step, options.momentum, buffer, arithmetic) if options.nesterov else buffer
     answers["param"] = _sum_of(1.0, param, -options.lr, step, arithmetic)
     return answers
+
+
+def nesterov_step(
+    param: Operand, momentum_buffer: Operand, grad: Operand, options: SgdOptions, arithmetic: Arithmetic
+) -> Bounded:
+    """The parameter after one step with Nesterov's momentum, from the buffer that the step has left."""
+    step = grad
+    if options.weight_decay:
+        step = _sum_of(1.0, step, options.weight_decay, param, arithmetic)
+    step = _sum_of(1.0, step, options.momentum, momentum_buffer, arithmetic)
+    return _sum_of(1.0, param, -options.lr, step, arithmetic)
 
 
 def _sum_of(
@@ -128,6 +140,10 @@ class Interval:
     def plus(self, other: Interval) -> Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
+    def larger(self, other: Interval) -> Interval:
+        """Returns the larger of both numbers."""
+        return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
+
     def over(self, other: Interval) -> Interval:
         """Divides by a positive interval. The result is unbounded where the other interval may contain zero."""
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
@@ -138,20 +154,21 @@ class Interval:
 
 def adamw_step(
     param: Operand,
-    exp_avg: Operand,
-    exp_avg_sq: Operand,
+    moments: Sequence[Operand],
     grad: Operand,
     num_steps: int,
     options: AdamOptions,
     arithmetic: Arithmetic,
 ) -> dict[str, Bounded]:
-    """Returns 'param', 'exp_avg' and 'exp_avg_sq' after one step of AdamW, with bounds.
+    """Returns 'param', 'exp_avg', 'exp_avg_sq' and with amsgrad 'max_exp_avg_sq' after one step of AdamW, with bounds.
 
     Args:
+        moments: 'exp_avg' and 'exp_avg_sq' before the step; with amsgrad also 'max_exp_avg_sq', which divides instead.
         num_steps: Number of steps including this one, at least 1: the exponent of the bias corrections.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
-    right = _adamw_exact(value_of(param), value_of(exp_avg), value_of(exp_avg_sq), value_of(grad), num_steps, options)
+    exp_avg, exp_avg_sq, *largest = moments
+    right = _adamw_exact(value_of(param), list(map(value_of, moments)), value_of(grad), num_steps, options)
     first = _first_moment(exp_avg, grad, options, arithmetic)
     second = _second_moment(exp_avg_sq, grad, options, arithmetic)
 
@@ -159,9 +176,10 @@ def adamw_step(
     reach = torch.maximum(Interval.of(grad).low.abs(), Interval.of(grad).high.abs()) ** 2
     overflows = (second.high > arithmetic.largest) | (reach > arithmetic.largest_a)
     second = Interval(second.low, torch.where(overflows, torch.inf, second.high))
+    divisor = second.larger(Interval.of(largest[0])) if largest else second
 
     # sqrt stored, divided by a rounded factor and stored, a rounded eps added and stored
-    root = Interval(second.low.clamp(min=0).sqrt(), second.high.sqrt())
+    root = Interval(divisor.low.clamp(min=0).sqrt(), divisor.high.sqrt())
     root = root.widened(growth((3, u_o), (int(2 * arithmetic.libm_ulp) + 2, u_a)), 2 * eta)
     root = root.times((1 - options.beta2**num_steps) ** -0.5)
     eps = Interval(*(torch.full_like(root.low, options.eps),) * 2).widened(u_o, eta)
@@ -172,22 +190,21 @@ def adamw_step(
     decayed = Interval.of(param).times(1 - options.lr * options.weight_decay).widened(growth((2, u_o)), eta)
     moved = decayed.plus(step).widened(growth((1, u_o), (2, u_a)), eta)
     enclosed = {"param": moved, "exp_avg": first, "exp_avg_sq": second}
+    enclosed |= {"max_exp_avg_sq": divisor} if largest else {}
     return {name: _enclosed(right[name], interval, arithmetic) for name, interval in enclosed.items()}
 
 
 def _adamw_exact(
-    param: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
-    grad: torch.Tensor,
-    num_steps: int,
-    options: AdamOptions,
+    param: torch.Tensor, moments: Sequence[torch.Tensor], grad: torch.Tensor, num_steps: int, options: AdamOptions
 ) -> dict[str, torch.Tensor]:
+    exp_avg, exp_avg_sq, *largest = moments
     first = options.beta1 * exp_avg + (1 - options.beta1) * grad
     second = options.beta2 * exp_avg_sq + (1 - options.beta2) * grad**2
-    denominator = (second / (1 - options.beta2**num_steps)).sqrt() + options.eps
+    divisor = torch.maximum(second, largest[0]) if largest else second
+    denominator = (divisor / (1 - options.beta2**num_steps)).sqrt() + options.eps
     step = options.lr / (1 - options.beta1**num_steps) * first / denominator
-    return {"param": param * (1 - options.lr * options.weight_decay) - step, "exp_avg": first, "exp_avg_sq": second}
+    moved = param * (1 - options.lr * options.weight_decay) - step
+    return {"param": moved, "exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": divisor}
 
 
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:

@@ -7,13 +7,26 @@ gradient, both moments of AdamW as zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from equivtest.families.training.case import PerceptronCase
-from equivtest.families.training.oracle.optimizers import AdamOptions, SgdOptions, adamw_step, sgd_step
+from equivtest.families.training.case_steps import DAMPENING
+from equivtest.families.training.oracle.optimizers import (
+    AdamOptions,
+    SgdOptions,
+    adamw_step,
+    nesterov_step,
+    sgd_step,
+)
 from equivtest.oracle.operations import Found, Operations
 from equivtest.oracle.rounding import Bounded, Operand
+
+
+def maximizing(gradient: Operand) -> Operand:
+    """Returns the gradient of what is maximized: with the other sign, exactly."""
+    return replace(gradient, value=-gradient.value) if isinstance(gradient, Bounded) else -gradient
 
 
 def sgd_momentum(
@@ -23,40 +36,61 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """Returns SGD's momentum buffer after an update: momentum * buffer + gradient + weight_decay * parameter.
+    """Returns SGD's momentum buffer after an update.
 
-    Before the first update there is no buffer, and the buffer becomes the gradient with its weight decay.
+    That is momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter).  Before the first update there
+    is no buffer, and nothing is dampened.
     """
-    terms = [(1.0, gradient)]
+    dampening = DAMPENING if case.variant == "dampened" and momentum is not None else 0.0
+    terms = [(1.0 - dampening, gradient)]
     if case.weight_decay:
-        terms.append((case.weight_decay, parameter))
+        terms.append(((1.0 - dampening) * case.weight_decay, parameter))
     if momentum is not None:
         terms.append((case.momentum, momentum))
     if len(terms) == 1:
         return Found.within(gradient) if isinstance(gradient, Bounded) else Found.copy_of(gradient)
 
     def bounded() -> Bounded:
-        options = SgdOptions(case.lr, case.momentum, weight_decay=case.weight_decay)
+        options = SgdOptions(case.lr, case.momentum, dampening, case.weight_decay)
         return sgd_step(parameter, momentum, gradient, options, operations.arithmetic)["momentum_buffer"]
 
     return _weighted_sum(operations, terms, bounded)
 
 
 def sgd_parameter(
-    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, *, decays: bool
+    case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, lr: float, *, decays: bool
 ) -> Found:
     """Returns parameter - lr * step.
 
     If `decays`, the weight decay is added here, because `step` does not contain it.
     """
     weight_decay = case.weight_decay if decays else 0.0
-    terms = [(1.0, parameter), (-case.lr, step), (-case.lr * weight_decay, parameter)]
+    terms = [(1.0, parameter), (-lr, step), (-lr * weight_decay, parameter)]
 
     def bounded() -> Bounded:
-        options = SgdOptions(case.lr, weight_decay=weight_decay)
+        options = SgdOptions(lr, weight_decay=weight_decay)
         return sgd_step(parameter, None, step, options, operations.arithmetic)["param"]
 
     return _weighted_sum(operations, terms if weight_decay else terms[:2], bounded)
+
+
+def nesterov_parameter(
+    case: PerceptronCase,
+    operations: Operations,
+    parameter: torch.Tensor,
+    momentum: torch.Tensor,
+    gradient: Operand,
+    lr: float,
+) -> Found:
+    """parameter - lr * (gradient + weight_decay * parameter + momentum * buffer), with the buffer after the update."""
+    terms = [(1.0, parameter), (-lr, gradient), (-lr * case.momentum, momentum)]
+    terms += [(-lr * case.weight_decay, parameter)] if case.weight_decay else []
+
+    def bounded() -> Bounded:
+        options = SgdOptions(lr, case.momentum, weight_decay=case.weight_decay, nesterov=True)
+        return nesterov_step(parameter, momentum, gradient, options, operations.arithmetic)
+
+    return _weighted_sum(operations, terms, bounded)
 
 
 def _weighted_sum(
@@ -75,11 +109,15 @@ def adamw(
     operations: Operations,
     number: int,
     parameter: torch.Tensor,
-    moments: tuple[torch.Tensor, torch.Tensor] | None,
+    moments: Sequence[torch.Tensor],
     gradient: Operand,
+    lr: float,
 ) -> dict[str, Found]:
-    """Returns 'exp_avg', 'exp_avg_sq' and 'param' after update `number`, counted from 1, always with bounds."""
-    first, second = moments or (torch.zeros_like(parameter), torch.zeros_like(parameter))
-    options = AdamOptions(case.lr, weight_decay=case.weight_decay)
-    after = adamw_step(parameter, first, second, gradient, number, options, operations.arithmetic)
-    return {name: Found.within(after[name]) for name in ("exp_avg", "exp_avg_sq", "param")}
+    """Returns the state and 'param' after update `number`, counted from 1, always with bounds.
+
+    Args:
+        moments: 'exp_avg', 'exp_avg_sq' and with amsgrad 'max_exp_avg_sq', before the update.
+    """
+    options = AdamOptions(lr, weight_decay=case.weight_decay)
+    after = adamw_step(parameter, moments, gradient, number, options, operations.arithmetic)
+    return {name: Found.within(after[name]) for name in (*case.state_names()[1:], "param")}

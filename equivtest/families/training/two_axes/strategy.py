@@ -49,8 +49,8 @@ def two_axis_meshes(world_size: int, style: str) -> tuple[Shape, ...]:
     """Returns every mesh of two axes for this world size.
 
     Meshes with several ranks on both axes occur four times more often. For hsdp, meshes with one rank on the second
-    axis, which shard nothing, occur a quarter as often.
+    axis, which shard nothing, occur a fifth as often.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
-    dividing = [pair for pair in pairs if pair[1] > 1] * (3 if style == "hsdp" else 0)
+    dividing = [pair for pair in pairs if pair[1] > 1] * (4 if style == "hsdp" else 0)
     return (*pairs, *dividing, *[pair for pair in pairs if 1 not in pair] * 4)
