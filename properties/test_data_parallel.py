@@ -36,6 +36,17 @@ def uneven(style: str, *, records: bool = False, fetch: str = "") -> DataParalle
     )  # fmt: skip
 
 
+def skipped_update(style: str, *, foreach: bool) -> DataParallelCase:
+    """Returns a case whose first layer has no gradient in the second of three steps of AdamW.
+
+    Its bias correction then counts one update less than that of the other layer.
+    """
+    return DataParallelCase(
+        world_size=2, style=style, leading=(2,), in_features=2, hidden_features=4, out_features=2, biases=BOTH,
+        requires_grad=ALL, optimizer="adamw", steps=3, stopped_steps=(2,), foreach=foreach, values=(("real", 1),),
+    )  # fmt: skip
+
+
 def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
     """Returns cases in every dtype, float32 first, with parameters that four ranks shard evenly and unevenly.
 
@@ -100,7 +111,7 @@ ddp_mlp = Property(
     source="torch/nn/parallel/distributed.py, class DistributedDataParallel (2.13.0)",
     cases=partial(data_parallel_cases, style="ddp"),
     claims=CLAIMS,
-    examples=(uneven("ddp"),),
+    examples=(uneven("ddp"), skipped_update("ddp", foreach=False)),
     weight=2,
     shards=False,
 )
@@ -111,7 +122,7 @@ fsdp2_mlp = Property(
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard (2.13.0)",
     cases=partial(data_parallel_cases, style="fsdp2"),
     claims=CLAIMS,
-    examples=(uneven("fsdp2"), *on_four_ranks("fsdp2")[:2], *by_columns()),
+    examples=(uneven("fsdp2"), skipped_update("fsdp2", foreach=True), *on_four_ranks("fsdp2")[:2], *by_columns()),
     for_cells=on_four_ranks("fsdp2")[2:],
     weight=2,
 )

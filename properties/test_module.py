@@ -6,6 +6,7 @@ tensors that every rank adds, before or after the sum over the ranks.
 
 from __future__ import annotations
 
+from equivtest.base import limits
 from equivtest.module import ids, module_property, targets
 from equivtest.programs.case import ModuleCase
 
@@ -75,12 +76,25 @@ data_parallel_block = module_property(
     examples=[ModuleCase(world_size=3, build=BUILD, parallelize=DATA_PARALLEL, x_shape=(5, 2), batch="mean of parts")],
 )
 
-# A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.
+# A communication hook of torch for each dtype; each is the mean of the gradients, under any setting.  In each dtype
+# also two ranks of a world of three: the mean is over the group, not over the world.
 data_parallel_block_by_hook = module_property(
     BUILD,
     f"{DATA_PARALLEL}_by_hook",
     x_shapes=ROWS,
     options=dict.fromkeys(("gradient_as_bucket_view", "static_graph", "find_unused_parameters"), (False, True)),
+    examples=[
+        ModuleCase(
+            world_size=2,
+            dtype=dtype,
+            members=(1, 2),
+            build=BUILD,
+            parallelize=f"{DATA_PARALLEL}_by_hook",
+            x_shape=(4, 2),
+            batch="mean of parts",
+        )
+        for dtype in limits.DTYPES
+    ],
 )
 
 fully_sharded_block = module_property(
