@@ -209,6 +209,5 @@ def _widest_mesh(tensors: Iterable[torch.Tensor]) -> DeviceMesh | None:
 
 
 def _in_words(num_bytes: int) -> str:
-    """Returns a size such as '1.5 MiB'."""
     exponent = min(4, max(0, int(math.log2(max(1, num_bytes)) // 10)))
     return f"{num_bytes / 1024**exponent:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"

@@ -188,7 +188,6 @@ def with_given(function: object, values: tuple[object, ...], named: Mapping[str,
 
 
 def _attribute(owner: object, qualified: str) -> object:
-    """Returns the attribute of `owner` that a dotted name leads to; None if there is none."""
     return functools.reduce(lambda found, each: getattr(found, each, None), qualified.split("."), owner)
 
 
@@ -241,7 +240,6 @@ def _names_of(file: Path) -> Iterator[str]:
 
 
 def _finds(name: str, file: Path) -> bool:
-    """True if an import of this name reads the file."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):  # a package on the way is broken, or is no package

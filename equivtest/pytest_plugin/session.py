@@ -84,7 +84,6 @@ class Controller:
         self.folder = folder
 
     def _add_taken(self, taken: tuple[Handover, ...]) -> None:
-        """Adds the results that were taken from an interrupted run."""
         self.config.stash[endings_key] = endings_of(taken)
         for handover in taken:
             self.results.add(handover)

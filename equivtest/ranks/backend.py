@@ -86,7 +86,6 @@ def _check_device(device: str) -> None:
 
 
 def _is_available(kind: str) -> bool:
-    """True if the device type's own module says that a device works."""
     import torch
 
     try:

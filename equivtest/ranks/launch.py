@@ -138,7 +138,6 @@ class Server:
         """Does nothing, because the host of these ranks is this machine, which cannot be cut off."""
 
     def _request(self, channel: int, end: int) -> int:
-        """Requests one rank from the server process and returns the rank's process id."""
         self._control.settimeout(limits.START_S)
         try:
             self._wait_until_ready()

@@ -142,7 +142,6 @@ def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[t
 
 
 def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Broadcasts the last rank's number, then the first rank's number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     last, first = _given([rank + 1], dtype, device), _given([rank + 1], dtype, device)
     dist.broadcast(last, src=ranks - 1)
@@ -168,7 +167,6 @@ def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends the pair (sender, receiver) from each rank to each rank, in one tensor."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.stack((torch.full((ranks,), rank), torch.arange(ranks)), dim=1)
     output = _output((ranks, 2), dtype, device)
@@ -177,7 +175,6 @@ def _all_to_all_single(dtype: torch.dtype, device: torch.device) -> tuple[torch.
 
 
 def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends the pair (sender, receiver) from each rank to each rank, in lists of tensors."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     outputs = [_output((2,), dtype, device) for _ in range(ranks)]
     dist.all_to_all(outputs, [_given([rank, other], dtype, device) for other in range(ranks)])
@@ -185,7 +182,6 @@ def _all_to_all(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collects every rank's number on the last rank."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     outputs = [_output((1,), dtype, device) for _ in range(ranks)] if rank == ranks - 1 else None
     dist.gather(_given([rank], dtype, device), outputs, dst=ranks - 1)
@@ -215,7 +211,6 @@ def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.T
 
 
 def _barrier(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Calls a barrier and checks only that it returns."""
     dist.barrier()
     return torch.zeros(1), torch.zeros(1)
 

@@ -246,14 +246,12 @@ def serve_store(host: str) -> Any:
 
 
 def _read_case(task: Visit) -> Case:
-    """Imports the module that defines the case's class, then builds the case from its plain data."""
     if task.case_module != "__main__":
         importlib.import_module(task.case_module)
     return from_data(task.case)
 
 
 def _import_function(name: str) -> VisitFunction:
-    """Imports the function with the name 'package.module:function'."""
     module, _, function = name.partition(":")
     found: VisitFunction = getattr(importlib.import_module(module), function)
     return found

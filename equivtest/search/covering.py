@@ -195,8 +195,6 @@ class _Merging:
 
 
 class _Builder:
-    """Builds a covering array case by case."""
-
     def __init__(
         self, build: Build, space: Space, strength: int, dangerous: tuple[str, ...], chance: random.Random
     ) -> None:

@@ -86,7 +86,6 @@ def _is_judged(name: str) -> bool:
 
 
 def _is_boundary_of_any(name: str) -> bool:
-    """True if a tensor is a boundary of a submodule, in any micro-batch."""
     return is_boundary(split_micro_batch(name)[1])
 
 

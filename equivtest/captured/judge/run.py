@@ -81,7 +81,6 @@ def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) ->
 
 
 def _require_same_model(run: CapturedRun, reference: str) -> None:
-    """Raises Misuse unless the run's parameters are those of the model that `reference` builds."""
     parameters, autocast = run.manifest.parameters, run.manifest.autocast
     built = {name: each for name, each in call_builder(reference).named_parameters() if each.is_floating_point()}
     other = f"{run.folder} is of another model than {reference}"

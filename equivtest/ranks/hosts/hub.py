@@ -184,7 +184,6 @@ class Hub:
                 rank.forked.set_exception(Gone("broken", f"{slot}: {message.reason}"))
 
     def _lose(self, slot: SlotLink, why: str) -> None:
-        """Records that the slot and its ranks are lost."""
         if slot.gone:
             return
         slot.gone, self._changed_s = why, time.monotonic()

@@ -257,7 +257,6 @@ def _end(process: Forked) -> None:
 
 
 def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    """Reads `num_bytes` bytes within the connection's time limit."""
     received = b""
     while len(received) < num_bytes:
         part = connection.recv(num_bytes - len(received))

@@ -86,7 +86,6 @@ def flat_tensors(held: Any) -> list[torch.Tensor]:
 
 
 def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Arranges tensors in nested lists of the same form as `held`."""
     if isinstance(held, torch.Tensor):
         return next(tensors)
     return [_shaped_like(part, tensors) for part in held]
