@@ -83,11 +83,11 @@ def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> 
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call with memory of the room.
+    """Begins a call with memory of the room. Returns the room that the call has, and the begun call.
 
-    If the backend's error requests it, begins again with contiguous, aligned memory. torch documents no stride that a
-    collective must accept: NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo
-    some.
+    If the backend's error requests it, begins again in a room with contiguous, aligned memory. torch documents no
+    stride that a collective must accept: NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp,
+    2.13.0), gloo some.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))

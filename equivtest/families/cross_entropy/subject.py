@@ -39,13 +39,13 @@ def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, give
 
 
 def gathered_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """Runs F.cross_entropy and replicates the loss if it is a DTensor."""
+    """Returns the loss of F.cross_entropy, replicated if it is a DTensor."""
     output = cross_entropy_by_torch(case, logits, given)
     return output.redistribute(placements=[Replicate()]) if isinstance(output, DTensor) else output
 
 
 def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: Given) -> torch.Tensor:
-    """Runs F.cross_entropy with the options of the case."""
+    """Returns the loss of F.cross_entropy with the options of the case."""
     smoothing = case.label_smoothing if isinstance(case, GatheredCrossEntropyCase) else 0.0
     if isinstance(case, RefusedCrossEntropyCase) and case.misfit == "label_smoothing":
         smoothing = 0.125
@@ -76,9 +76,10 @@ def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss)
 
 @contextmanager
 def within_loss_parallel() -> Iterator[None]:
-    """Enters loss_parallel. After an error it also removes loss_parallel's operators, which torch leaves in place.
+    """Runs a block within loss_parallel.
 
-    It enters and leaves loss_parallel once more for that.
+    torch leaves loss_parallel's operators in place if the block raises. They are then removed by entering and leaving
+    loss_parallel once more.
     """
     try:
         with loss_parallel():

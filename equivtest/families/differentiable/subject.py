@@ -67,8 +67,11 @@ def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given
 def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given, begin: Begin) -> Answers:
     """Calls each collective with each root by `begin`, and passes this rank's cotangents to the backward.
 
+    Returns:
+        The outputs and the gradients of x.
+
     Raises:
-        Unsupported: functional collectives have a backward since torch 2.13.
+        Unsupported: the case has functional collectives, which have no backward in the installed torch, before 2.13.
     """
     group = mesh.get_group()
     answers: dict[str, torch.Tensor | None] = {}

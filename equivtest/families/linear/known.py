@@ -43,7 +43,10 @@ def squeezes_product(case: LinearCase) -> bool:
 
 
 def merged_dims(case: LinearCase) -> Shape:
-    """Returns the leading dims that F.linear merges: all, or all except the last if that keeps a strided x."""
+    """Returns the sizes of the leading dims that F.linear merges into one.
+
+    These are all leading dims, or all except the last if x is strided and the weight needs no gradient.
+    """
     keeps_last = has_strided_x(case) and "weight" not in case.requires_grad
     return case.leading[:-1] if keeps_last else case.leading
 

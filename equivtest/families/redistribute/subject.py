@@ -94,7 +94,7 @@ def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor
 
 
 def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, name: str) -> DTensor:
-    """Returns 'x' or 'cotangent' as a DTensor in the layout of the contract, made without a collective."""
+    """Makes 'x' or 'cotangent' of the case from this rank's local tensor, without a collective."""
     placements = placements_of(case.operand_layout(name))
     if name == "x" and not case.states_shape:
         return DTensor.from_local(local, mesh, placements, run_check=False)

@@ -123,7 +123,10 @@ class _Loss:
         return value, rounded(value, error, self.arithmetic) if self.targets.has_weight else error
 
     def _times(self, off: Off, factor: float) -> Off:
-        """Multiplies by a factor that has been rounded twice, when it was computed and when it was cast."""
+        """Returns the value and the error of `off` times `factor`.
+
+        The factor was rounded when it was computed and when it was cast.
+        """
         value, error = off[0] * factor, off[1] * factor
         if factor != 1:
             error = error + growth((1, U_REFERENCE), (1, self.arithmetic.u_a)) * (value.abs() + error)

@@ -40,7 +40,7 @@ class _Plan:
 
     Attributes:
         limit: 2**p: limit for the magnitudes of one sum.
-        bias_limit: Largest magnitude of the bias, odd times w; 0 without one.
+        bias_limit: Largest magnitude of the bias, w times an odd number; 0 without a bias.
     """
 
     mode: str
@@ -149,7 +149,10 @@ def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
 
 
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, K) that keeps `output_limit` features per token, in turn, in a random order."""
+    """Returns a mask (T, K) that keeps `output_limit` features of each token.
+
+    The features are in a random order; each token keeps those that follow the last one of the token before.
+    """
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)
     return (starts[:, None] + places) % plan.in_features < plan.output_limit
@@ -211,10 +214,9 @@ def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Genera
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """Returns +1 or -1 at one column of each row, zeros elsewhere: (num_rows, num_columns), int64.
+    """Returns zeros (num_rows, num_columns), int64, except one +1 or -1 in each of `num_selecting` random rows.
 
-    The columns are a random permutation, repeated, so that none is taken twice before all are. Only `num_selecting`
-    random rows select a column.
+    The columns of these elements are a random permutation, repeated, so that no column is taken twice before all are.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

@@ -25,7 +25,7 @@ def lowest(magnitude: int) -> int:
 class Magnitudes:
     """Largest magnitudes of x, weight and cotangent, all odd.
 
-    The peaks are larger: they occur in one column of x, one row of W and one row of G.
+    In one column of x, one row of W and one row of G the limit is the tensor's peak instead, which is larger.
     """
 
     x: int

@@ -14,10 +14,13 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """Returns one all_gather of sum(s_i) elements, or one all_reduce of sum(A_i); nothing if there are no elements.
+    """Returns one all_gather or one all_reduce, as the case's `collective` says; nothing if there are no elements.
 
-    Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8),
-    _all_gather_dtype and _allgather_params_coalesced: one collective for all parameters.
+    A rank gives its partitions of all parameters to an all_gather, sum(s_i) elements, and all ranks' partitions to an
+    all_reduce, sum(A_i) elements.
+
+    Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8), _all_gather_dtype and
+    _allgather_params_coalesced: one collective for all parameters.
     """
     padded = sum(case.padded_numel(shape) for shape in case.parameters)
     numel = padded if case.collective == "all_reduce" else padded // case.world_size

@@ -15,9 +15,9 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 def expect_fetch(case: FetchCase, index: int) -> Expected:
     """Returns `param.i` and `partition.i`, which both have parameter i as their global value.
 
-    The requires_grad of `param.i` is given by the case; a partition may have any. In float64 a NaN may lose its
-    payload, so `bits` holds every bit. A fetch that is not documented to gather may add zeros, and a backend may flush
-    subnormals when it adds.
+    The case says whether `param.i` requires a gradient; a partition may or may not. `bits` has every bit of the value,
+    because in float64 a NaN may lose its payload. Unless the documented collective is all_gather, a fetch may add
+    zeros, and a backend may flush subnormals when it adds: then `param.i` may have zeros instead of subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()

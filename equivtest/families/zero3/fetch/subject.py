@@ -151,7 +151,7 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
 
 
 def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns a flat buffer of zeros, so that other ranks' partitions add nothing to this rank's elements."""
+    """Returns a flat buffer of zeros: this rank then adds nothing to the elements of other ranks' partitions."""
     return like.new_zeros((numel,))
 
 

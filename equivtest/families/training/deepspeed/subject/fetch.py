@@ -88,10 +88,11 @@ def joined_deepspeed(device_type: str) -> ModuleType:
 def restore_linear(deepspeed: ModuleType) -> None:
     """Undoes the replacement of `torch.nn.functional.linear` that `zero.Init` makes for the rest of the process.
 
-    The replacement passes a weight's gradient on before the bias's gradient, torch's own function after it, and engines
-    reduce gradients in the order of their arrival. So an earlier run would change a later one. Deleting DeepSpeed's
-    reference to the original makes it replace the function again the next time (runtime/zero/partition_parameters.py,
-    InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
+    Without that an earlier run would change a later one, because engines reduce gradients in the order of their
+    arrival: in DeepSpeed's function a weight's gradient arrives before the bias's gradient, in torch's function after
+    it. DeepSpeed keeps torch's function as `linear_bk`. Once that is deleted, the next `zero.Init` replaces the
+    function again (runtime/zero/partition_parameters.py, InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to
+    0.19.8).
     """
     patcher = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
     if "linear_bk" in vars(patcher):

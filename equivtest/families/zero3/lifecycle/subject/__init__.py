@@ -58,7 +58,8 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Life:
     """Runs a case on this rank: applies each operation to a `Store` and answers the state after it.
 
-    Each rank names the parameters of an operation in another order, and waits for them in that order.
+    Each rank lists the parameters of an operation in an order that differs between ranks, and waits for their fetches
+    in that order.
     """
 
     def __init__(
