@@ -26,12 +26,12 @@ class TrainingCase(Case):
         optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
         steps: Number of steps, each a forward, a backward and an update; 1 without an optimizer, else 2 or more.
         lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
-        variant: An option of the optimizer: 'nesterov' or 'dampened' by DAMPENING, of SGD with a momentum; 'amsgrad',
-            of AdamW; 'maximize'; '': none.
-        between_steps: What happens after each update: 'reload': a new optimizer with another learning rate loads the
+        variant: An option of the optimizer. 'nesterov', 'dampened': only for SGD with a momentum, the latter with the
+            dampening DAMPENING; 'amsgrad': only for AdamW; 'maximize': for both; '': none.
+        between_steps: What happens after each update. 'reload': a new optimizer with another learning rate loads the
             state of the old one; 'halve': a schedule halves the learning rate; '': nothing.
-        clip_norm: Gradients are scaled before each update so that their norm over all parameters is
-            at most about this; 0: gradients are not clipped.
+        clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this;
+            0: gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
     """
 

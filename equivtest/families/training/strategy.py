@@ -73,7 +73,10 @@ def training_cases(draw: Draw, space: Space) -> MlpCase:
 
 
 def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
-    """Draws the fields of an optimizer and its steps; an option of the other optimizer becomes none."""
+    """Draws the fields of an optimizer and its steps.
+
+    If the drawn variant is one that only the other optimizer has, the case has no variant.
+    """
     momentum, variant = pick(draw, "momentum", MOMENTA, bool), pick(draw, "variant", VARIANTS_DRAWN)
     of_momentum = variant in ("nesterov", "dampened")
     if of_momentum if adamw else variant == "amsgrad":

@@ -76,7 +76,10 @@ def sgd_step(
 def nesterov_step(
     param: Operand, momentum_buffer: Operand, grad: Operand, options: SgdOptions, arithmetic: Arithmetic
 ) -> Bounded:
-    """The parameter after one step with Nesterov's momentum, from the buffer that the step has left."""
+    """Returns the parameter after one step of SGD with Nesterov's momentum, with its bound.
+
+    `momentum_buffer` is the buffer after that step.
+    """
     step = grad
     if options.weight_decay:
         step = _sum_of(1.0, step, options.weight_decay, param, arithmetic)
@@ -141,7 +144,7 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def larger(self, other: Interval) -> Interval:
-        """Returns the larger of both numbers."""
+        """Returns, for each element, the interval of the larger one of both numbers."""
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:
@@ -163,7 +166,8 @@ def adamw_step(
     """Returns 'param', 'exp_avg', 'exp_avg_sq' and with amsgrad 'max_exp_avg_sq' after one step of AdamW, with bounds.
 
     Args:
-        moments: 'exp_avg' and 'exp_avg_sq' before the step; with amsgrad also 'max_exp_avg_sq', which divides instead.
+        moments: 'exp_avg' and 'exp_avg_sq' before the step. With amsgrad also 'max_exp_avg_sq', whose root then divides
+            the step instead of the root of 'exp_avg_sq'.
         num_steps: Number of steps including this one, at least 1: the exponent of the bias corrections.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta

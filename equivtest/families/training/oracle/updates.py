@@ -25,7 +25,7 @@ from equivtest.oracle.rounding import Bounded, Operand
 
 
 def maximizing(gradient: Operand) -> Operand:
-    """Returns the gradient of what is maximized: with the other sign, exactly."""
+    """Returns the gradient with the other sign, which rounds nothing: the optimizer maximizes by subtracting it."""
     return replace(gradient, value=-gradient.value) if isinstance(gradient, Bounded) else -gradient
 
 
@@ -82,7 +82,10 @@ def nesterov_parameter(
     gradient: Operand,
     lr: float,
 ) -> Found:
-    """parameter - lr * (gradient + weight_decay * parameter + momentum * buffer), with the buffer after the update."""
+    """Returns parameter - lr * (gradient + weight_decay * parameter + momentum * buffer).
+
+    The argument `momentum` is the buffer after the update.
+    """
     terms = [(1.0, parameter), (-lr, gradient), (-lr * case.momentum, momentum)]
     terms += [(-lr * case.weight_decay, parameter)] if case.weight_decay else []
 
