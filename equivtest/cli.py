@@ -179,9 +179,9 @@ def audit_(
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
 
-    On a few cases each rank uses its own operand for every rank's, one rank sends another's, nothing is sent,
-    NaN comes back, or a sum is doubled.  Exit code 2 if no claim sees the first two anywhere: then a property's
-    answers do not depend on other ranks, and its green shows nothing.
+    On a few cases each rank uses its own operand for every rank's, one rank sends another's, nothing is sent, NaN comes
+    back, or a sum is doubled.  Exit code 2 if no claim rejects the first two faults in any collective: then a
+    property's answers do not depend on other ranks, and its green shows nothing.
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,
@@ -231,9 +231,9 @@ def check(
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
 
-    A case that fails on another backend runs once more on gloo and the CPU; a line says if it fails alike there.
-    Judged are the claims of the properties of SUBJECT; for a subject of your own without --like those that can be
-    made of any: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
+    A case that fails on another backend runs once more on gloo and the CPU; a line says if it fails alike there. The
+    claims are those of the properties of SUBJECT. For a subject of your own without --like they are the claims that fit
+    any subject: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
     """
     from equivtest.cases.case import from_code
     from equivtest.diagnose.blame import with_fault
@@ -292,8 +292,8 @@ def judge_(
 ) -> int:
     """Judge a run that happened elsewhere, or tell which of two runs is wrong; exit code 1 if one is.
 
-    No rank is started.  The unsharded model runs once, and each of its parts is judged from what the ranks held where
-    it begins.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
+    No rank is started.  The unsharded model runs once, and each of its parts is judged from the inputs that the part
+    had on the ranks.  Parts that were captured alone are judged one after the other, or as many at once as --jobs says.
     """
     from equivtest.captured.format.folder import CapturedRun, parts_in
     from equivtest.captured.judge.report import compare_runs, describe
@@ -510,7 +510,7 @@ def coverage(
     profile: Annotated[str, typer.Option(help="Whose cases: smoke, gate or conformance.")] = "gate",
     subjects: Annotated[str, typer.Option(metavar="NAMES", help="These properties alone, by comma.")] = "",
 ) -> int:
-    """Print how many combinations of values the shipped cases cover, and which cannot be had; runs nothing."""
+    """Print how many combinations of values the shipped cases cover, and which no case can have; runs nothing."""
     from equivtest.pytest_plugin.suite import coverage_lines
 
     for line in coverage_lines(profile, [name for name in subjects.split(",") if name]):

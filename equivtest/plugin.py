@@ -146,7 +146,11 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Returns the number of workers for `-n auto`: half the cores on larger machines, since workers drive ranks."""
+    """Returns the number of workers for `-n auto`: all cores if there are at most four, else half of them.
+
+    The other half is for ranks, which workers drive. The result is None, so that xdist decides, if our options are not
+    added or PYTEST_XDIST_AUTO_NUM_WORKERS is set.
+    """
     if not _options_added(config) or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -72,7 +72,10 @@ RELEASE = "release"
 
 
 def parse_allowed(names: Iterable[str]) -> frozenset[str]:
-    """Checks the names of --allow-unsupported: dtypes, 'dtype:function', 'dtype:function_reduction', RELEASE or ALL.
+    """Checks the names of --allow-unsupported, and returns them.
+
+    A name is a dtype, 'dtype:function', 'dtype:function_reduction', 'release' for all that this release of torch lacks,
+    or 'all'.
 
     Raises:
         Misuse: a name has none of these forms.
@@ -90,7 +93,9 @@ def parse_allowed(names: Iterable[str]) -> frozenset[str]:
 
 
 def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
-    """True if a run allows everything that the backend lacked for a verdict; OF_ONE_BACKEND is always allowed.
+    """True if a run allows everything that the backend lacked for one verdict.
+
+    Functions that torch documents for one backend only (OF_ONE_BACKEND), such as monitored_barrier, are always allowed.
 
     Args:
         lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
@@ -110,8 +115,9 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
     """Returns the names of everything that the backend may lack.
 
-    These are `allowed`, and ALL if RELEASE is allowed and gloo or NCCL come with an older release of torch. gloo's
-    all_to_all, for example, came after torch 2.8.0 (pull request 165435 of pytorch, of 2026).
+    These are the names in `allowed`. If 'release' is among them, and `backend` is gloo or NCCL of an older release of
+    torch, 'all' is added. gloo's all_to_all, for example, came after torch 2.8.0 (pull request 165435 of pytorch, of
+    2026).
     """
     if RELEASE in allowed and backend in TORCHS_OWN and is_older(metadata.version("torch")):
         return allowed | {ALL}

@@ -115,7 +115,7 @@ def plan(
 ) -> tuple[Part, ...]:
     """Divides the cases of one property into searches, fewest ranks first.
 
-    Their numbers of cases differ by one at most.
+    The searches of one world size have equally many cases, or one more or less.
 
     Args:
         has_tables: True if a covering array can choose the cases: then each world size has one search.

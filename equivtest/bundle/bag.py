@@ -44,7 +44,7 @@ class Bag:
 
     Attributes:
         payload: Path below data/ -> content.
-        digest: SHA-256 of the manifest of the tag files, hence of everything.
+        digest: SHA-256 of the manifest of the tag files; it changes if any file changes, as the manifests list all.
         altered: One line for each file that does not fit its checksum.
     """
 

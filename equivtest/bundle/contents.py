@@ -31,7 +31,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The facts in environment.json that decide which cases a run has. The file has further facts, for people.
 
     Attributes:
-        suite_digest: See `suite_digest`.
+        suite_digest: SHA-256 over the files of equivtest that made the bundle.
         levels: Lines on the levels of conformance; empty unless the profile is `conformance`.
         manifest: Name of the manifest's file, or ''.
         hosts: Number of slots of each other host; None if the run listened for no hosts.

@@ -1,4 +1,7 @@
-"""Judges each collective and each local operation of a watched visit alone, from its actual operands."""
+"""Judges each collective and each local operation of a watched visit, in which ranks note all calls and operands.
+
+Each call is judged alone: its results must be right for its actual operands, even if these are wrong.
+"""
 
 from __future__ import annotations
 

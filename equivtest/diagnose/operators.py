@@ -1,4 +1,4 @@
-"""Judges each operator on DTensors in a watched visit, from its whole operands.
+"""Judges each operator on DTensors in a watched visit, in which ranks note all calls and operands.
 
 The operator runs once more on whole operands, on the CPU (`equivtest.oracle.single_operation`), and each rank's part of
 the result is compared with its slice.  A call is not judged if the replicas of an operand differ, or if no layout says

@@ -1,4 +1,4 @@
-"""Converts the notes of a watched rank to calls: operands, results and descriptions."""
+"""Converts the notes that a rank wrote about its calls in one visit: to operands, results and descriptions."""
 
 from __future__ import annotations
 

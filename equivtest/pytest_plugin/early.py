@@ -1,7 +1,8 @@
 """A plugin that `equivtest run` loads into each of its processes to shorten the time until the first verdict.
 
-The server of the ranks starts before this process imports torch, so that both import at the same time.  Garbage
-collection waits until everything is collected: almost all objects so far are modules.
+The server of the ranks starts before this process imports torch, so that both import at the same time.  Python's
+garbage collector is off until pytest has collected all items: almost all objects so far are modules, which are never
+freed.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Settings:
         audits: True if each property is audited (`equivtest.search.audit`).
         max_time_s: Seconds that a soak lasts.
         budget_s: Seconds after which no further case begins; 0: no limit.
-        allowed: What may be lacking, see `equivtest.base.lacking`.
+        allowed: Names of what the backend may lack, as --allow-unsupported gives them.
         resumed_dir: Folder with the report of an interrupted run whose verdicts this run takes.
         shard: (number from 1, number of shards) of the part to run; None: everything.
     """

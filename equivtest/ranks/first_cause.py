@@ -33,7 +33,11 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns 0 if the rank itself failed; a larger number if its failure more likely follows from another rank's."""
+    """Returns how likely the rank's failure follows from another rank's, by its kind.
+
+    The numbers are 0 for a rank that raised or was lost, 1 for a silent rank, 2 if it only lost its peer, and 3 if it
+    waits in a collective.
+    """
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)
         return 3 if place is not None and place.collective else 1

@@ -94,7 +94,7 @@ class Place:
         scratch: Directory for the rank's own files.
         environment: Environment of the rank; on another host only the variables to add.
         local_rank: Number of the rank among the ranks on its host.
-        store: See `Start`.
+        store: Host and port of the store that connects ranks on several hosts; None if all are on one host.
         where: Process and host of the rank, in words; '' on this machine.
     """
 

@@ -83,7 +83,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         schema: Version of this form.
         environments: What differs between the runs' environments: name -> (OLD's value, NEW's value).
         old, new: How much each run judged.
-        failed_on: Categories that make the exit code 1.
+        failed_on: Categories of the changes for which the exit code is 1.
     """
 
     schema: int
@@ -174,7 +174,7 @@ def _in_tests(old: Run, new: Run) -> Iterator[Change]:
     """Yields a change if the number of failed tests differs.
 
     Tests fail for more than claims: for a fault of the backend, a known failure that no longer fails, or a required
-    cell.
+    cell without a conclusion.
     """
     before, after = (run.environment["failed"] for run in (old, new))
     if before != after:

@@ -28,10 +28,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declined: Why the program does not support the case; None if it does.
         verdicts: Claim -> kind of its verdict.
         margins, tensor_margins: Largest error divided by the allowed error, by claim and by tensor.
-        known: Claim -> reason of the known failure, or TORCHS.
+        known: Claim -> reason of the known failure; the reason begins with TORCHS if gloo on the CPU fails too.
         parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None without a conclusion.
         begins: The first wrong tensor of `parts`, or ''.
-        factors: See `equivtest.verdicts.verdict.Judgement`.
+        factors: Tensor -> the ranks' gradient divided by the unsharded one, for each factor that is divided out later.
     """
 
     schema: int
@@ -64,7 +64,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: The whole message.
         replay: Path of the case's replay file.
         case: The case as code.
-        fault, history: See `equivtest.verdicts.verdict.Verdict`.
+        fault: The cause, such as 'collective: ...'; '' if it was not looked for.
+        history: What ran before the case failed, if the case alone does not fail; else ''.
     """
 
     subject: str
@@ -83,7 +84,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path, name: Path of its file, and its name in the file.
         of_any_dtype: Claims that do not need verdicts in every dtype.
-        conclusive_dtypes, conclusive_shards, shards: See `equivtest.property.Property`.
+        conclusive_dtypes, conclusive_shards: Dtypes and shard kinds that need conclusions; empty: all.
+        shards: False if the subject's tensors are not sharded, so that every case counts as even.
         has_audit: True if the run audits it.
         planned: Labels of its planned searches and audit.
         line: Line of the property in its file, from 0; None if unknown.

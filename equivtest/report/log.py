@@ -47,7 +47,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         profile: Name of the profile.
-        excused: What may be lacking, see `equivtest.base.lacking`.
+        excused: Names of what the backend may lack in this run.
         failed, concluded: Number of tests that failed; number of tests that passed, failed or fail as known. Both count
             tests of any plugin.
         complete: True if the run and every planned search ended.

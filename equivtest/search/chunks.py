@@ -1,7 +1,7 @@
 """Chooses which cases a search runs: one chunk of a property's cases, chosen before anything runs.
 
-Cases come from equivtest's own seed alone (`equivtest.search.local_constants`, and no setting of a loaded profile), so
-that a commit draws the same ones everywhere.
+Cases depend on equivtest's own seed alone, so that a commit draws the same ones everywhere. Neither constants of
+imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Findings:
         seconds: Wall-clock time of the search.
         misuse: The mistake in the subject or the property that ended the search early; '' if there was none.
         left_out: Dtype of the chunk in which no case of the property can be judged -> the reason, or ''.
-        coverage: What was covered of the chunk's covering array; None if the cases are random.
+        coverage: The cases of the chunk's covering array, and what each showed; None if the cases are random.
         cut: Number of cases that were left out because the time was over.
     """
 

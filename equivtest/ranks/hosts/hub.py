@@ -339,7 +339,7 @@ def main(listener: int, door: int, control: int, owner: int) -> None:
         listener: Descriptor of the socket at which slots connect.
         door: Descriptor of the socket at which pools connect.
         control: Descriptor of the connection to the owner, over which the secret arrives first.
-        owner: Process id of the owner, whose scratch directories are removed if it ended without a word.
+        owner: Process id of the owner. If it ends without closing the hub, its scratch directories are removed.
     """
     ours = socket.socket(fileno=control)
     secret = ours.recv(PACKET_BYTES)

@@ -184,7 +184,7 @@ class AskStacksOf(msgspec.Struct, frozen=True, tag=True):
 class AskCertainty(msgspec.Struct, frozen=True, tag=True):
     """Asks the hub which hosts are still there; the answer is `Certain`.
 
-    It comes once each rank's host has answered after this request, or is lost.
+    The answer comes once each rank's host has answered after this request, or is lost.
     """
 
     tokens: list[str]

@@ -87,5 +87,5 @@ def introducing(secret: bytes) -> Exchange:
 
 
 def _proof(secret: bytes, role: bytes, listens: bytes, connects: bytes) -> bytes:
-    """Signs both sides' challenges and the name of the proving side with the secret."""
+    """Returns the proof of one side, a keyed digest of both sides' challenges and of `role`, the name of that side."""
     return hmac.digest(secret, b"\0".join((_GREETING, role, listens, connects)), "sha256")
