@@ -91,7 +91,11 @@ class _Loss:
         return Bounded(hard.value, hard.allowed + more, f"{hard.derivation}, of means of the ranks")
 
     def _smooth(self, y: Bounded) -> Off:
-        """Returns the smoothed part of the loss: s / C times the sum over classes of -W y, reduced over positions."""
+        """Returns the smoothed part of the loss, reduced over positions, and its error.
+
+        At each position it is s / C times the sum over classes of -W y: smoothing s, C classes, their weights W,
+        log-softmax y.
+        """
         terms, error = -y.value * self.weights, y.allowed * self.weights
         if self.targets.has_weight:
             error = rounded(terms, error, self.arithmetic)

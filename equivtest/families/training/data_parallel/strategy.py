@@ -131,7 +131,10 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
 
 
 def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `by_columns`, and the sizes of its columns, rounded up to multiples of the world size."""
+    """Returns the field `by_columns`, and the fields of the numbers of columns of these weights.
+
+    Each number is rounded up to a multiple of the world size.
+    """
     tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
     columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
     changed = {sizes[name] for name in columns}

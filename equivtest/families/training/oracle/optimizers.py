@@ -43,7 +43,10 @@ class SgdOptions:
 
 @dataclass(frozen=True)
 class AdamOptions:
-    """Arguments of torch.optim.AdamW, without `maximize`; `amsgrad` is a matter of the state."""
+    """Arguments of torch.optim.AdamW, without `maximize` and `amsgrad`.
+
+    With amsgrad the moments of `adamw_step` have one tensor more.
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9
