@@ -30,7 +30,3 @@ def place_of(error: BaseException) -> str:
         each for each in frames if "site-packages" not in each.filename and PACKAGE not in Path(each.filename).parents
     ]
     return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def _is_package(file: Path) -> bool:
-    return "site-packages" in file.parts or PACKAGE in file.parents
