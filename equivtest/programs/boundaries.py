@@ -1,6 +1,7 @@
-"""Records the inputs and outputs of each part of a module, which is a submodule, and the gradients of these tensors.
+"""Records the inputs and outputs of each submodule of a module, and the gradients of these tensors.
 
-Within a part it also records the operands of each attention, and the operands and result of each call of topk.
+The code calls a submodule a part.  Within a part it also records the operands and the result of each attention and
+of each grouped matrix product, and for each call of topk its operand and the indices that it chose.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ BOUNDARY, INPUT, OUTPUT, CHOSEN = "boundary.", ":input", ":output", ":chosen"
 
 
 class Function(NamedTuple):
-    """A function of torch whose operands are recorded when a part calls it; so is its result, unless it chooses.
+    """A function of torch.  If a part calls it, its operands and its result (or its choice) are recorded.
 
     Attributes:
         name: Suffix of the names under which they are recorded.
         operands: Names of the recorded parameters of the function.
-        chooses: True if the result consists of chosen elements of the operand; then the choice is recorded.
+        chooses: True if the result consists of chosen elements of the operand, as topk's does; then the indices of
+            these elements are recorded instead of the result.
     """
 
     name: str
@@ -71,10 +73,16 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Lists (name, tensor) of the floating-point inputs or outputs of a submodule in its call `number`, from 0.
+    """Lists (name, tensor) for each floating-point tensor in `given`, the inputs or outputs of one call of a submodule.
 
-    The name is 'layers.1', or 'layers.1#2' in the second call; 'layers.1[0]' if there are several leaves; and
-    'layers.1:input' for an input.
+    The name is `path` with `what` behind it, such as 'layers.1', or 'layers.1:input' if `what` is INPUT.  In the second
+    call of the submodule it is 'layers.1#2'.  If `given` has several leaves, the first is 'layers.1[0]'.
+
+    Args:
+        path: Name of the submodule.
+        number: Number of the call, from 0.
+        given: A tensor, or nested containers of tensors.
+        what: Suffix of the name; '' for outputs.
     """
     leaves = tree_leaves(given)
     call = (f"{path}#{number + 1}" if number else path) + what
@@ -104,14 +112,15 @@ class Known(NamedTuple):
 
 
 class Boundaries(TorchFunctionMode):
-    """Calls `meet` for each input and output of each part, a submodule; a tensor passed on counts only as an output.
+    """Passes each input and output of each submodule ('part') to `meet` and `meet_gradient`, which subclasses define.
 
-    An input that nothing computed, such as an input of the module itself, is left out.  As a torch function mode it
-    also records the operands of `FUNCTIONS` within the part that calls them.
+    If one part returns a tensor and another takes it, the tensor is recorded once, as the first part's output.  An
+    input that no operation computed, such as an input of the module itself, is not recorded.  As a torch function mode
+    it also records the operands of `FUNCTIONS` within the part that calls them.
 
-    If no part returned a tensor, each part that takes the tensor gets a view.  The view's gradient comes from this part
-    alone, not from other users of the tensor.  A parallel part may wrap its input, as SequenceParallel wraps a plain
-    tensor as a DTensor, and the wrapper's gradient comes from the part alone, too.
+    If a part takes a tensor that no part returned, it gets a view of the tensor.  The view's gradient comes from this
+    part alone, not from other users of the tensor.  This agrees with parallel parts that wrap their input, as
+    SequenceParallel wraps a plain tensor as a DTensor: the wrapper's gradient comes from that part alone, too.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -172,22 +181,25 @@ class Boundaries(TorchFunctionMode):
         raise NotImplementedError
 
     def owe_nothing(self, name: str) -> None:
-        """Notes that a parallel module need not have the operand `name`, because it may call other functions."""
+        """Does nothing; a subclass notes that a parallel module may lack `name`, an operand of `FUNCTIONS`."""
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
         """Returns a function that returns the tensor, and that keeps it alive, so that no other tensor gets its id."""
         return lambda: tensor
 
     def is_given(self, tensor: torch.Tensor, what: str) -> bool:
-        """True if no operation within the module computed the tensor."""
+        """True if no operation within the module computed the tensor; `what` as in `tensors_of`."""
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
-        """Returns what one of `FUNCTIONS` gets in place of an operand; here the operand itself."""
+        """Returns what one of `FUNCTIONS` gets as its operand: here `operand` itself, in a subclass perhaps a copy."""
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if a part that returns an input unchanged returns a copy instead, which is recorded under this name."""
+        """True if an input that a part returns unchanged is copied, and the copy recorded as the part's output `name`.
+
+        False here: the tensor keeps the name that it had as an input.
+        """
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
@@ -196,7 +208,7 @@ class Boundaries(TorchFunctionMode):
 
     @property
     def is_again(self) -> bool:
-        """True if checkpointing recomputes the forward in the backward."""
+        """True while a backward runs, in which checkpointing recomputes the forward."""
         return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
@@ -218,7 +230,7 @@ class Boundaries(TorchFunctionMode):
         return own if apart else None
 
     def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
-        """Records the inputs of a part; returns the views that replace them, by id of the tensor.
+        """Records the inputs of a part; returns id of a tensor -> the view of it that the part gets in its place.
 
         A tensor that a part takes at several places of one call stays as it is: some modules check if two inputs are
         the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
@@ -253,7 +265,7 @@ class Boundaries(TorchFunctionMode):
         return known if known is not None and known.reference() is tensor else None
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Records a tensor under each name that it does not have yet."""
+        """Calls `meet` and `meet_gradient` for a tensor, unless it was recorded under the same name before."""
         before, self._known[id(tensor)] = self._known_as(tensor), known
         if not known.is_owed:
             self.owe_nothing(known.value)
@@ -273,24 +285,25 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied_of(given: object, chosen: Collection[int]) -> object:
-    """Copies the tensors with the chosen ids in the output of an unsharded part.
+    """Returns `given`, the output of an unsharded part, with copies of the tensors whose ids are in `chosen`.
 
-    A parallel part may return another tensor there: an expert, for example, may send a part of the tokens to each rank.
+    These are inputs that the part returns unchanged.  A parallel part may return different tensors there: an expert,
+    for example, may send a part of the tokens to each rank.
     """
     with torch.enable_grad():  # a copy requires a gradient if the tensor does
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
 
 
 def is_in_backward() -> bool:
-    """True if a backward runs, in which checkpointing recomputes."""
+    """True while a backward runs, in which checkpointing may recompute the forward."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:
-    """True if no operation computed this tensor.
+    """True if no operation computed this tensor, which is an input of a part if `what` is INPUT.
 
-    An operand or a result without a gradient counts as computed, since it may be detached: topk, for example, only
-    needs an operand's values to choose from them.
+    Any other tensor that requires no gradient counts as computed, since it may be detached: topk, for example, needs
+    only the values of its operand.
     """
     return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
@@ -309,10 +322,13 @@ def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[
 class Capture(Boundaries):
     """Keeps the inputs, outputs and gradients of all submodules during one forward and backward.
 
-    Recomputations of checkpointing in the backward are left out.
+    Tensors that checkpointing recomputes in the backward are not kept.
 
     Attributes:
-        values, gradients: Results of `keep`, by name.
+        values, gradients: Name -> result of `keep` for the tensor, and for its gradient.
+
+    Args:
+        keep: Function of a tensor that returns what is kept of it: a copy by default.
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
@@ -336,7 +352,7 @@ class Capture(Boundaries):
         return found
 
     def named(self) -> dict[str, Any]:
-        """Returns all recorded tensors by the names of answers."""
+        """Returns answer -> what was kept of it: see `answers_of` for the names."""
         return answers_of(self.values, self.gradients)
 
     def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:
@@ -344,7 +360,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps shape and dtype of all submodules' inputs and outputs, and of the gradients that a backward would make."""
+    """Keeps a `Fact` of each submodule's inputs and outputs, and of the gradients that a backward would compute."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(

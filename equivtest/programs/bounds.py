@@ -87,7 +87,10 @@ def explained(error: Misuse) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Finds the part at which the bound becomes too wide; finds remedies by running smaller cases and other dtypes."""
+    """Returns (the place at which the bound becomes too wide, remedies), both in words for the message.
+
+    Finds the remedies by trying by_parts, the widest dtype and smaller shapes; '' if none of them helps.
+    """
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
         ways += "pass by_parts=True, or omit by_parts, to judge each part alone; or "
@@ -114,9 +117,10 @@ def _where(case: ModuleCase, first: str) -> str:
 
 
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
-    """Yields smaller cases, in their dtype and in the widest: with each size as small as possible, then with all sizes.
+    """Yields cases with one size as small as possible, for each size; then cases with all sizes as small as possible.
 
-    The last dim of a single x keeps its size, because the module fixes it, like a number of features.
+    Each of them comes twice: in the dtype of `case` and in float64.  The last dim of a single x keeps its size,
+    because the module fixes it, like a number of features.
     """
     fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
     arguments = case.arguments

@@ -42,9 +42,10 @@ class Candidate(NamedTuple):
 
 
 class CandidateSearch(NamedTuple):
-    """A module as its property describes it, and the values of a field that are tried.
+    """The input of a search for cases that can be judged: a module, the shapes or sizes to try, and shared fields.
 
     Attributes:
+        build, parallelize: Names of the functions, as in `ModuleCase`; parallelize is '' in `unsharded`.
         varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
         choices: The values of that field, the simplest first.
         fields: Fields that all cases share.
@@ -65,7 +66,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def unsharded(self) -> CandidateSearch:
-        """The search for the unsharded module alone, which all ways to parallelize the module have in common."""
+        """This search without `parallelize`, so that the cached results serve every way to parallelize the module."""
         return self._replace(parallelize="")
 
     @property
@@ -84,7 +85,10 @@ class CandidateSearch(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """Makes a case on all ranks of the world; a case with several forwards and backwards has real values."""
+        """Makes a case of the module with these fields and those that all cases share.
+
+        Its mesh has all ranks of the world.  If the module is trained, its values are real numbers.
+        """
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
         fields |= {"members": ()}
@@ -166,7 +170,10 @@ def tried(
 
 @functools.lru_cache(maxsize=64)
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
-    """Returns dtype -> reason why the unsharded module does not run in that dtype; empty if it runs in none."""
+    """Returns dtype -> reason, for each dtype in which the unsharded module does not run.
+
+    Empty if no case can be made in any of `dtypes`: then the module or the inputs are wrong, not the dtype.
+    """
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):
         with contextlib.suppress(Misuse):

@@ -40,7 +40,8 @@ class CapturedCase(ModuleCase):
     Attributes:
         started: Outputs that got a gradient from outside of the module; the case has this gradient as a cotangent.
         with_gradient: Inputs that have a gradient.
-        further: Fields of each micro-batch after the first, see `OWN`; gradients of parameters are the sum over all.
+        further: For each micro-batch after the first, the values of its fields `OWN`.  The gradients of parameters
+            are sums over all micro-batches.
     """
 
     started: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """Returns the case with further micro-batches."""
+        """Returns a case of several micro-batches: first the one of this case, then those of `others`, in order."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:
@@ -69,7 +70,7 @@ class CapturedCase(ModuleCase):
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors of every micro-batch; parameters once."""
+        """Describes the tensors of every micro-batch; parameters and their gradients, which all share, once."""
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
             one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))
@@ -84,7 +85,7 @@ class UpdateCase(ModuleCase):
     """One update of a user's own optimizer, in which nothing runs forward.
 
     Attributes:
-        left: Name and shape of each tensor that the update leaves.
+        left: (name, shape) of each tensor that is judged after the update, such as a parameter.
     """
 
     left: tuple[tuple[str, Shape], ...] = ()

@@ -193,7 +193,10 @@ class ModuleCase(MeshCase):
 
     @property
     def past_open(self) -> bool:
-        """True if the run continues from a boundary whose bound cannot show an error; see `programs.oracle.forced`."""
+        """True if the oracle continues from the ranks' value at a boundary even if the bound there is too wide.
+
+        See `Forced`, where this is an argument.
+        """
         return False
 
     @property
@@ -202,7 +205,7 @@ class ModuleCase(MeshCase):
 
     @property
     def shard_kind(self) -> str:
-        """Always 'even': how the batch is divided is not a layout of the module."""
+        """Always 'even': the case declares no layout of parameters, and uneven rows of the batch do not count."""
         return "even"
 
     def on_raise(self) -> list[str]:
@@ -210,7 +213,10 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Words for the mesh and the options, and 'even' or 'uneven': if ranks can divide the sizes evenly."""
+        """Words for what the case covers: 'even' if the ranks can divide the sizes evenly, else 'uneven'.
+
+        Further words name the mesh, such as 'mesh (2, 2)', and each option, such as 'bias=False'.
+        """
         sizes = tuple(size for _, size in self.arguments.sizes) or self.arguments.x_shape[:-1]
         sizes, parts = ((self.num_rows,), self.num_parts) if self.has_own_rows else (sizes, self.world_size)
         is_even = all(size % parts == 0 for size in sizes)
@@ -218,7 +224,7 @@ class ModuleCase(MeshCase):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Arguments that the names of the case's two functions carry, such as 'bias=False'."""
+        """Arguments with which the case calls `build` and `parallelize`, as code, such as 'bias=False'."""
         carried = parts_of(self.build)[3] | parts_of(self.parallelize)[3]
         return tuple(f"{name}={value!r}" for name, value in carried.items())
 
@@ -276,7 +282,7 @@ class ModuleCase(MeshCase):
 
     @property
     def facts(self) -> Facts:
-        """Outputs, parameters and buffers of `program`, with their shapes and dtypes."""
+        """Shapes and dtypes of the outputs, parameters and buffers of the unsharded module: see `Facts`."""
         return facts_of(self.program)
 
     @property
@@ -293,7 +299,7 @@ class ModuleCase(MeshCase):
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """Names the inputs that get gradients: none in a user's step, which may scale them."""
+        """Names the inputs whose gradients are judged; none if a user's step runs, which may scale its loss."""
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:

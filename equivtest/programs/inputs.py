@@ -85,7 +85,7 @@ def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED)
 
 
 def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
-    """Describes an input of int64 that count up by one along the last dim.
+    """Describes an input of int64 numbers that count up by one along the last dim, such as token positions.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -167,8 +167,9 @@ def make_whole_numbers(
 ) -> torch.Tensor:
     """Makes an int64 or bool input of any kind except 'real'.
 
-    If one element can make the difference, ranks have different numbers of targets that are not ignored, and of
-    elements that a mask keeps, whether they divide the rows or the last dim.  Equal numbers would hide a mean of means.
+    Ranks get different numbers of targets that are not ignored, and of elements that a mask keeps, whether they divide
+    the rows or the last dim.  Equal numbers would hide a mean of means.  If the random draw makes the numbers equal,
+    one element is changed; if no single change helps, they stay equal.
 
     Args:
         rows_per_rank: Number of rows of the first dim for each rank; if targets have one dim, at least one target in so

@@ -40,7 +40,10 @@ class MeshCase(Case):
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """Returns the layout of a stack of a row per part of the batch; a part's ranks hold its row under `layout`."""
+        """Returns the layout of a tensor that stacks one tensor for each part of the batch, in a new first dim.
+
+        The ranks that have the rows of a part hold its tensor under `layout`, and no tensor of another part.
+        """
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
         ]

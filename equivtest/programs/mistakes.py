@@ -1,4 +1,4 @@
-"""Says how to mend what a user's function raised."""
+"""Gives advice on an exception that a user's function raised, and the line that raised it."""
 
 from __future__ import annotations
 

@@ -36,8 +36,9 @@ def remember_names(whole: nn.Module) -> nn.Module:
 def own_names(module: nn.Module) -> Callable[[str], str]:
     """Returns a function that converts a name in a parallel module to the name in the unsharded module.
 
-    A submodule of the unsharded module keeps its name there.  Any other submodule has its own name, without the steps
-    from a wrapper to the wrapped module.  At the root, 'module' counts as such a step in a wrapper of any class.
+    A name that leads to a submodule of the unsharded module, however wrapped, becomes the submodule's name there.  From
+    any other name the steps from a wrapper to the wrapped module are removed: 'module.layers.1.weight' in
+    DistributedDataParallel becomes 'layers.1.weight'.  At the root, a step 'module' is removed for any class.
     """
 
     def own_name(name: str) -> str:

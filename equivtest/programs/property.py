@@ -264,8 +264,8 @@ def forget_batches() -> None:
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
     """Returns 'mean of parts' or 'whole', as the ranks decide with the first case whose dtype they can compute in.
 
-    It is 'whole' if in every dtype the backend refuses a call of `parallelize`, or `parallelize` declines, because
-    every case will then end so.
+    If the ranks can compute in no dtype, because the backend refuses a call of `parallelize` or `parallelize` declines,
+    it is 'whole': the answer does not matter then, because every case will end in the same way.
 
     Raises:
         Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
@@ -337,7 +337,10 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
-    """Names the aspects of the simplest variant's drawn cases, and each value of each option."""
+    """Lists the words of `ModuleCase.aspects` that the drawn cases must cover: those of the simplest variant's cases.
+
+    Adds a word for each value of each option.
+    """
     search, batch = variants[0].search, variants[0].rows
     aspects: dict[str, None] = {}
     for size in space.world_sizes:
@@ -359,8 +362,8 @@ def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
 def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
     """Returns dtype -> reason, for each dtype in which no case of the variant can be judged.
 
-    The module does not run in the dtype, or has neither exact sums nor narrow bounds there.  Empty if no dtype can be
-    judged at all.
+    The reason is that the module does not run in the dtype, or that it has neither exact sums nor narrow bounds there.
+    Empty if no dtype can be judged at all: the property is then wrong, and drawing a case reports that.
     """
     search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)

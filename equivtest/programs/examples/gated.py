@@ -26,7 +26,7 @@ class GatedBlock(nn.Module):
         return output
 
     def change(self, x: torch.Tensor) -> Any:
-        """Returns the term that is added to x: a tensor, or a DTensor if the plan keeps it one."""
+        """Returns the term that is added to x; a plan may divide the three layers."""
         return self.down(functional.relu(self.gate(x)) * self.up(x))
 
 

@@ -82,7 +82,7 @@ class TokenMean:
         return number == len(self.micro_batches) - 1
 
     def scaled(self, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the loss from which the backward of a micro-batch starts."""
+        """Returns the loss from which the backward of a micro-batch starts: loss * ranks / tokens on all ranks."""
         return loss * self.mesh.size() / self.num_tokens
 
     def backward(self, number: int, loss: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ class TokenMean:
         torch.autograd.backward(loss)
 
     def reduce(self) -> None:
-        """Does nothing: after the last micro-batch all gradients are reduced."""
+        """Does nothing, because the backward of the last micro-batch has already reduced the gradients."""
 
     def clipped(self) -> torch.Tensor:
         """Clips all gradients; returns their norm."""

@@ -108,7 +108,7 @@ class ByGroups(Clipped):
         return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
-        """Returns mesh -> gradients that are DTensors on it, or their parameters."""
+        """Returns mesh -> gradients that are DTensors on it; with `parameters`, the parameters of these gradients."""
         by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
@@ -160,7 +160,10 @@ class Scaled(InOneCall):
         return {"loss": loss.detach(), "total_norm": norm}
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
-        """Runs backward, clipping and update; the update is skipped on every rank if one gradient is infinite."""
+        """Runs backward, clipping and update, and returns the norm; if a gradient is infinite, no rank updates.
+
+        With `overflows`, one element of a gradient is made infinite on one rank.
+        """
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
         if overflows:
@@ -171,7 +174,7 @@ class Scaled(InOneCall):
         return norm
 
     def refused(self, norm: torch.Tensor) -> torch.Tensor:
-        """Returns the norm after torch has raised on every rank, as requested, because one gradient is infinite.
+        """Clips while one gradient is infinite, which must raise on every rank; then returns `norm` unchanged.
 
         Raises:
             AssertionError: torch does not raise.

@@ -31,7 +31,8 @@ from equivtest.programs.reference import call_builder, in_dtype, with_parameters
 def expect_module(case: ModuleCase, index: int) -> Expected:
     """Returns outputs, parameters and gradients of the unsharded module, which runs once for each part of the batch.
 
-    If the case judges each part of the module separately, one process stands in for the ranks.
+    If the case is judged by parts, each part starts from values that the unsharded module had in this process, since
+    the ranks' values are not known here: see `expect_module_held`.
 
     Raises:
         Misuse: an operation of the module could round the integers of this case, or has no known bound.
@@ -42,7 +43,11 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """Does the same as `expect_module`; if the case is judged by parts, each part starts from the ranks' values."""
+    """Returns the right answers like `expect_module`, but derives some of them from the ranks' answers, `held`.
+
+    If the case is judged by parts, each part starts from the ranks' values at its beginning.  If the module is trained,
+    each step starts from the ranks' parameters after the step before.
+    """
     return _expected_of(case, index, held)
 
 
@@ -74,7 +79,10 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
-    """Runs the unsharded module in this process; its boundaries stand in for the ranks'."""
+    """Returns a function that looks up the boundaries of the unsharded module, which runs in this process.
+
+    The oracle uses it like one that assembles the ranks' boundaries.
+    """
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
     )
@@ -97,7 +105,12 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Returns every answer of a case that is judged by parts; `found` has the results of its `runs`."""
+    """Returns the right value of every answer of a case that is judged by parts, boundaries included.
+
+    Args:
+        found: Right outputs and gradients, by name.
+        runs: Run of the module on each part of the batch, which has the right values of boundaries.
+    """
     inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, inputs, found, {})
     answers = {
@@ -150,9 +163,10 @@ def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
 def _within_bounds(
     case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
 ) -> tuple[dict[str, Found], list[Forced]]:
-    """Returns the module's results on real numbers with their bounds, and the run of each part of the batch.
+    """Returns (outputs and gradients on real numbers, with their bounds; run of the module on each part of the batch).
 
-    If `held` has the ranks' values for each part of the batch, each part of the module is judged from those values.
+    If `held` has functions that assemble the ranks' values, one for each part of the batch, each part of the module
+    starts from those values.
 
     The module runs in the case's own dtype, because its results may depend on it, as the default eps of nn.RMSNorm
     does.
@@ -169,10 +183,11 @@ def _within_bounds(
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
-    """Sets a scale for gradients that are zero up to rounding: a small fraction of the size of all gradients.
+    """Returns the tensors; those that are gradients of zero within their bound get a scale, see `ExpectedTensor`.
 
-    A softmax does not change if a constant is added to all its terms, such as a bias of the keys.  The gradient of such
-    a parameter is zero in exact arithmetic.  If the ranks' gradient is within its bound, nothing was added to it.
+    The scale is a small fraction of the root mean square of all gradients.  Without it, the bound of such a gradient
+    would count as too wide, because every bound is wide beside zero.  An example is a bias of the keys: a softmax does
+    not change if a constant is added to all its terms, so the gradient is zero in exact arithmetic.
     """
     gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
     if not gradients:

@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         given: Whole inputs, parameters and cotangents, by name.
-        held: Each rank's answers, by the names of the first micro-batch.
+        held: Each rank's answers to this micro-batch, by names without 'micro2.' and the like.
         buffers: Replacements of the module's buffers in each part of the batch, by name.
     """
 
@@ -36,9 +36,10 @@ class MicroBatch(NamedTuple):
 
 
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
-    """Returns every answer of all micro-batches, named as `at_micro_batch` names them.
+    """Returns the right value of every answer to all micro-batches, named as `at_micro_batch` names them.
 
-    Gradients of all parts of the batch are added up in any order, over the micro-batches or over the ranks first.
+    A parameter has one gradient, the sum over all micro-batches and ranks.  Its bound allows any order of the sum: over
+    the micro-batches first, or over the ranks first.
     """
 
     def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:

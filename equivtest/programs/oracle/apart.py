@@ -35,7 +35,7 @@ class TakesApart(TorchFunctionMode):
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Does the same as torch.backends.mkldnn.flags(enabled=False), which also warns of TF32 (2.13.0)."""
+    """Disables oneDNN within the block, without the warning of TF32 that torch.backends.mkldnn.flags emits (2.13.0)."""
     was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
     try:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 class Forced(Boundaries):
     """Judges the ranks' value at each boundary of a module's parts, and continues the run from that value.
 
+    As in `Boundaries`, a part is a submodule.  `found`, `layouts`, `open`, `wrong`, `factors` and `agreed` use the
+    names of answers.
+
     Attributes:
         found: Right value of each boundary that the ranks recorded, by its answer's name, in the order of the run.
         layouts: The ranks' layout at each boundary in `found`.
@@ -44,9 +47,12 @@ class Forced(Boundaries):
             it.
 
     Args:
-        past_open: True to continue from a boundary even if its bound cannot show an error, provided that no value had
-            to decide its layout.  All that follows is then judged; an error at that boundary alone stays open.
-        takes_factors: True if a gradient may be a multiple of the right one: the run divides it and continues from it.
+        held: Function that assembles the ranks' value at a boundary.
+        past_open: True to continue from the ranks' value even at a boundary with too wide a bound, if its layout is
+            known without looking at values (`Whole.is_told`).  All later boundaries are then judged; only an error at
+            this one stays open.
+        takes_factors: True if a gradient may be the right one times a constant factor: the run divides the ranks'
+            gradient by the factor, and continues from the quotient.
         owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way.  The
             run then continues from the ranks' values until the first one is wrong, and from none after that.
     """
@@ -77,7 +83,7 @@ class Forced(Boundaries):
         self._is_astray = False
 
     def meet(self, name: str, tensor: torch.Tensor) -> None:
-        """Replaces the tensor's value with the ranks' value."""
+        """Judges the ranks' value of the tensor, and writes it to the tensor if the run continues from it."""
         held = self._judged(f"{BOUNDARY}{name}", tensor)
         if held is not None and isinstance(tensor, Ranged):
             with _disable_current_modes():
@@ -85,11 +91,11 @@ class Forced(Boundaries):
                     part.copy_(new)
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Replaces the gradient of this tensor with the ranks' gradient."""
+        """Has the backward judge the ranks' gradient of the tensor, and continue from it if possible."""
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Continues from the ranks' value of an operand only if that value is right."""
+        """Notes an operand that a parallel module may lack: a wrong value is no failure, but the run ignores it."""
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
 
     def apart(self, operand: Any) -> Any:
@@ -192,9 +198,10 @@ def _is_near(whole: Whole, right: Bounded) -> bool:
 
 
 def _certainty(layout: Layout) -> tuple[int, int]:
-    """Returns a sort key that is larger for a more specific layout.
+    """Returns a sort key; of the layouts that were inferred in several parts of the batch, the largest is right.
 
-    Zeros agree with several layouts, and then count as replicas; parts of the batch with other values decide.
+    A tensor of zeros agrees with several layouts, and is then taken for replicas.  Another part of the batch, in which
+    the tensor is not zero, shows if it is a shard or an operand of a sum; these have the larger keys.
     """
     kinds = [type(placement) for placement in layout.placements]
     return kinds.count(Partial), kinds.count(Shard)
@@ -203,8 +210,9 @@ def _certainty(layout: Layout) -> tuple[int, int]:
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
     """Returns the right value of each recorded boundary, in the order of the run, for all parts of a divided batch.
 
-    If only some parts of the batch recorded a boundary, the others are not judged there.  If they recorded different
-    shapes, as with the tokens of an expert, the boundary is left out if all are right.
+    If only some parts of the batch recorded a boundary, the others are not judged there.  Parts may record different
+    shapes, as with the tokens of an expert.  Then the first part with a wrong value is judged alone; if no part is
+    wrong, the boundary is left out.
     """
     facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

@@ -44,11 +44,12 @@ class Whole(NamedTuple):
 
     Attributes:
         value: In the ranks' dtype; float64 if it is the sum of operands.
-        spread: Distance between `value` and the value of the furthest rank, or of another slice that fits, float64;
-            None if there is no distance.
+        spread: For each element, the largest distance between `value` and a replica on another rank, or another slice
+            that fits, float64; None if all distances are 0.
         magnitude: Sum of the operands' absolute values if `value` is a sum of operands; else None.
         layout: The ranks' layout; None if no layout describes them, as when the slices of a dim are in any order.
-        is_told: True if the ranks declare the layout, or if it is the only one with these shapes: no value decided it.
+        is_told: True if the ranks declare the layout, or if only one layout has these shapes.  False if the oracle had
+            to compare values to choose the layout.
     """
 
     value: torch.Tensor
@@ -88,9 +89,14 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
-    """Assembles the rows of a part that only one rank ran, from other ranks too if that rank has sent rows to them.
+    """Assembles the tensor of the one rank that ran a part of the batch, `rank`; None if that is impossible.
 
-    If ranks have different numbers of rows, a wrong value in one rank's rows may belong to a row of another rank.
+    It is the rank's own tensor if that agrees with the reference.  Else the rank may have exchanged rows with others,
+    as with the tokens of experts: then the rows come from all ranks.  If the exchange does not explain the tensor
+    either, it is the rank's own, to be judged wrong, unless ranks have different numbers of rows.
+
+    Args:
+        rows: Layout of a tensor whose rows are divided among the ranks.
     """
     answers = {each: own for each, own in placed.items() if own is not None}
     own, is_even = answers.get(rank), len({each.local.shape for each in answers.values()}) == 1
@@ -176,7 +182,7 @@ def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mes
 
 
 def ratio_of(whole: Whole, right: Bounded) -> float:
-    """Returns the largest ratio of an error to its allowance."""
+    """Returns the largest ratio of an error to its allowance over all elements."""
     error = (whole.value.double() - right.value).abs()
     ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
     return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0
@@ -202,7 +208,10 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
 
 
 def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
-    """Assembles the rows of a rank from the rows of all ranks, if at least some of its rows are on another rank."""
+    """Assembles the tensor of a rank from slices of all ranks, by finding a slice for each of its rows.
+
+    None if no slices fit, or if the rank's own slices suffice, so that nothing was exchanged.
+    """
     shape = tuple(right.value.shape)
     for dim, size in enumerate(shape[:-1]):
         slices = _slices(held, dim, shape)

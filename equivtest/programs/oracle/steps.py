@@ -121,7 +121,10 @@ def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: Expect
 
 
 def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
-    """Returns the ranks' gradient as `_held_or_right` does; None if it reaches nothing and no rank has an element."""
+    """Returns the gradient that the optimizer gets: the ranks' if it is whole, else the right one.
+
+    None if no rank has an element of it and a correct rank may answer None, as for a parameter that no output needs.
+    """
     placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
     if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):
         return None
@@ -151,7 +154,10 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the norm of all elements at once; torch takes the norm of each gradient first, see NORMED."""
+    """Returns the norm of all elements of all gradients together, 0-dim; torch takes the norm of each one first.
+
+    NORMED counts the roundings that this adds.
+    """
     if math.isinf(case.training.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
     powers = torch.stack([gradient.abs().pow(int(case.training.norm_type)).sum() for gradient in gradients]).sum()

@@ -34,7 +34,8 @@ class Ran(NamedTuple):
 
     Attributes:
         rows, stacks: Results of `run_parts`.
-        counted: The mode that counted the roundings; from now on it counts the roundings of all ranks.
+        counted: The mode that counted the roundings.  What runs in it next, such as the sum of `stacks` over the parts
+            of the batch, counts as computed by all ranks together.
         runs: The run of each part of the batch, with the right values at its boundaries.
     """
 
@@ -52,7 +53,7 @@ def ran_within_bounds(
     *,
     takes_factors: bool = False,
 ) -> Ran:
-    """Runs one forward and backward of each part of the batch, without adding up their gradients.
+    """Runs the module forward and backward once on each part of the batch; does not add up the parts' gradients.
 
     Args:
         held: The ranks' tensors for each part, from which the run continues; empty: none.

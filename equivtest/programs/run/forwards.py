@@ -26,9 +26,9 @@ class CapturedForwards(Capture):
         self._hooks.append(module.register_forward_pre_hook(self._begin))
 
     def named(self) -> dict[str, Any]:
-        """Returns answer -> tensor that joins the rows of all forwards.
+        """Returns answer -> tensor that joins the rows of all forwards; leaves out tensors without rows.
 
-        Empty if the module ran another number of times; tensors without rows are left out.
+        Empty if the module did not run exactly once for each micro-batch.
         """
         if len(self._forwards) != self._num_forwards:
             return {}

@@ -104,10 +104,11 @@ def code_words(num: int) -> torch.Tensor:
 
 
 def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch.Tensor:
-    """Returns the number of each local element; NONE if it belongs to no parameter.
+    """Returns for each local element of a tensor the index of its word; NONE if the element belongs to no parameter.
 
     Args:
-        held: Local tensors of all runs, stacked.
+        words: The words of all elements, (runs, number of elements).
+        held: Values of the local tensor in all runs, stacked along dim 0.
 
     Raises:
         Misuse: some elements are neither a parameter's nor the same in all runs.
@@ -127,7 +128,7 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
 
 
 def _keys(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns one whole number for each word, from 0; any number for other values."""
+    """Returns a number for each column of `numbers`: different for different words, arbitrary for anything else."""
     digits = (numbers.nan_to_num().abs() - 1).clamp(0, ALPHABET - 1).long()
     return torch.stack([digit * ALPHABET**run for run, digit in enumerate(digits)]).sum(0)
 
