@@ -1,1 +1,1 @@
-"""The common base of all families: cases, values, right answers, subjects and defects."""
+"""The common base of all families: what a case is, how its values are drawn, and what subjects share."""

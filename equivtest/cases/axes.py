@@ -133,7 +133,7 @@ def pick_shape(
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: False if the dims and sizes do not count in a covering array.
+        covers: False if a covering array need not cover the number of dims, the large size and its place.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -181,7 +181,10 @@ def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
-    """Returns a `Label` that classes subsets of `names`, which begin with the input: all, none, no input, ..."""
+    """Returns a `Label` with five classes of subsets of `names`, whose first name is the input.
+
+    'all', 'none', 'input alone', 'no input' (others alone), and 'some' (the input and some others).
+    """
 
     def kind(subset: tuple[str, ...]) -> str:
         if subset in ((), names):
@@ -222,10 +225,11 @@ MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
 
 
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
-    """Draws () for the whole world, or one time in six a mesh in a larger world or in another order.
+    """Draws the field `members`: five times in six (), the whole world in order, else one of MEMBERS[world_size].
 
     Args:
-        drawn: Which of MEMBERS, modulo their number, or None for the whole world.
+        drawn: The table that is drawn from: None for (), or a number, which counts modulo the length of
+            MEMBERS[world_size].
     """
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
     number = draw.pick("members", drawn, _kinds_of_mesh(meshes))
@@ -254,7 +258,10 @@ RUN = ("values", "poison", "repeats", "records", "members")
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Draws the named fields of a case class in the order of the class, RUN last, except the fields in `fixed`."""
+    """Returns field -> value: those in `fixed` as they are, and the world size, the dtype and `names` drawn.
+
+    Draws them in the order of the class, and the fields in RUN last.
+    """
     drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
     for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable
         if name in fixed:

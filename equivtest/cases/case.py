@@ -114,7 +114,10 @@ class Case:
 
     @classmethod
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
-        """Lists the modes that the draws of one case may have: one mode alone, or mostly all of them."""
+        """Lists combinations of modes for the draws of one case: each mode alone once, then 16 times all modes.
+
+        A combination that is listed more often is drawn more often.  A class may define MODES_DRAWN instead.
+        """
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
@@ -255,12 +258,12 @@ class Case:
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if the oracle has the bits of some answer to a draw, so that claims on bits have something to judge."""
+        """True if the oracle knows the right bits of some answer to draw number `draw`, for claims on bits."""
         return True
 
     @property
     def draws_at_random(self) -> bool:
-        """True if the answers depend on chance, so that claims on chance have something to judge."""
+        """True if the answers depend on random numbers that the ranks draw, as in dropout, for claims on chance."""
         return False
 
     @property
@@ -270,7 +273,7 @@ class Case:
 
     @property
     def sets_up_its_ranks(self) -> bool:
-        """True if ranks that decline the case may keep a partial set-up."""
+        """True if the case runs a function that sets up its ranks, which may leave a part of it if they decline."""
         return False
 
     @property
@@ -279,7 +282,11 @@ class Case:
         return True
 
     def without(self, refused: Collection[str]) -> Case | None:
-        """Returns a case without the collectives that a backend refused, each 'dtype:name'; None if there is none."""
+        """Returns a variant of the case that calls none of these collectives; None if the case has no such variant.
+
+        Args:
+            refused: Collectives that the backend refused, each as 'dtype:name'.
+        """
         return None
 
     @property
@@ -289,7 +296,7 @@ class Case:
 
 
 class Refused:
-    """First base class of cases outside of a contract, which every rank must refuse."""
+    """Marks a case class, as its first base class, as outside of the contract: every rank must refuse such cases."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)

@@ -22,7 +22,7 @@ class CaseTensor:
             'output': a result, whose layout is claimed with its values;
             'state': further tensors of the ranks, such as parameters and captured ones;
             'gradient': a gradient after a backward;
-            'trained': results of clipping, updates and of steps after the first;
+            'trained': a clipped gradient, an updated parameter, or any answer of a step after the first;
             'memory': the amount of memory of a rank.
         needs_grad: requires_grad of a tensor that the harness passes.
         is_contiguous: True if a tensor that the harness passes is contiguous in memory.

@@ -16,7 +16,11 @@ def without_partial(layout: Layout) -> Layout:
 
 
 def stacked(layout: Layout) -> Layout:
-    """Returns the layout of stacked operands (P, *shape): each partial axis divides one of the leading dims."""
+    """Returns the layout of the tensor that stacks all ranks' operands of a reduction.
+
+    It has one leading dim for each partial axis, of the axis's size, which that axis divides: for a layout that is
+    partial along one axis of 4 ranks, (4, *shape).  All other axes divide the dims of `shape` as before.
+    """
     axes = partial_axes(layout)
     return Layout(
         tuple(

@@ -25,10 +25,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ByCase(Generic[P, R]):
-    """A function with one body per class of cases, which the class's family registers in one of `parts`.
+    """A function with a separate body for each class of cases, chosen by the class of the first argument.
 
-    A call first imports these parts of the family, so that the caller need not.  A class of another package
-    registers its body wherever that package is imported.
+    A family registers the body for its class in one of its modules `parts`, such as 'oracle'.  A call first imports
+    these modules of the family, so that the caller need not.  A class of another package registers its body in any
+    module that the package imports.
     """
 
     def __init__(self, body: Callable[Concatenate[Any, P], R], parts: tuple[str, ...]) -> None:

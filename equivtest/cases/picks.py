@@ -71,7 +71,7 @@ class Cases(Generic[C]):
     """The cases of a family; a call with a `Space` returns a strategy of Hypothesis.
 
     Attributes:
-        build: Builds one case by any draw: build(draw, space, ...), with further arguments by keyword.
+        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`; further arguments by keyword.
         dangerous: Axes that a conformance run combines three at a time.
     """
 
@@ -111,7 +111,7 @@ def cases_of(
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
-    """Returns the function that builds one case by any `Draw`; None if `cases` can only make a strategy."""
+    """Returns the `build` of `Cases`, with its fixed arguments; None if `cases` is a plain function of Hypothesis."""
     if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
         return functools.partial(cases.func.build, **cases.keywords)
     return cases.build if isinstance(cases, Cases) else None

@@ -90,7 +90,12 @@ def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
-    """Returns a view of this rank's operand, the only one in its part of the stacked operands."""
+    """Returns a view of this rank's operand, without the leading dims of size 1 in its shard `given`: see `stacked`.
+
+    Args:
+        given: This rank's shard of the tensor that stacks all ranks' operands.
+        whole: Layout of the reduced tensor, partial along at least one axis.
+    """
     return given.detach()[(0,) * len(partial_axes(whole))]
 
 

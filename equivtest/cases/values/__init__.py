@@ -1,4 +1,4 @@
-"""Draws the tensors that a case's seeds stand for: the same on every rank and in the parent process.
+"""Draws the tensors that the seeds of a case determine: the same on every rank and in the parent process.
 
 A package with its own case class registers how its values are drawn:
 

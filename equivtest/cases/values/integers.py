@@ -1,4 +1,4 @@
-"""Draws the random integers that a (mode, seed, name) stands for: the same in every process, on every rank.
+"""Draws the random integers that a mode, a seed and a tensor's name determine: the same in every process.
 
 Nothing here reads or moves torch's global generator.
 
