@@ -116,7 +116,12 @@ def where_flushed(actual: torch.Tensor, expected: torch.Tensor, below: float) ->
 
 
 def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns the rank's actual and expected elements without padding; None if they cannot be compared."""
+    """Returns (actual, expected) elements of a rank without padding; None if shape, dtype or layout do not allow it.
+
+    Args:
+        bits: The right value, global.
+        placed: The rank's answer.
+    """
     if is_partial(placed.layout) or placed.local.dtype != bits.dtype:
         return None
     try:
@@ -133,7 +138,7 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
 
 
 def _flat_range(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[int, int] | None:
-    """Returns the half-open bounds of the rank's elements under a `Flat` layout; None under another."""
+    """Returns (start, stop) of the rank's elements in the flattened tensor if the layout is `Flat`; else None."""
     axis = flat_axis(placed.layout)
     if axis is None:
         return None

@@ -71,7 +71,13 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """Judges a run that gave no answers, or a case that must be refused; returns (judgement, detail), else None."""
+    """Returns (judgement, detail) if some rank gave no answer, or if the case must be refused; else None.
+
+    The detail is a text for the message, see `_tell`; '' if every rank refused the case.
+
+    Raises:
+        Misuse: a rank found that the subject breaks its contract with the harness.
+    """
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":
         raise Misuse(f"{subject}: {cause.error_text}")

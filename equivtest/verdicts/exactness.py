@@ -25,7 +25,11 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 def judge_bits(case: Case, expected: Expected, answers: Answers, excuse: Excuse = no_excuse) -> Judgement | None:
     """Compares each tensor bit by bit with the oracle's bits; returns None if the oracle has bits of no tensor.
 
-    Nothing excuses a tensor under a `Flat` layout, because its elements took part in no sum.
+    If a tensor is a sum, a zero may have either sign, whatever `excuse` says.  Under a `Flat` layout `excuse` does not
+    apply, because the elements took part in no sum.
+
+    Args:
+        excuse: Function (actual, expected) -> mask of the elements whose bits may differ.
     """
     wrong, agreeing = [], []
     for name, tensor in expected.tensors.items():
@@ -49,7 +53,10 @@ def judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -
 
 
 def judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Compares bits of two runs; if the backend's order of summation varies, judges rounded values by their bounds."""
+    """Requires that the second run of a draw gave the same bits as the first.
+
+    If the backend declares that its order of summation varies, a rounded value may differ within its bound.
+    """
     wrong, agreeing, is_open, margin = [], [], False, 0.0
     for name in expected.tensors:
         first = {rank: answer.tensors[name] for rank, answer in answers.items() if name in answer.tensors}

@@ -130,11 +130,16 @@ def judge_replies(
     *,
     until: tuple[str, str] | None = None,
 ) -> list[Verdict]:
-    """Returns the verdicts on a run that has ended; only one draw if the run itself failed.
+    """Returns the verdicts on a run that has ended, for all draws in order.
+
+    If some rank gave no answer, or if the case must be refused, there are no values to judge.  Then all verdicts are on
+    draw 0: see `compare`.
 
     Args:
+        replies: One per process of the case's world, in order.
+        claims: Claims, judged in this order; None: `default_claims`.
         arithmetics: Declared arithmetic by which real values are judged.
-        until: The (claim, kind) of a failure: after the first draw with this failure no draw is judged.
+        until: The (claim, kind) of a failure: no draw after the first one with this failure is judged.  None: all are.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
@@ -150,7 +155,10 @@ def judge_replies(
 
 
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
-    """Returns the expected values of each group of the case, given the layouts and states of the group's ranks."""
+    """Returns the expected values of one draw for each group of the case, in order.
+
+    They may depend on the answers of the group's ranks: see `expect_held`.
+    """
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
     expectations = []
     for group in case.groups:

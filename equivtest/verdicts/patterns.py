@@ -28,9 +28,11 @@ def pattern_of(wrong: Elements) -> str:
 
 
 def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> str:
-    """Returns the factor of right values that explains all elements, to three decimals, or '' if that is uncertain.
+    """Returns a factor, to three decimals, if every wrong element is that factor times its right value; else ''.
 
-    Derived here: a right value v is within b of e, so that c v = a has c between |a| / (|e| + b) and |a| / (|e| - b).
+    Derived here: let a be the actual value, e the expected one, b the allowed error.  The right value v is within b of
+    e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude.  '' if these intervals
+    have no number in common, or more than one to three decimals.
     """
     size, has_sign = expected.abs(), expected.abs() > allowed
     if not bool(has_sign.any()):

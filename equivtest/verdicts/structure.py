@@ -50,12 +50,12 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 
 def _of_parameters(expected: Expected) -> list[str]:
-    """Returns all names except activations and their gradients, which torch may keep under another layout."""
+    """Returns the names of all tensors except 'input', 'output' and their gradients, whose layout torch may choose."""
     return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Judges if replicas have the same bits; lists mismatches of values first, of bits alone last."""
+    """Judges if replicas have the same bits; lists unequal values before equal values with other bits, such as -0.0."""
     wrong: list[_Found] = []
     agreeing = []
     for name in expected.tensors:
@@ -112,9 +112,10 @@ def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, rig
 
 
 def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
-    """Returns the first element with other bits than on the first rank that holds it.
+    """Returns the first element that two ranks hold with different bits, for ranks that list their elements' indices.
 
-    Other claims judge tensors of another shape or dtype.
+    Returns (True if the values differ too, mismatch); None if all ranks agree, or if shapes or dtypes are wrong, which
+    other claims judge.
     """
     if len({placed.local.dtype for placed in held.values()}) > 1:
         return None

@@ -81,9 +81,10 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """Returns rank -> answer; leaves out ranks that may answer None, unless some rank holds a partial operand.
+    """Returns rank -> the rank's tensor; a plain tensor without a layout gets the layout that the oracle inferred.
 
-    A plain tensor without a layout gets the layout that the oracle inferred.
+    A rank without the tensor has None, to be judged as missing.  If the tensor may be None, such a rank is left out,
+    unless other ranks hold partial operands, which no rank may lack.
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {
