@@ -26,7 +26,7 @@ _rank: list[bool] = []
 
 
 def be_rank() -> None:
-    """Marks this process as a rank, which imports files of users and judges nothing."""
+    """Marks this process as a rank, a process that may import files of users and that judges nothing."""
     _rank.append(True)
 
 
@@ -131,7 +131,7 @@ def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, ob
 
 
 def plain(value: object, what: str) -> str:
-    """Returns the code of a value that JSON can write.
+    """Returns Python code for a value that JSON can write too.
 
     Such values are None, bool, int, float, str, and tuples, lists and dicts of these.
 
@@ -225,7 +225,7 @@ def _root_of(file: Path) -> Path:
 
 
 def _names_of(file: Path) -> Iterator[str]:
-    """Yields the names by which an import finds this file.
+    """Yields each module name by which an import finds this file.
 
     A folder of Python's path that lies within a package gives no name.
     """

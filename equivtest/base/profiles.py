@@ -106,7 +106,7 @@ class Part:
 
     @property
     def label(self) -> str:
-        """Text in brackets in the node id of the search."""
+        """Text that stands in brackets in the search's node id of pytest."""
         return f"w{self.world_size}-{'calls-' * bool(self.depth)}{self.index}"
 
 
@@ -138,7 +138,7 @@ def plan(
 
 
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
-    """Plans the searches of a property's enumeration; none in a first look and in a soak."""
+    """Returns the plans of the searches of a property's enumeration; none in a first look and in a soak."""
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)
     return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)
@@ -155,7 +155,8 @@ def wanted_kinds(
 
     Args:
         refusals: True if the property is about cases outside the contract, whose shards do not matter.
-        shards, conclusive: `Property.shards` and `Property.conclusive_shards`.
+        shards: False if the subject's tensors are not sharded.
+        conclusive: Shard kinds in which conclusions are possible; empty: all.
     """
     if refusals:
         return (ANY,)

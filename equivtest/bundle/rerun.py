@@ -1,6 +1,6 @@
 """Runs some cases of a bundle again and compares the verdicts, so that invented verdicts are found.
 
-Which cases run depends on the bundle's digest and on a seed that its maker could not know.
+The bundle's digest and a seed choose the cases. The maker of the bundle could not know the seed.
 """
 
 from __future__ import annotations

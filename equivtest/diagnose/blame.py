@@ -34,7 +34,7 @@ DECLINED = "unknown: the program declined the case when its calls were watched"
 
 
 def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]], bool]) -> str:
-    """Finds the cause of a failure in another run of its case; see `Verdict.fault` for the returned text.
+    """Runs the case of a failure again, and returns the cause as text, such as 'collective: ...', see `Verdict.fault`.
 
     Args:
         is_shown_by: Returns True if the replies to that run show the failure too.

@@ -132,7 +132,7 @@ class _Collectives:
             self.unjudged[str(reason)] += 1
 
     def judge_barrier(self, events: Sequence[Event]) -> None:
-        """Records a barrier as wrong if it opened on some rank before all ranks had called it, or did not end."""
+        """Records a barrier as wrong if it raised, hung, or opened on some rank before all ranks had called it."""
         for event in events:
             self.judge_end(event)
         try:

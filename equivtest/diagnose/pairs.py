@@ -1,4 +1,4 @@
-"""Judges the messages between two ranks, and the barriers, of a watched visit.
+"""Judges the messages between two ranks, and the barriers, of a watched visit, in which ranks note all calls.
 
 A message is wrong if it differs from what was sent, and a barrier if it opened before all ranks had called it.
 

@@ -83,7 +83,10 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 
 
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
-    """Finds the narrowest record that allows all readings of one dtype, and what no record allows."""
+    """Returns the fingerprint of one dtype, with the narrowest record that allows all readings.
+
+    What no record allows becomes its problems.
+    """
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(
         _no_finer_than(dtype, dtype),

@@ -1,8 +1,8 @@
 """A plugin that `equivtest run` loads into each of its processes to shorten the time until the first verdict.
 
 The server of the ranks starts before this process imports torch, so that both import at the same time.  Python's
-garbage collector is off until pytest has collected all items: almost all objects so far are modules, which are never
-freed.
+garbage collector is off until pytest has collected all items. It would free little, because almost all objects so far
+are modules.
 """
 
 from __future__ import annotations

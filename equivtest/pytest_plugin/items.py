@@ -37,7 +37,7 @@ class PlainFailure(Exception):
 
 
 class EquivtestItem(pytest.Item):
-    """An item of pytest; the data in its `handover` reach the controller with the report of its call."""
+    """An item of pytest; the report of its call takes the data in `handover` to the controller."""
 
     ends_session = False
     """True if a Misuse in this item concerns every item, so that the session must end."""
@@ -234,7 +234,7 @@ class SearchItem(PropertyItem):
 
 
 class AuditItem(PropertyItem):
-    """An audit of a property, which fails if no claim rejects the spoiled collectives."""
+    """An audit of a property; it fails if the property's claims hold whatever collective is spoiled."""
 
     label = AUDIT_LABEL
 
@@ -357,7 +357,7 @@ def failures_dir(config: pytest.Config) -> Path:
 
 
 def seeds(config: pytest.Config, settings: Settings) -> Iterator[str]:
-    """Yields the seed texts for one item's searches: 'gate', or in a soak fresh ones without end."""
+    """Yields the seeds of one item's searches: only 'gate', or in a soak fresh seeds without end."""
     if not settings.profile.repeats:
         yield "gate"
         return

@@ -43,7 +43,10 @@ def cpu_name() -> str:
 
 
 def accelerator_names(device: str) -> list[str]:
-    """Returns the names of this machine's devices of a type; [] for 'cpu'. It imports torch for other types."""
+    """Returns the names of this machine's devices of a type; [] for 'cpu'.
+
+    For other types it imports torch.
+    """
     if device == "cpu":
         return []
     import torch

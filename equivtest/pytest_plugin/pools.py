@@ -52,7 +52,10 @@ def pool_of(config: pytest.Config) -> Pool:
 
 
 def start_server(config: pytest.Config) -> None:
-    """Starts the server that forks the pool's ranks; it imports torch while this process imports and collects."""
+    """Starts the server that forks the pool's ranks.
+
+    The server imports torch while this process imports its modules and collects tests.
+    """
     _end_orderly(config)
     from equivtest.ranks.launch import Server, preloads
 
@@ -62,9 +65,9 @@ def start_server(config: pytest.Config) -> None:
 
 
 def _end_orderly(config: pytest.Config) -> None:
-    """Makes an xdist worker end with its controller, and any other process end its ranks at SIGTERM.
+    """Makes an xdist worker end when its controller ends, and any other process end its ranks at SIGTERM.
 
-    It is called before torch is imported, which takes seconds.
+    It is called before torch is imported, because that takes seconds.
     """
     if hasattr(config, "workerinput"):
         # The worker's ranks then see its end of their pipes close and end too.  Without this a worker lives for
@@ -122,7 +125,10 @@ def _hub_of(config: pytest.Config) -> RunHub | None:
 
 
 def hub_path(config: pytest.Config) -> str:
-    """Returns the path of the hub of this process or of its controller; '' if the run has no hub."""
+    """Returns the path of the socket of the run's hub, which this process or its controller has started.
+
+    It is '' if the run has no hub.
+    """
     hub = _hub_of(config)
     return str(getattr(config, "workerinput", {}).get("equivtest_hub", "")) if hub is None else hub.path
 

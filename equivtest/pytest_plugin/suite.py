@@ -41,7 +41,7 @@ def is_shipped(path: Path) -> bool:
 
 
 def load_properties(folder: Path) -> dict[str, Property]:
-    """Returns every module-level Property in a folder's test files, by its variable's name."""
+    """Returns every Property that a test file of the folder defines at its top level, by its variable's name."""
     from equivtest.property import Property
 
     found: dict[str, Property] = {}

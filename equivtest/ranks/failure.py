@@ -40,7 +40,7 @@ def _trace_of(error: BaseException) -> str:
 
 
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
-    """Leaves out the harness's frames and most frames of torch.
+    """Returns the stack without the harness's frames and without most frames of torch.
 
     Of consecutive torch frames it keeps the first, the last and calls of collectives.
     """
@@ -63,7 +63,7 @@ def _is_passed_on(frame: traceback.FrameSummary) -> bool:
 
 
 def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:
-    """Joins the lines of `text` and cuts the end if it exceeds `num_chars` characters."""
+    """Returns `text` as one line; beyond `num_chars` characters its end is cut."""
     line = " ".join(text.split())
     return line if len(line) <= num_chars else f"{line[: num_chars - 3]}..."
 

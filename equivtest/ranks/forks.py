@@ -1,4 +1,4 @@
-"""Tests if a process forked from this one can run a backward, which torch refuses after it has started threads.
+"""Tests if a process that is forked from this one can run a backward; torch refuses once this process has threads.
 
 The first backward of a process starts a thread for each device that torch then knows, except the CPU: also for a
 vendor's device.  A backward that calls another backward about sixty levels deep starts a thread as well.  From then on

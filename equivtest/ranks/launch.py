@@ -119,7 +119,7 @@ class Server:
         """Forks a rank that talks to its parent over `channel`; the caller still closes its own copy of `channel`.
 
         Raises:
-            BrokenSetup: see `fork_ranks`.
+            BrokenSetup: the server does not start or has died, or the system cannot fork.
             OSError: this process has no free descriptor.
         """
         with contextlib.ExitStack() as if_it_fails:

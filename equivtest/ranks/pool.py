@@ -208,7 +208,7 @@ class Pool:
 
     @property
     def faults(self) -> list[Finding]:
-        """Collectives of the backend whose probe failed: it hung, ended a rank, raised or gave a wrong value."""
+        """Findings on the collectives whose probe failed: it hung, ended a rank, raised or gave a wrong value."""
         return [fault for known in self._support.values() for fault in known.faults]
 
     def faults_of(self, case: Case) -> list[Finding]:

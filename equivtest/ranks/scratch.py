@@ -133,7 +133,7 @@ def _claim(lock: int) -> None:
 def sweep() -> None:
     """Removes the scratch directories of processes that have ended.
 
-    It checks the lock too, because a directory may come from a container with other process ids.
+    A directory whose file is locked stays in any case: it may be of a container, which has other process ids.
     """
     for path in scratch_directories():
         if not is_alive(_owner_of(path)) and _is_unlocked(path):

@@ -199,7 +199,7 @@ class World:
         return replies
 
     def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
-        """Runs one small collective with a known result on all ranks, and returns whether it works.
+        """Runs one small collective with a known result on all ranks, and returns the finding: whether it works.
 
         The ranks stay alive if they are still at the same point afterwards.
 

@@ -284,7 +284,10 @@ def _in_seconds(old: _Side, new: _Side) -> Iterator[Change]:
 
 
 def _in_draws(old: _Side, new: _Side) -> Iterator[Change]:
-    """Yields a change if a draw is in one run only, and one if margins or other recorded data of a draw differ."""
+    """Yields at most two changes per property: one for draws that only one run has, and one for draws that differ.
+
+    Draws differ if their margins or other recorded data differ; verdicts and durations are compared elsewhere.
+    """
     for name in dict.fromkeys([*old.draws, *new.draws]):
         before, after = old.draws[name], new.draws[name]
         both = before.keys() & after.keys()

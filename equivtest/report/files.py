@@ -185,5 +185,5 @@ def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:
 
 
 def unsupported_cells(tally: Tally) -> list[tuple[int, str, str, int, str]]:
-    """Returns (world size, dtype, shard kind, number of verdicts, reason) for all that the backend does not support."""
+    """Returns (world size, dtype, shard kind, number of verdicts, reason) for each cell that the backend cannot run."""
     return [(*cell, count, reason) for (cell, reason, _), count in sorted(tally.lacking.items())]

@@ -14,7 +14,7 @@ HELD, OPEN, WRONG, BEGINS = "held", "open", "wrong", "begins"
 
 
 class Shown(NamedTuple):
-    """Content of one cell of the page: HELD, OPEN, WRONG or BEGINS, and a margin as text."""
+    """One cell of the report's table of submodules: its kind (HELD, OPEN, WRONG or BEGINS), and its margin as text."""
 
     kind: str
     text: str
@@ -48,7 +48,11 @@ class Cell:
 
 @dataclass
 class PartTree:
-    """The tree of submodules: path -> (forward cell, backward cell); a path may end in an input or in an inner call."""
+    """The tree of submodules: path -> (forward cell, backward cell).
+
+    A path is the submodule's name, split at its dots. A last part that begins with ':' stands for the submodule's
+    inputs, or for a function of torch that it calls.
+    """
 
     cells: dict[tuple[str, ...], tuple[Cell, Cell]] = field(default_factory=dict)
 

@@ -46,7 +46,7 @@ class Tally:
     Attributes:
         done: Labels of the planned searches that have ended.
         layouts, draws: Number of cases, and of pairs (case, draw of values); a case of two searches counts twice.
-        world_sizes, dtypes, shard_kinds: Number of layouts with each world size, dtype and shard kind.
+        world_sizes, dtypes, shard_kinds: Number of cases with each world size, dtype and shard kind.
         modes: Number of draws with each mode of values.
         kinds: Claim -> number of verdicts of each kind.
         claim_cells: (cell, claim, family of modes) -> number of verdicts of each kind.

@@ -144,7 +144,7 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Yields (fault, called collective) for every fault to try in the case, the decisive kinds first."""
+        """Yields (fault, site of the collective that it spoils) for each fault to try; decisive kinds come first."""
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
             sites.setdefault(_site(case, call), []).append(index)

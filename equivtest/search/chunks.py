@@ -97,10 +97,10 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each once: examples of the property, then cases of the array or random cases.
+    """Returns the chunk's cases, each once: those of the covering array, or random cases.
 
-    Chunk 0 also has the examples, and a case of each aspect, such as 'uneven', that its other cases lack. A part of an
-    enumeration has only the cases that the enumeration lists.
+    Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that its other
+    cases lack. A part of an enumeration has only the cases that the enumeration lists.
     """
     if chunk.depth:
         assert prop.enumeration is not None

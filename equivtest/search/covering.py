@@ -1,9 +1,9 @@
-"""Builds covering arrays: few cases in which every combination of values of any few axes occurs.
+"""Builds covering arrays: few cases in which every combination of values of any two, or few, axes occurs.
 
 A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  Each row, which is one case, begins with a combination that no row has yet, every other axis
 takes the value that adds the most new combinations, and the best of some tries is kept.  At the end one row replaces
-two, as often as some try has all combinations that only these two have.  The family's own function builds each try from
+two rows, wherever some try has all combinations that no other row has.  The family's own function builds each try from
 its tables, so that every row is a valid case.  A combination that occurs in no try counts as infeasible.
 """
 
@@ -57,7 +57,7 @@ class CoveringRow(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A covering array: few cases in which every feasible combination of values of any few axes occurs.
+    """A covering array: few cases in which every feasible combination of values of any `strength` axes occurs.
 
     Attributes:
         rows: Its cases; the first ones cover the most combinations.
@@ -247,7 +247,7 @@ class _Builder:
         return {combination for combination in self._combinations(row.values) if combination in self.covered}
 
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Marks every combination that may be feasible as not yet covered, and returns the infeasible combinations.
+        """Marks every combination that may be feasible as not yet covered; returns the infeasible combinations.
 
         A combination counts as infeasible if no sample has it, although by chance EXPECTED samples or more would.
 
@@ -273,7 +273,7 @@ class _Builder:
         return infeasible
 
     def _groups(self, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-        """Yields each group of axes of which every combination of values has to occur in a case."""
+        """Yields each group of axes for which every combination of values has to occur in some case."""
         names = sorted(names, key=self.order.__getitem__)
         yield from itertools.combinations(names, self.strength)
         if self.strength < 3:

@@ -57,11 +57,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         run: Hexadecimal digits that identify the run.
         mesh, axes: Number of ranks along each axis of the mesh, and the axes' names, if they have names.
-        batch, batch_axis: As in `equivtest.module.module_property`.
+        batch, batch_axis: How the batch is divided, and on which axis, see `equivtest.capturing.capture`.
         part: Name of the submodule that was captured alone; '': the whole model.
         inputs: Names of the inputs, in the order in which the model takes them.
         positional: The inputs that were passed by position.
-        outputs: Names of the captured outputs, as in `module_property`.
+        outputs: Names of the captured outputs; empty: all.
         boundaries: Patterns of the names of the captured submodules.
         micro_batches: Number of calls of the model, each with other inputs and a backward; gradients of parameters are
             sums over all calls.

@@ -67,7 +67,7 @@ class Judged:
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
-        """Describes how many tensors of an update were judged, and which parameters with a gradient are in no group.
+        """Describes an update: how many tensors were judged, and which parameters with a gradient are in no group.
 
         Such a parameter must keep its values.
         """

@@ -39,9 +39,9 @@ class Job:
 
     Attributes:
         module: The whole parallel module.
-        run: As in `Manifest`.
+        run: Hexadecimal digits that identify the run.
         axes: Names of the mesh's axes; `mesh_shape` has the number of ranks along each.
-        placed, shapes: As in `equivtest.capturing.capture`.
+        placed, shapes: As passed to `equivtest.capturing.capture`.
         size_bytes: Size of all copies so far; the count continues beyond the limit.
     """
 

@@ -143,7 +143,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         code: Exit code, negative for a signal; None if no process saw the exit.
         at_s: Time of the end by the clock of the message's reader.
-        cut_off: See `equivtest.ranks.process.Ending`.
+        cut_off: What happened to the rank's host, if the host was lost; else ''.
         output, stacks: The last parts of the rank's output and of its stacks.
     """
 
