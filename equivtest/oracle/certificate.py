@@ -95,7 +95,13 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
 
     def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation on magnitudes; whole numbers, such as ids, stay as in the data."""
+        """Returns the operation's result on magnitudes, and proves that no sum of terms behind it is rounded.
+
+        Whole numbers, such as ids, stay as in the data.
+
+        Raises:
+            InexactData: the operation may round.
+        """
         name = func.overloadpacket.__name__
         if not any(map(is_floating, tree_leaves((args, kwargs)))) and not _rounds(func, args, kwargs):
             return func(*args, **kwargs)
@@ -147,10 +153,10 @@ def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replaces the factors and terms among an operation's arguments by their magnitudes.
+    """Returns an operation's arguments, with the absolute values of those that it multiplies or adds.
 
-    An argument that the operation writes to is changed in place.  The result of an earlier operation is a magnitude
-    already; a constant of the module may not be one.
+    If the operation works in place, the argument that it writes to gets its absolute values in place.  The result of an
+    earlier operation has no negative element already, but a constant of the module may have some.
     """
     if name.endswith("_"):
         args[0].abs_()
@@ -159,7 +165,10 @@ def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_factor(name: str, place: int, value: object) -> bool:
-    """True if an operation multiplies or adds an argument: any tensor; of add, sub and mul the first two."""
+    """True if an operation multiplies or adds its argument number `place`, so that its absolute value is taken.
+
+    True for every tensor, and for a number if it is one of the first two arguments of add, sub, rsub or mul.
+    """
     return isinstance(value, torch.Tensor) or (name in ("add", "add_", "mul", "sub", "rsub") and place < 2)
 
 

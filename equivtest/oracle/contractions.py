@@ -204,9 +204,14 @@ def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: in
 def _reduced(
     sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
 ) -> torch.Tensor:
-    """Bounds the error after each rank stored its sum and its share of the bias, and a collective added all.
+    """Bounds the error of sums that are split over the ranks, after each rank stored its part and a collective added.
 
-    A product is stored once, or twice if a bias is added to it; the bias is divided and stored.
+    A rank's part is a partial product and a share of the bias.  The product is stored once, or twice if a bias is added
+    to it; the bias is divided by the number of ranks and stored.
+
+    Args:
+        bias: |bias| plus its error; zeros if `has_bias` is False.
+        error: Error of the sums before they are stored.
     """
     stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)
     stored = stored + growth((2, arithmetic.u_o)) * bias + ranks * (1 + 2 * has_bias) * arithmetic.eta

@@ -17,7 +17,10 @@ Held = Mapping[int, Mapping[str, Placed]]
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Returns the same as `put_together`, in float64."""
+    """Assembles the global tensor `name` from the ranks' answers, in float64; None if they do not fit together.
+
+    See `put_together`, which keeps the tensor's dtype and bits.
+    """
     found = put_together(held, name, shape, mesh_shape)
     return None if found is None else found.double()
 
@@ -25,8 +28,12 @@ def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
     """Assembles the global tensor `name` from the ranks' answers, bit by bit; None if they do not fit together.
 
-    A claim on `name` itself reports missing answers.  Of replicas, the lowest rank's is returned; another claim
-    compares replicas.  Shares of a Partial are added in float64.
+    They do not fit together if a rank lacks the tensor, or if dtypes, layouts or shapes differ; claims report that.  If
+    ranks hold replicas, the lowest rank's is taken; another claim compares replicas.  Under a partial layout the ranks'
+    operands are added, in float64.
+
+    Args:
+        shape: Shape of the global tensor.
     """
     placed = {rank: tensors.get(name) for rank, tensors in held.items()}
     present = {rank: tensor for rank, tensor in placed.items() if tensor is not None}
@@ -48,7 +55,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
 
 
 def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles tensors that list their elements' indices; None if no rank holds some element."""
+    """Assembles a global tensor from ranks that list the indices of their elements; None if some element is missing."""
     try:
         assembled, holders = assemble_listed(present, shape, mesh_shape)
     except ValueError:

@@ -182,6 +182,9 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """Returns `bounded`, but allows no error for elements whose `error` is 0, because nothing rounds them."""
+    """Returns a result with its bound like `bounded`; if the `error` of an element is 0, no error is allowed for it.
+
+    Nothing rounds such an element, neither in the oracle nor in a correct program.
+    """
     found = bounded(value, error, magnitude, num_terms, derivation)
     return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

@@ -54,7 +54,9 @@ class Reduced:
 
 
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
-    """Reduces operands (k, *shape) of exact data to (*shape); an average that is rounded all the same gets a bound.
+    """Reduces operands (k, *shape) to a result (*shape) that every order of the reduction gives, without a bound.
+
+    An average gets a bound if a backend that multiplies by a rounded 1 / k may give another result.
 
     Args:
         name: Name of the operands, for the message.

@@ -173,10 +173,13 @@ def error_of(operand: Operand) -> torch.Tensor:
 
 
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
-    """Bounds the error of a result that is `error` off `value`, after it was stored `times` times; float64.
+    """Bounds the error of a result after it was stored `times` times; float64.
 
-    Infinite if the result may overflow; 0 if it is certainly zero.  The mask is a double, because a bool times a
-    number would be float32, in which an underflow of float32 or float64 is zero.
+    Infinite if the result may overflow; 0 if it is certainly zero.  The mask `size != 0` is converted to float64,
+    because a bool times a number is float32, and float32 cannot represent an underflow of float32 or float64.
+
+    Args:
+        error: Distance of the result from `value` before it is stored.
     """
     size = value.abs() + error
     stored = error + growth((times, arithmetic.u_o)) * size + times * arithmetic.eta * (size != 0).double()
@@ -184,7 +187,7 @@ def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, t
 
 
 def where_finite(magnitude: torch.Tensor, largest: float, error: torch.Tensor) -> torch.Tensor:
-    """Returns `error`, but infinite wherever `magnitude` may exceed `largest` or is NaN."""
+    """Returns `error`, with infinity in place of each element at which `magnitude` exceeds `largest` or is NaN."""
     return torch.where(magnitude <= largest, error, math.inf)
 
 

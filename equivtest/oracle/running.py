@@ -142,7 +142,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._computed(func, name, args, kwargs)
 
     def _made(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation without floating-point operands; only its own roundings may differ between programs."""
+        """Runs an operation without floating-point operands, such as a mask times a number, or `torch.arange`.
+
+        If the result is floating-point, the operation's own rounding is its only error.
+        """
         result = func(*values_of(args), **values_of(kwargs))
         if not any(map(is_floating, leaves(result))):
             return result
@@ -155,7 +158,10 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation on complex numbers: moves them, or computes with their real and imaginary parts."""
+        """Runs an operation on complex numbers: moves them, or computes with their real and imaginary parts.
+
+        The two parts have separate bounds.
+        """
         if name in MADE:
             return self._made(func, name, args, kwargs)
         if name in MOVES | VIEWS:
@@ -285,7 +291,11 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return RULES[name](self.roundings, *args, **kwargs) if name in RULES and kwargs.keys() <= FACTORS else None
 
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Converts a tensor to another dtype; adds the rounding, or requires the same integers in every program."""
+        """Converts a tensor to another dtype.
+
+        A floating-point result gets the rounding of the conversion as an error.  Integers or bools must be the same in
+        every correct program; if they may differ, `undecided` is set.
+        """
         parts = Parts.of(args[0])
         value = func(parts.value, *args[1:], **kwargs)
         if not is_floating(value):

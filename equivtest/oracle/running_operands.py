@@ -66,9 +66,9 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Applies an operation that only moves elements to values, errors and magnitudes alike.
+    """Returns the `Ranged` result of an operation that only moves elements: it moves errors and magnitudes alike.
 
-    Without a `Ranged` operand, as for a tensor made before the module ran, the result is a plain tensor.
+    If no operand is `Ranged`, as for a tensor that was made before the module ran, the result is a plain tensor.
     """
     if not any(isinstance(each, Ranged) for each in leaves((args, kwargs))):
         return func(*args, **kwargs)
@@ -80,7 +80,12 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    """Returns an operation's results on values with `kwargs`, on errors and on magnitudes with `sizes`."""
+    """Returns three results of an operation: on the operands' values, on their errors, and on their magnitudes.
+
+    Args:
+        kwargs: Keyword arguments of the first call.
+        sizes: Keyword arguments of the other two calls.
+    """
     return [
         func(*mapped(partial(_part, place=place), args), **mapped(partial(_part, place=place), how))
         for place, how in enumerate((kwargs, sizes, sizes))

@@ -39,8 +39,9 @@ class Roundings:
     Attributes:
         arithmetic: Arithmetic of the dtype in which the module is judged.
         ranks: Number of ranks; each stores its share of a sum, and a collective adds the shares.
-        coarse: Arithmetic of operations whose dtype has as many bits or more, because an unknown kernel may compute and
-            store in fewer bits than they do; None: the dtype of an operation determines its arithmetic.
+        coarse: Arithmetic of all operations whose dtype has as many bits as `coarse.dtype` or more, while torch's
+            decomposition stands in for an unknown kernel: the kernel may compute and store in fewer bits than the
+            decomposition.  None: the dtype of an operation determines its arithmetic.
     """
 
     arithmetic: Arithmetic
@@ -87,12 +88,14 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Bounds the roundings of an operation in both programs together: `num` plus SPARE in `accumulate`, and stores.
+        """Bounds the roundings of one operation, in the unsharded module and in the parallel program together.
 
         Args:
             parts: The result, with the error that its operands bring.
-            stores: Number of stores in the tensor's own dtype, more than 1 for sums that are computed in it.
-            added: Bound on the sum of any shares, if a collective adds shares here; None: no collective does.
+            num: Number of roundings in the dtype `accumulate`; SPARE more are counted.
+            stores: Number of times that a value is stored in the tensor's own dtype: more than 1 for a sum that is
+                computed in that dtype.
+            added: Bound on the sum of any of the ranks' shares, if a collective adds shares here; None: none does.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
@@ -109,7 +112,7 @@ class Roundings:
         return torch.where(parts.magnitude == 0, 0.0, bound + lost)
 
     def divided(self, parts: Parts) -> torch.Tensor:
-        """Bounds the roundings if a result that all ranks hold is divided into one share per rank."""
+        """Bounds the roundings if each rank divides a result that all ranks hold by the number of ranks."""
         record = self.record(parts.value.dtype) if parts.value.is_floating_point() else self.arithmetic
         found = (record.u_o * parts.reach + self.ranks * record.eta) * int(self.ranks > 1)
         return torch.where(parts.magnitude == 0, 0.0, found)
@@ -117,11 +120,17 @@ class Roundings:
     def stored(
         self, parts: Parts, dtype: torch.dtype, stores: Count, *, is_sum: bool = False, one_by_one: bool = False
     ) -> Parts:
-        """Rounds a wider result to `dtype`; the unsharded module stores it once, another program `stores` times.
+        """Rounds a wider result to `dtype`, and adds the roundings of both programs' stores to its error.
 
-        With `one_by_one`, each store is a partial sum.  The same holds if the ranks divide the terms, because they
-        divide the stores too: all ranks with positive largest sums together store no more than the sum of the positive
-        terms, times the number of their terms.
+        The unsharded module stores the result once.  With `one_by_one`, each store is at most the sum of all positive
+        or of all negative terms.  The same holds if the ranks divide the terms, because they divide the stores too: all
+        ranks with positive largest sums together store no more than the sum of the positive terms, times the number of
+        their terms.
+
+        Args:
+            stores: Number of times that a parallel program stores a term, or a sum that contains it.
+            is_sum: True if a collective may add the ranks' shares of the result.
+            one_by_one: True if a program adds one term more before each store.
         """
         record, value = self.record(dtype), parts.value.to(dtype)
         off = torch.where(value == parts.value, 0.0, (value.double() - parts.value.double()).abs())
@@ -138,14 +147,22 @@ class Roundings:
         return Parts(value, torch.where(parts.value.isinf() & (parts.error == 0), 0.0, allowed), magnitude)
 
     def _added_up(self, record: Arithmetic, parts: Parts, most: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """Bounds the roundings of a collective that adds shares; `most` bounds its partial sums except the last."""
+        """Bounds the roundings of a collective that adds the ranks' shares of a result.
+
+        Args:
+            most: Bound on each partial sum except the last, which is the result itself.
+            error: Error of the shares before they are added.
+        """
         if self.ranks == 1:
             return torch.zeros_like(error)
         earlier = gamma_of(self.ranks - 2, record.u_r) * (most + 1.5 * error)
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum of |stored value| over all ranks: its size if one rank stores once, else `magnitude`."""
+        """Bounds the sum, over all ranks, of the magnitudes that they store.
+
+        One rank that stores once stores the result.  Otherwise there may be shares, which add up to `magnitude`.
+        """
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude
 
@@ -213,5 +230,8 @@ def gamma_of(num: Count, u: float) -> torch.Tensor | float:
 
 
 def chosen(value: torch.Tensor, error: torch.Tensor) -> Parts:
-    """Returns the result of an operation that rounds nothing and that a program runs after it added all shares."""
+    """Returns the result of an operation that rounds nothing, such as a maximum; each rank holds the whole of it.
+
+    It has no shares, because a program must add the shares of the operands before such an operation.
+    """
     return Parts(value, error, value.double().abs() + error)

@@ -33,10 +33,10 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """Adds two operands; `num` counts further roundings of the sum.
+    """Computes left + alpha * right; `num` is the number of roundings beside the addition.
 
-    An infinite term without an error makes an infinite sum without an error.  If all ranks hold one term, each rank may
-    divide it and add the quotient to its share of the other term.
+    If a term is infinite without an error, so is the sum.  The bound allows that all ranks hold one term, and that each
+    rank divides it by their number and adds the quotient to its share of the other term.
     """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
@@ -52,11 +52,15 @@ def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) 
 
 
 def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
-    """Narrows the bound of a sum in which the larger term is so huge that the other vanishes.
+    """Returns the sum `found` with a narrower bound for elements in which one term is so huge that the other vanishes.
 
-    Such a sum is a mask of torch.finfo(dtype).min plus a score.  Its magnitude is no overflow, because other terms move
-    the sum by less than half an ulp.  Each rank may hold a share of the sum, with an error of some ulps.  A softmax
-    turns it into zero in any case.
+    An example is a mask of torch.finfo(dtype).min plus a score.  Such an element does not overflow, because the other
+    term moves it by less than half an ulp.  Its error is some ulps of the huge term, since each rank may hold a share
+    of the sum.  A softmax turns the element into zero in any case.
+
+    Args:
+        large, small: The term that may be huge, and the other one.
+        factor: Number that multiplies `small`.
     """
     finfo = torch.finfo(found.value.dtype)
     is_huge = (large.size > finfo.max / 2**10).expand(found.value.shape)
@@ -73,9 +77,10 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 
 
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
-    """Removes the error from elements of a constant that nothing rounds: exact sums, products with 0, 1 or -1.
+    """Returns `found`, a constant of the module, without an error in elements that no program rounds.
 
-    Every program computes a constant the same way, but may hold shares of an input, whose addition rounds.
+    These are sums without a rounding, products with 0, 1 or -1, and exact conversions.  Every program computes a
+    constant the same way.  This does not hold for an input: ranks may hold shares of it, whose addition rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:
@@ -121,7 +126,10 @@ def mul(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _is_unit(operand: Any) -> torch.Tensor:
-    """Returns the mask of elements that are 0, 1 or -1 in every program; none of an input, which ranks may share."""
+    """Returns the mask of elements that are 0, 1 or -1 in every program.
+
+    No element counts if the operand depends on the module's inputs or parameters, since ranks may hold shares of it.
+    """
     a = Parts.of(operand)
     is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
     return (a.error == 0) & ((a.size == 0) | (a.size == 1)) & (not is_given)
@@ -169,7 +177,11 @@ def smaller(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
-    """Returns the error of the operand that a maximum certainly takes; the larger of both if that is uncertain."""
+    """Returns the error of the operand that a maximum or minimum takes; the larger of both if it may take either.
+
+    Args:
+        lead: Positive if the result is the value of `one`, else negative; its size is the distance of the two values.
+    """
     certain = torch.where(lead > 0, one.error, two.error)
     return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
 
@@ -273,7 +285,9 @@ def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
 def _with_number_stored(
     found: Parts, a: Parts, f: Callable[[torch.Tensor, float], torch.Tensor], number: float
 ) -> Parts:
-    """Widens the bound of f(a, number) for programs that store the number in the tensor's dtype.
+    """Returns `found`, the result of f(a, number), with a bound that also holds if a program rounds the number first.
+
+    Some kernels store the number in the tensor's dtype.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp, and at::pow of a number and a tensor (2.13.0).
     """

@@ -23,7 +23,10 @@ MINIMUM_OF_GAMMA = 1.4616321449683623
 
 
 def _curve(f: Curve, above: float = -math.inf) -> Rule:
-    """Makes the rule of a monotonic function whose kernel may be off by roundings of 1 near the function's zero."""
+    """Makes the rule of a monotonic function, whose kernel may have an absolute error of some roundings of 1.
+
+    Near a zero of the function such an error is much larger than the roundings of the value itself.
+    """
 
     def rule(r: Roundings, operand: Any) -> Parts:
         found = curve(r, operand, f, above=above)
@@ -164,10 +167,11 @@ def solved(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Parts:
-    """Solves T x = b for a triangular T; the error is at most p + M K p + (M K)**2 p + ..., with p = M (F + K |x|).
+    """Solves T x = b for a triangular T of n rows.
 
-    Derived here from theorem 8.5, with M the magnitudes of T's inverse, F the error of b, and K the error of T plus
-    gamma_n of T, in the program and in the unsharded one.
+    Derived here from theorem 8.5: the error of x is at most p + M K p + (M K)**2 p + ..., with p = M (F + K |x|).  M is
+    the absolute value of T's inverse, and F the error of b.  K is the error of T plus gamma_n |T|, once for the program
+    and once for the unsharded module.
     """
     a, b = Parts.of(matrix), Parts.of(columns)
     value = torch.linalg.solve_triangular(a.value, b.value, upper=upper, left=left, unitriangular=unitriangular)

@@ -73,12 +73,14 @@ def var_mean(
 
 
 def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
-    """Computes a softmax; an element is largest if its own term is larger and all others are smaller, and vice versa.
+    """Computes a softmax of terms that may each be off by an error.
 
-    A softmax rises with its own term, falls with every other, and does not change with a number added to all of them,
-    such as the maximum that is subtracted first.  It is at most 1.
+    An element of a softmax rises with its own term, falls with every other term, and is at most 1.  It does not change
+    if a number is added to all terms, such as the maximum that is subtracted first.
 
-    Derived here.  With p the softmax and e the error of a term, p exp(e) / (p exp(e) + sum of the others' p exp(-e)).
+    Derived here.  Let p be the softmax and e the error of each term.  An element is largest if its own term is larger
+    by e and all others are smaller by theirs: p exp(e) / (p exp(e) + sum of the others' p exp(-e)).  It is smallest
+    with the signs exchanged.
     """
     a = Parts.of(operand)
     if not a.value.numel():

@@ -107,7 +107,10 @@ def _is_float(value: Any) -> bool:
 
 
 def _ranged(value: Any) -> Any:
-    """Wraps a floating-point operand as `Ranged`, without an error; shares whose sum may be rounded stay `Shares`."""
+    """Wraps a floating-point operand as `Ranged`, with an error of 0; returns any other operand unchanged.
+
+    `Shares` are reduced if no order of the reduction rounds; else their stack is wrapped, and they stay `Shares`.
+    """
     from equivtest.oracle.running import RunningError
 
     if not _is_float(value):
@@ -123,7 +126,7 @@ def _ranged(value: Any) -> Any:
 
 
 def _added(shares: Shares) -> torch.Tensor:
-    """Reduces shares over the ranks; if they are `Ranged`, the bound holds for any order.
+    """Returns the reduction of the ranks' shares; if they are `Ranged`, its bound holds for any order of additions.
 
     Raises:
         Unjudged: the reduction of whole numbers is rounded, or unknown.

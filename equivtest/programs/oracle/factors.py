@@ -127,10 +127,14 @@ def divided(whole: Whole, factor: float) -> Whole:
 
 
 def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
-    """Returns the right answers; if the program takes the factors of its backward out again, without these factors.
+    """Returns the right answers; divides constant factors of the backward out if the program does that too.
+
+    If the program leaves a factor in, or if a bound is too wide to tell, nothing is divided out.  Then the ranks' value
+    at the boundary where the factor first appears counts as wrong.
 
     Args:
-        ran: Function of a bool, True to divide factors out, that returns answers and runs.
+        ran: Function that returns the right answers and the runs; takes True to divide the factors out.
+        held: Function that assembles the ranks' values of an answer.
     """
     expected, left_in = ran(False)  # noqa: FBT003
     wrong = {name for run in left_in for name in run.wrong}
