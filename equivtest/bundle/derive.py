@@ -1,7 +1,7 @@
-"""Repeats a search of a run without ranks, to find out which cases it must have had and what follows from its verdicts.
+"""Repeats a search of a run without ranks: which cases it must have had, and what follows from its verdicts.
 
 The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells need more
-depends on the recorded verdicts alone, so that the same cases come out as in the run.
+cases depends on the recorded verdicts alone, so the repeated search has the same cases as the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A plugin of `equivtest run` that prints the progress: in one live line on a terminal, else in a line every 30 s.
 
-The thread that prints has its own copy of the descriptor, since pytest captures the usual one while an item runs.
+The thread that prints has its own copy of the terminal's file descriptor, since pytest captures the usual one while an
+item runs.
 """
 
 from __future__ import annotations

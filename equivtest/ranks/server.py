@@ -103,7 +103,7 @@ def _stop_watching(control: socket.socket) -> None:
 
 
 def _prepare(start: str, imports: Sequence[str], preload: Sequence[str]) -> Ready:
-    """Imports the modules for ranks, then tests if forks can run a backward."""
+    """Imports the modules for ranks, tests if forks can run a backward, and returns how ranks will be started."""
     gc.disable()  # no module is garbage yet, and looking for garbage takes an eighth of the start
     try:
         for module in imports:
