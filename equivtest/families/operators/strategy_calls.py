@@ -36,7 +36,7 @@ For their gradient DTensor tries every combination of placements of seven tensor
 """
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
-"""Operators that DTensor gets wrong unless the batch alone is divided (finding 62)."""
+"""Operators that DTensor gets wrong unless only the batch is sharded (finding 62)."""
 
 MAX_FORMS = 6
 """Largest number of forms per operator."""
@@ -47,11 +47,19 @@ MAX_CALLS = {"": 3, IN_PLACE: 3, OUT: 2}
 """Way of calling -> largest number of calls of one operator with forms from torch's list, in a gate."""
 
 
-REFUSED_LATE = frozenset({"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"})
-"""Operators that DTensor refuses only after it has tried every combination of placements of up to six tensors."""
+REFUSED = frozenset(
+    {
+        "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "block_diag", "as_strided", "as_strided_copy",
+        "nn.functional.unfold", "nn.functional.multi_margin_loss", "nn.functional.multilabel_margin_loss",
+        "nn.functional.fractional_max_pool3d", "unravel_index", "unique", "unique_consecutive", "_chunk_cat",
+        "bincount", "searchsorted", "unfold_copy", "nonzero", "nonzero_static", "argwhere", "hash_tensor",
+        "linalg.lstsq",
+    }
+)  # fmt: skip
+"""Operators with forms from torch's list that DTensor refuses on every rank in each of a gate's calls (2.13.0)."""
 
-SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in {*UNDECIDED, *REFUSED_LATE})
-"""Names of the operators with forms from torch's list that are called as functions and that the oracle can judge."""
+SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in {*UNDECIDED, *REFUSED})
+"""Names of other such operators that are called as functions and that the oracle can judge."""
 
 ENUMERATED = (*HAND_WRITTEN, *BACKWARD, *SAMPLED)
 """Names of the operators that are enumerated. `known_failures.toml` lists all their failures."""
@@ -130,11 +138,10 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
             yield signature, ("shard(0)", *("replicate",) * (len(numbers) - 1)), "replicate", mode
         return
     tables = [_placements(name, signature, number, strength) for number in numbers]
-    whole, all_rows = ("replicate",) * len(numbers), list(itertools.product(*tables))
-    told = [texts for texts in all_rows if _traits(signature, texts)] if len(all_rows) > MAX_ROWS else []
-    combinations = [texts for texts in dict.fromkeys((*_spread(all_rows, MAX_ROWS), *told)) if texts != whole] or [
-        whole
-    ]
+    every, whole = list(itertools.product(*tables)), ("replicate",) * len(numbers)
+    joint = [texts for texts in every if _traits(signature, texts)] if len(every) > MAX_ROWS else []
+    chosen = dict.fromkeys((*_spread(every, MAX_ROWS), *joint))
+    combinations = [texts for texts in chosen if texts != whole] or [whole]
     modes = _modes(OPERATORS[name])
     for number, texts in enumerate(combinations):
         yield signature, texts, ("replicate", "shard(0)", "shard(-1)")[number % 3], modes[number % len(modes)]
@@ -220,13 +227,11 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
     """
     operands = signature.letters
     shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)
-    return {
-        tuple(f"shard({dims.index(letter)})" if letter in dims else "replicate" for dims in operands): (
-            *operands,
-            letter,
-        )
+    placements = {
+        letter: tuple(f"shard({dims.index(letter)})" if letter in dims else "replicate" for dims in operands)
         for letter in shared
     }
+    return {texts: (*operands, letter) for letter, texts in placements.items()}
 
 
 @cache
