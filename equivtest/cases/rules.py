@@ -68,7 +68,7 @@ class SomeOf:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Joins the values; as code if one of them is an empty text, which would be invisible."""
+    """Joins the values by commas; as code unless all are texts, because an empty text would be invisible."""
     values = tuple(values)
     are_seen = all(isinstance(value, str) and value for value in values)
     return ", ".join(values if are_seen else map(repr, values))

@@ -132,7 +132,14 @@ def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Te
 
 
 def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """Bounds the error after one operation that stores its result; 0 for exact operands and an exact result."""
+    """Bounds the error after one operation has stored its result.
+
+    It is 0 for an element whose operands had no error, if the dtype can represent the right result.
+
+    Args:
+        value: The right result.
+        error: The error that the operands bring.
+    """
     return torch.where(_is_exact(value, error, arithmetic.dtype), 0.0, store(value, error, arithmetic))
 
 
@@ -143,12 +150,12 @@ def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tens
 
 
 def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """Bounds the error once an accumulator's value is stored, which rounds if the accumulator has more bits."""
+    """Bounds the error after an accumulator's value was stored: `error` if both have one dtype, else see `rounded`."""
     return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
 
 
 def _is_exact(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Returns the mask of elements whose correctly rounded result is the right one."""
+    """Returns the mask of elements that have no error and that the dtype can represent, so that nothing rounds them."""
     return (error == 0) & (value.to(DTYPES[dtype]).double() == value)
 
 

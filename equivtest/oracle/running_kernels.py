@@ -53,7 +53,10 @@ def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
 
 
 def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
-    """Adds a product and a third operand with two stores: the product and the sum, or a rank's share of each."""
+    """Computes a matrix product plus a third operand; the kernel stores twice, first the product, then the sum.
+
+    On several ranks these may be the ranks' shares of the product and of the sum.
+    """
     return Out(kernel.func(*args, **kwargs), stores=2, is_sum=True)
 
 

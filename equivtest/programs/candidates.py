@@ -185,7 +185,7 @@ def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> di
 def _tried_on(
     mesh: Shape, search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[ByDtype, list[str]]:
-    """Returns the result of `tried` for one mesh."""
+    """Returns (dtype -> candidates on one mesh, the reasons why cases were left out)."""
     varied, choices = search.varied, search.choices
     dtypes = tuple(dtype for dtype in dtypes if dtype not in refusals(search, batch, dtypes))
     make = functools.partial(search.make, world_size=world_size, batch=batch, mesh=mesh, **search.shortest)

@@ -155,7 +155,7 @@ class Judge(Part):
 
     Attributes:
         outputs: Outputs that are judged, by the path to them; empty: all.
-        loss: The output from which backward starts, with 1; '': `Facts.loss`.
+        loss: The output from which backward starts, with the gradient 1; '': the one in `Facts.loss`, if any.
         by_parts: True if every submodule is judged alone, from the ranks' values at its start: see
             `equivtest.programs.oracle.forced`.  Only for real values; a divided batch has the same number of rows on
             every rank.  In a step no submodule is judged: the ranks' values only narrow the bounds of other answers.

@@ -35,7 +35,10 @@ OTHER_WORDS = {
 
 
 def answers_wrong_names(group: type[T]) -> type[T]:
-    """Makes a class raise Misuse for an unknown argument, with the name to write instead."""
+    """Decorates a class, so that its constructor raises Misuse for an unknown argument or one without a name.
+
+    The message suggests the name to write instead.
+    """
     make: Any = group.__init__
 
     @functools.wraps(make)

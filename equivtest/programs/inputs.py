@@ -218,7 +218,11 @@ def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generat
 
 
 def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ranks: int) -> torch.Tensor:
-    """Hides or shows one more element if all ranks have equal numbers of elements that are not hidden."""
+    """Returns a mask under which ranks have different numbers of elements that are not hidden.
+
+    It is `is_hidden` if the numbers differ already, or if no change of one element in `may_hide` makes them differ.
+    Else one element is changed.
+    """
     if _counts_differ(is_hidden, num_ranks):
         return is_hidden
     for place in may_hide.nonzero().tolist():

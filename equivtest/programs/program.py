@@ -19,7 +19,7 @@ ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "w
 
 
 class InRank:
-    """The result of `program` in a rank, which imports a file for its functions and judges nothing."""
+    """The result of `program` in the process of a rank: no property, since a rank only needs the file's functions."""
 
     def __getattr__(self, name: str) -> Any:
         raise Misuse(

@@ -21,9 +21,10 @@ Excuse = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def bits_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape, excuse: Excuse
 ) -> Mismatch | None:
-    """Returns the first element with wrong bits that `excuse` does not excuse, or None; ignores padding.
+    """Describes the first element with wrong bits, on any rank; None if there is none.
 
-    Leaves out tensors with another shape or dtype, or under a partial layout: other claims judge them.
+    Skips padding, elements that `excuse` excuses, and zeros in place of numbers that the backend declares to flush.
+    Skips tensors with another shape or dtype, or under a partial layout: other claims judge them.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -45,7 +46,10 @@ def bits_mismatch(
 
 
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Returns the first rank whose answer in a second run is missing or has another layout, shape or dtype; or None."""
+    """Describes the first rank whose answer in the second run is missing, or has another layout, shape or dtype.
+
+    None if there is no such rank.
+    """
     for rank, once in first.items():
         twice = again.get(rank)
         if twice is None:
@@ -57,7 +61,7 @@ def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Pl
 
 
 def repeat_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed]) -> Mismatch | None:
-    """Returns the first element whose bits differ in the second run, or None."""
+    """Describes the first element, on any rank, whose bits differ in the second run; None if there is none."""
     for rank, once in first.items():
         left, right = once.local, again[rank].local
         differing = (as_bits(left) != as_bits(right)).reshape(-1)

@@ -56,7 +56,11 @@ class Part:
 def shape_mismatch(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed | None], mesh_shape: Shape
 ) -> Mismatch | None:
-    """Returns the first rank whose tensor is missing, or has another shape or dtype than the expected shard."""
+    """Describes the first rank whose tensor is missing, or has another shape or dtype than the expected shard.
+
+    If there is no such rank, describes a partial layout that differs between ranks, or an element that no rank holds;
+    else None.
+    """
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
         if placed is None:
@@ -130,7 +134,10 @@ def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, m
 
 
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
-    """Returns the first element that no rank holds, if the ranks list their elements; else None."""
+    """Describes the first element that no rank holds, for ranks that list the indices of their elements.
+
+    None if the ranks list no indices, or hold every element.
+    """
     present = {rank: placed for rank, placed in answers.items() if placed is not None}
     if all(placed.indices is None for placed in present.values()):
         return None
@@ -151,7 +158,10 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
 
 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Returns the first rank whose layout differs from rank 0's, if some rank has a partial operand; else None."""
+    """Describes the first rank whose layout differs from the first rank's, if any layout is partial.
+
+    None if no layout is partial or if all are equal: then the operands can be added, or there are none.
+    """
     layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
     if not any(is_partial(layout) for layout in layouts.values()):
         return None
@@ -170,8 +180,9 @@ def is_partial(layout: Layout) -> bool:
 def judge_values(
     name: str, expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape
 ) -> tuple[Mismatch | None, float]:
-    """Returns the worst element of all ranks, if any is wrong, and the largest quotient of an error and its allowance.
+    """Returns (mismatch at the worst element of all ranks, largest quotient of an error and its allowance).
 
+    The mismatch is None if no element is wrong, which means that the quotient is at most 1.
     The caller has checked shapes and dtypes.
     """
     parts = parts_of(expected, answers, mesh_shape)

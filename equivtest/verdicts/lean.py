@@ -99,7 +99,7 @@ def judge_lean(
 
 
 def _distinct(parts: list[Part], layout: Layout, mesh_shape: Shape) -> list[Part]:
-    """Returns one part of each group of replicas, without empty parts."""
+    """Returns one part of each group of replicas, so that no error counts twice; leaves out empty parts."""
     first = {group[0] for group in replicas(layout, mesh_shape)}
     return [part for part in parts if part.rank in first and part.actual.numel()]
 

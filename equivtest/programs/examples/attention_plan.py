@@ -37,7 +37,10 @@ class DividedBlock(AttentionBlock):
 
 
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the heads as torch.chunk does, and sums the gradients of each tensor that a rank used in part."""
+    """Makes the block compute some of the heads on each rank, divided as by torch.chunk; returns the same block.
+
+    Hooks sum the gradients over the ranks for each tensor of which a rank uses only a part.
+    """
     assert isinstance(block, AttentionBlock)
     divide(block, mesh)
     block.__class__ = DividedBlock

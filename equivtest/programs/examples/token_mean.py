@@ -93,7 +93,7 @@ class TokenMean:
         """Does nothing, because the backward of the last micro-batch has already reduced the gradients."""
 
     def clipped(self) -> torch.Tensor:
-        """Clips all gradients; returns their norm."""
+        """Clips all gradients by their total norm; returns that norm, as it was before clipping."""
         return clip(self.module)
 
     def update(self) -> None:

@@ -64,7 +64,7 @@ class Clipped:
         return {"loss": loss.detach(), "total_norm": norm}
 
     def clip(self) -> torch.Tensor:
-        """Clips all gradients; returns their norm."""
+        """Clips all gradients by their total norm; returns that norm, as it was before clipping."""
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -198,7 +198,10 @@ def is_agreed(whole: Whole, right: Bounded) -> bool:
 
 
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
-    """Assembles a tensor whose slices along one dim are on the ranks once each, in any order: merged projections."""
+    """Assembles a tensor if, along some dim, each slice is on exactly one rank, in any order, as in merged projections.
+
+    None if there is no such dim.
+    """
     for dim, size in enumerate(right.value.shape):
         slices = _slices(held, dim, tuple(right.value.shape))
         whole = None if slices is None or len(slices) != size else _matched(slices, dim, right)

@@ -74,7 +74,10 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
 
 
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
-    """Widens a tensor's error by `num` more roundings of each rank's share; call it outside of the mode `counted`."""
+    """Returns a tensor whose error also allows a step to scale each rank's share of it, with `num` roundings.
+
+    Call it outside of the mode `counted`.
+    """
     if not isinstance(tensor, Ranged):
         return tensor
     parts = Parts.of(tensor)
@@ -82,10 +85,11 @@ def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> to
 
 
 def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced]) -> torch.Tensor:
-    """Widens a gradient's error by the removal of the constant factors that `runs` found in the ranks' backward.
+    """Returns a gradient whose error also allows a program to remove the constant factors of its backward.
 
-    Call it outside of the mode `counted`.  Scaling by a power of two is exact unless a value underflows.  A factor
-    below 1 is taken out by a division, which enlarges the error of such values.
+    `runs` has found these factors in the ranks' backward.  Scaling by a power of two is exact unless a value
+    underflows; if the factor is below 1, the division that removes it enlarges the error of such values.  Call it
+    outside of the mode `counted`.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:
@@ -97,7 +101,10 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
 
 
 def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """Widens a gradient's error by the roundings of its sum over `num` micro-batches; call it outside of `counted`."""
+    """Returns a gradient whose error also has the roundings of its sum over `num` micro-batches.
+
+    Call it outside of the mode `counted`.
+    """
     if not isinstance(tensor, Ranged) or num == 1:
         return tensor
     parts = Parts.of(tensor)

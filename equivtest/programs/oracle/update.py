@@ -104,7 +104,10 @@ def _like(case: ModuleCase, value: torch.Tensor) -> ExpectedTensor:
 
 
 def _state_of(case: ModuleCase, counted: Any, value: torch.Tensor) -> ExpectedTensor:
-    """Returns the right state; a number, such as the count of steps, is the same on all ranks."""
+    """Returns the right value of one entry of the optimizer's state for a parameter, with its bound.
+
+    An entry that no rounding reaches, such as the count of steps, must be equal.
+    """
     if not isinstance(value, Ranged):
         return _like(case, value)
     right = within(counted, value, _like(case, value.value))

@@ -155,7 +155,10 @@ def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """Returns a DTensor of the whole mesh unchanged, any other tensor as this rank's local one without a layout."""
+    """Returns the tensor as an answer: unchanged if it is a DTensor on the whole mesh, of a batch that is not divided.
+
+    Any other tensor becomes this rank's local tensor without a layout, which the oracle has to infer.
+    """
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.ndim == len(case.mesh_shape) and not case.is_divided:
             return tensor

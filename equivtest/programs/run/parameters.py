@@ -219,10 +219,10 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """Returns the parts of a parameter that the user's `placed` function reports; None if it reports None.
+    """Returns this rank's parts of a parameter, as the user's `placed` function reports them; None if it returns None.
 
     Raises:
-        Misuse: the report is not a tensor with the places of its elements.
+        Misuse: the function returns neither None nor a tensor with the indices of its elements.
     """
     function = cast("Callable[[nn.Module, str], Any]", load_named(case.judge.placed, "placed"))
     require_arguments(function, f"placed {case.judge.placed!r}", ("module", "name"))
