@@ -119,8 +119,8 @@ def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
 def covering_array_of(prop: Property, chunk: Chunk) -> Array | None:
     """Returns the covering array that the chunk's cases are taken from; None if they are random.
 
-    An array of several world sizes has all usual sizes, even if the run has only some. So the cases of a world size do
-    not depend on --world-sizes.
+    An array of several world sizes has all usual sizes, even if the run has only some. So the cases of a usual world
+    size do not depend on --world-sizes.
     """
     build = builder_of(prop.cases)
     if not chunk.strength or build is None:
