@@ -273,7 +273,7 @@ class Case:
 
     @property
     def sets_up_its_ranks(self) -> bool:
-        """True if the case runs a function that sets up its ranks, which may leave a part of it if they decline."""
+        """True if the case runs a function that sets up its ranks.  Ranks that decline may keep a partial set-up."""
         return False
 
     @property

@@ -175,7 +175,7 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
 
 
 def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the divisor of a mean, a count or a sum of weights, as it is stored, and its error."""
+    """Returns (divisor of a mean, as it is stored; its error): the sum of weights, or the count without weights."""
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 

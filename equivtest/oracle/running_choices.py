@@ -68,7 +68,10 @@ def _argbest(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
 
 
 def sort(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Sorts along a dim; takes the arguments of both overloads of torch.sort, with and without `stable`."""
+    """Returns the values and indices of torch.sort; certain if every program gets the same order.
+
+    Takes the arguments of both overloads of torch.sort, with and without `stable`.
+    """
     placed = dict(zip(("dim", "descending"), how, strict=False))
     options: dict[str, Any] = {"dim": -1, "descending": False, "stable": False, **placed, **named}
     dim, descending, is_stable = int(options["dim"]), bool(options["descending"]), options["stable"]

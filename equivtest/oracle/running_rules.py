@@ -157,7 +157,10 @@ def addmm(r: Roundings, plus: Any, left: Any, right: Any, *, beta: float = 1, al
 
 
 def div(r: Roundings, left: Any, right: Any) -> Parts:
-    """Divides; a program has to add the shares of the divisor first."""
+    """Computes left / right; ranks may hold shares of `left`, but a program must add the shares of `right` first.
+
+    No bound is known if the divisor may be zero.
+    """
     a, b = Parts.of(left), Parts.of(right)
     least = b.size - b.error
     value = torch.div(_plain(left), _plain(right))

@@ -59,11 +59,11 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
-    """Does the same as `data_parallel`, with one documented communication hook per dtype that averages gradients.
+    """Runs the whole block on every rank, on different rows; a communication hook averages the gradients.
 
-    The settings of DistributedDataParallel do not change a gradient.  `allreduce_hook` changes nothing.  Compression
-    loses nothing if gradients have its dtype.  PowerSGD and local SGD begin after a thousand steps or more, and
-    average globally before.
+    Each dtype has a different hook of torch; all give the average of all ranks.  `allreduce_hook` computes just that.
+    Compression loses nothing if gradients already have its dtype.  PowerSGD and local SGD begin after a thousand steps
+    or more, and average globally before.  No setting of DistributedDataParallel changes a gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.

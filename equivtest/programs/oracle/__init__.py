@@ -183,7 +183,7 @@ def _within_bounds(
 
 
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
-    """Returns the tensors; those that are gradients of zero within their bound get a scale, see `ExpectedTensor`.
+    """Returns the tensors, with a `scale` (see `ExpectedTensor`) for each gradient that is zero within its bound.
 
     The scale is a small fraction of the root mean square of all gradients.  Without it, the bound of such a gradient
     would count as too wide, because every bound is wide beside zero.  An example is a bias of the keys: a softmax does

@@ -1,4 +1,4 @@
-"""Runs attention and LSTMs as operations with known bounds, whatever kernels a module asks for."""
+"""Runs attention and LSTMs as operations with known bounds, even if a module asks for other kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class TakesApart(TorchFunctionMode):
-    """Splits attention into products and softmaxes, whatever kernels the module asks for, and an LSTM into its steps.
+    """Splits attention of 32 bits or more into products and softmaxes, and an LSTM into its steps.
 
-    Attention that may be of 16 bits, as under autocast, is not split: there the CPU's kernel rounds more than its
-    parts.  An LSTM is split because oneDNN takes all steps at once.
+    Overrides the kernels that the module asks for.  Attention in 16 bits, or under autocast, may stay in one kernel,
+    because the CPU's kernel rounds more than its parts do.  An LSTM is split because oneDNN takes all steps at once.
 
     Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
     """

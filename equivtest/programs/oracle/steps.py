@@ -184,7 +184,11 @@ class Optimizer:
         self._parameters = {name: each for name, each in module.named_parameters() if name in parameters}
 
     def update(self, parameters: Tensors, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, ExpectedTensor]:
-        """Returns the parameters after one step from the ranks' parameters and gradients."""
+        """Returns the right parameters after one step of the optimizer.
+
+        Args:
+            parameters, gradients: The ranks' values before the step; None for no gradient.
+        """
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
                 part.copy_(new)

@@ -40,7 +40,7 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the case's parallel module on this rank."""
+    """Runs the case's parallel module on this rank, in the world that it needs; returns this rank's answers."""
     with world_of(case, mesh):
         return run_module(case, mesh, given, named_in(case))
 
@@ -81,7 +81,10 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module whole with the given parameters, parallelizes it, and runs it: once, or in steps."""
+    """Builds the module with the given parameters, parallelizes it, runs it, and returns this rank's answers.
+
+    Runs one forward and backward, or the steps of training.
+    """
     whole = _make_whole(case, mesh, given)
     handed = dict(whole.named_parameters())
     parallel = _parallelized(case, mesh, whole, parallelize)
