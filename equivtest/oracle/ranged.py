@@ -94,7 +94,7 @@ class Parts(NamedTuple):
 
 
 def constant(parts: Parts) -> Ranged:
-    """Returns `Parts.wrapped` for values that do not depend on the module's inputs or parameters."""
+    """Wraps values as a `Ranged` tensor, and marks them as independent of the module's inputs and parameters."""
     found = parts.wrapped()
     found.origin.is_constant = True
     return found

@@ -100,7 +100,13 @@ def multiple_of(
 
 
 def _near(ratio: float, share: float) -> Iterator[float]:
-    """Yields simple factors near a ratio of norms: the simplest within NEAR roundings of it, then the nearest."""
+    """Yields up to two candidates for a factor, given a ratio of norms: simple fractions, times a power of two.
+
+    First the simplest one within NEAR roundings of the ratio, if there is one, then the nearest one.
+
+    Args:
+        share: Relative error of one rounding.
+    """
     fraction, exponent = math.frexp(ratio)
     for denominator in range(1, LARGEST_DENOMINATOR + 1):
         simple = round(fraction * denominator) / denominator
