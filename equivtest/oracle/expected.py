@@ -36,9 +36,9 @@ class ExpectedTensor:
             added to +0 it is +0, and the kernel decides where a sum begins.
         may_be_none: True if a correct subject may answer None instead of zeros: for a gradient that reaches nothing, or
             if the case accepts None.
-        is_inner: True if too wide a bound on this tensor alone leaves the claim not open but judged by other tensors.
-            This holds for a value within a module if the oracle did not continue from the ranks' value there, so that
-            an error shows in later tensors.
+        is_inner: True if the claim does not become open when the bound of this tensor is too wide.  Set for values
+            within a module: if such a bound is too wide, the oracle continues with its own value, so that an error of
+            the ranks shows in later tensors.
         is_open: True if an error within the bound proves nothing, however narrow the bound is.
         is_part: True for inputs, outputs and gradients of a submodule.
         factor: Factor by which the unsharded value was multiplied, because the ranks' backward applies it here and
