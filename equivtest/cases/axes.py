@@ -227,6 +227,8 @@ MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
     """Draws the field `members`: five times in six (), the whole world in order, else one of MEMBERS[world_size].
 
+    If MEMBERS has no entry for the world size, the ranks in reversed order stand in for it.
+
     Args:
         drawn: The table that is drawn from: None for (), or a number, which counts modulo the length of
             MEMBERS[world_size].

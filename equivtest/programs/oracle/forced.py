@@ -95,7 +95,10 @@ class Forced(Boundaries):
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Notes an operand that a parallel module may lack: a wrong value is no failure, but the run ignores it."""
+        """Notes an operand that a parallel module may lack; the run continues from the ranks' value if it is right.
+
+        A wrong value there is no failure.
+        """
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
 
     def apart(self, operand: Any) -> Any:
