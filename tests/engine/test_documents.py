@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import typer
 import equivtest
 from equivtest.cli import app
 from tests.commands import Command, as_in
+from tests.documents import Outcome, fenced, file_name
 from tests.programs.planted import FAULT
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,12 @@ CAPTURE, PROGRAMS, BACKEND = DOCS / "how-to/capture.md", DOCS / "how-to/programs
 FIRST_BACKEND = DOCS / "tutorial/first-backend-run.md"
 DOCUMENTS = (README, *sorted(DOCS.rglob("*.md")))
 LINKED = (*DOCUMENTS, *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")))
-OTHER_COMMANDS = ("pip install equivtest", "pytest -n auto -p equivtest.options", "torchrun --nproc-per-node")
+OTHER_COMMANDS = (
+    "pip install equivtest",
+    "python check_block.py",
+    "pytest -n auto -p equivtest.options",
+    "torchrun --nproc-per-node",
+)
 LIMIT_S = 300  # a run of a fetch takes ten seconds alone
 
 WRONG = """
@@ -74,27 +79,6 @@ def in_place(case, mesh, given):
 """Fetches that each lack one of the four things in docs/how-to/subject.md, in the order of its table."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Exit code and output of a command."""
-
-    code: int
-    text: str
-
-    def shows(self, block: str) -> bool:
-        """True if the lines of `block` are printed in this order; '...' matches anything, within a line too."""
-        lines = iter(self.text.splitlines())
-        return all(any(_fits(shown, line) for line in lines) for shown in block.splitlines() if shown != "...")
-
-
-def _fits(shown: str, line: str) -> bool:
-    return re.fullmatch(re.escape(shown.rstrip()).replace(re.escape("..."), ".*"), line.rstrip()) is not None
-
-
-def fenced(path: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), flags=re.M | re.S)
-
-
 def shown(path: Path, beginning: str, part: str = "") -> str:
     """The one block of output that begins so, and has `part` in it."""
     (block,) = (block for block in fenced(path, "text") if block.startswith(beginning) and part in block)
@@ -104,7 +88,7 @@ def shown(path: Path, beginning: str, part: str = "") -> str:
 def python_files() -> Iterator[tuple[str, str]]:
     for path in DOCUMENTS:
         for block in fenced(path, "python"):
-            yield block.partition("\n")[0].removeprefix("# "), block
+            yield file_name(block), block
 
 
 def commands() -> Iterator[str]:
@@ -120,7 +104,7 @@ def commands() -> Iterator[str]:
 def quoted_case(path: Path, beginning: str) -> str:
     """The case within the quotes of the command that begins so."""
     (command,) = (line for block in fenced(path, "sh") for line in block.splitlines() if line.startswith(beginning))
-    return shlex.split(command)[-1]
+    return shlex.split(command, comments=True)[-1]
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +274,7 @@ def test_captured_job_prints_the_documented_verdict(
             if code:
                 monkeypatch.setattr(job, "tensor_parallel", _with_more(job.tensor_parallel))
             job.train("run")
-        outcome = in_process(folder, command, *shlex.split(judge)[1:])
+        outcome = in_process(folder, command, *shlex.split(judge, comments=True)[1:])
         assert outcome.code == code and outcome.shows(block), outcome.text
         shutil.rmtree(folder / "run")
 
