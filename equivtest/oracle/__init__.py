@@ -19,7 +19,9 @@ __all__ = ["expect", "expect_held"]
 
 @by_case("oracle")
 def expect(case: Case, index: int) -> Expected:
-    """Returns the right answers for the draw that `case.values[index]` stands for; empty if the subject must refuse.
+    """Returns the right answers to one draw of a case, `case.values[index]`.
+
+    If the subject must refuse the case, the result has no tensors.
 
     Raises:
         Misuse: no function is registered for this class.
@@ -34,12 +36,14 @@ def expect(case: Case, index: int) -> Expected:
 
 @by_case("oracle")
 def expect_held(case: Case, index: int, held: Held) -> Expected:
-    """Returns the right answers like `expect`, but may derive an answer from the ranks' other answers.
+    """Returns the right answers to one draw, some of them derived from other answers of the ranks.
 
-    A class registers this if roundings may add up: in steps of training, or from layer to layer.
+    An example is the second step of training: its right answers start from the parameters that the ranks had after the
+    first step, so the roundings of the first step do not add to its bound.  The default, for case classes without a
+    registered function, is `expect`, which ignores the ranks' answers.
 
     Args:
-        held: rank -> name -> its answer.
+        held: rank -> name of an answer -> that rank's answer.
     """
     return expect(case, index)
 

@@ -25,7 +25,7 @@ def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 
 
 def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """Returns g for x > 0, else 0; if the sign of x is uncertain, the bound allows both."""
+    """Returns the cotangent where x > 0, else 0; if the error of x leaves its sign open, the bound allows both."""
     value, error = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
     passed = value > 0

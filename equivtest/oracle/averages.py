@@ -1,6 +1,7 @@
 """Bounds gradients that data parallelism sums over micro-batches and averages over ranks.
 
-Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w.
+Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w, in
+which C and D are any sizes.
 
 Exact if the operands are integers (`equivtest.oracle.exact`) and, in each row of the batch, the elements of
 `left` or those in `right` are multiples of w's odd part: then so is every sum of terms, which may be divided
@@ -135,7 +136,11 @@ class Averages:
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
     def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-        """Bounds the error of the sum of stored products (w, M, C, D); `error` is the sum of their own errors."""
+        """Bounds the error of the sum of stored products (w, M, C, D); its shape is (C, D).
+
+        Args:
+            error: Sum of the errors that the products had before they were added, (C, D).
+        """
         on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
         across_ranks = (0, self.ranks - 1, arithmetic.u_r)
         total, magnitude, errors = blocks.sum((0, 1)), blocks.abs().sum((0, 1)), []

@@ -56,7 +56,7 @@ def without_all_to_all(collectives: Collectives) -> Collectives:
 
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
-    """Returns the collective that distributes each named parameter: see `distribute`."""
+    """Lists one collective for each named parameter, with which rank 0 distributes it: a scatter or a broadcast."""
     parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
     return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
 

@@ -65,7 +65,12 @@ def linear_grad_x(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes cotangent (T, N) @ weight (N, K): (T, K); other arguments as in `linear`, with partials (T, K)."""
+    """Computes the gradient of x, cotangent (T, N) @ weight (N, K), which has the shape (T, K).
+
+    Args:
+        ranks: Number of ranks over which the contraction over N is split.
+        partials: (T, K): sum over the ranks of |partial product|, if the partition is known.
+    """
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 
@@ -77,7 +82,12 @@ def linear_grad_weight(
     ranks: int = 1,
     partials: torch.Tensor | None = None,
 ) -> Bounded:
-    """Computes cotangent^T (N, T) @ x (T, K): (N, K); other arguments as in `linear`, with partials (N, K)."""
+    """Computes the gradient of the weight, cotangent^T (N, T) @ x (T, K), which has the shape (N, K).
+
+    Args:
+        ranks: Number of ranks over which the contraction over T is split.
+        partials: (N, K): sum over the ranks of |partial product|, if the partition is known.
+    """
     return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
 
 
@@ -98,7 +108,13 @@ def product(
     partials: torch.Tensor | None = None,
     names: str = "|left||right|",
 ) -> Bounded:
-    """Computes left (R, K) @ right (K, C) + plus (C,), contracted on one rank or split over several."""
+    """Computes left (R, K) @ right (K, C) + plus (C,), for any sizes R, K and C.
+
+    Args:
+        ranks: Number of ranks over which the contraction over K is split.
+        partials: (R, C): sum over the ranks of |partial product|; None if the partition is unknown.
+        names: Sum of magnitudes in words, for the derivation in a message.
+    """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     num_terms = a.shape[-1] + (plus is not None)
     terms = (a.abs() + e_a) @ (b.abs() + e_b)  # S, including the operands' own errors
@@ -117,7 +133,13 @@ def total(
     partials: torch.Tensor | None = None,
     names: str = "|terms|",
 ) -> Bounded:
-    """Sums a tensor over one or more dims, on one rank or split over several."""
+    """Sums `terms` over one or more dims.
+
+    Args:
+        ranks: Number of ranks over which the sum is split.
+        partials: Sum over the ranks of |partial sum|, in the shape of the result; None if the partition is unknown.
+        names: Sum of magnitudes in words, for the derivation in a message.
+    """
     value, error = value_of(terms), error_of(terms)
     dims = (dim,) if isinstance(dim, int) else dim
     num_terms = 1
@@ -204,7 +226,7 @@ def _stored(sums: _Sums, plus: Operand | None, arithmetic: Arithmetic, ranks: in
 def _reduced(
     sums: _Sums, bias: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, ranks: int, *, has_bias: bool
 ) -> torch.Tensor:
-    """Bounds the error of sums that are split over the ranks, after each rank stored its part and a collective added.
+    """Bounds the error of sums after each rank stored its part of a sum and a collective added the parts.
 
     A rank's part is a partial product and a share of the bias.  The product is stored once, or twice if a bias is added
     to it; the bias is divided by the number of ranks and stored.

@@ -62,7 +62,7 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 
 def declared_of(dtype: str) -> Arithmetic | None:
-    """Returns the declared arithmetic of a dtype, or None."""
+    """Returns the arithmetic that the backend under test declares for a dtype; None if it declares none."""
     return _judged_by.get().get(dtype)
 
 

@@ -109,7 +109,8 @@ def sum_products(
         left, right: (rows, terms) and (terms, columns).
         dtype: Dtype in which partial sums may be stored.
         plus: (columns,), added to each row.
-        divided_by: `plus` may be divided by this, and the quotient added that many times.
+        divided_by: A number n: a program may add plus / n on each of n ranks.  The proof covers that, so each element
+            of `plus` must be a multiple of n's odd part.  1: a program adds `plus` once.
 
     Raises:
         InexactData: magnitudes add up to more than 2**p, or `plus` cannot be divided.
@@ -147,10 +148,11 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
         name: Name of the result, for the message.
         terms: (terms, columns); the value has the shape (columns,).
         dtype: Dtype in which partial sums may be stored.
-        times: Number of operands, each as large as a term, into which a term may be split.
+        times: Largest number of operands that the ranks may add to get one term, each operand at most as large as that
+            term.
 
     Raises:
-        InexactData: magnitudes, counted so many times, add up to more than 2**p.
+        InexactData: the magnitudes add up to more than 2**p units, each counted `times` times.
     """
     factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
     total = sum_products(name, factors, terms, dtype)

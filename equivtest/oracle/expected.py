@@ -89,18 +89,20 @@ def says_nothing(
 
 
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Returns the error per element up to which a value counts as right although its bound is too wide.
+    """Returns for each element the error up to which a rank's value counts as right although its bound is too wide.
 
-    A bound that is not too wide allows an error of up to limits.TOO_WIDE times the root mean square, or times `scale`.
-    If the error of every element is no larger than that, or than the same fraction of the element, the value shows as
-    much, even if the roundings of a correct program could have been larger.  The resolution rejects no value: a value
-    beyond it, but within the bound, shows nothing.
+    A bound counts as narrow if it allows an error of at most limits.TOO_WIDE times the root mean square of `value`, or
+    times `scale` if that is larger.  A rank's value may be that near to the right one although its bound is wider.
+    Then it proves as much as a value with a narrow bound, so the resolution is limits.TOO_WIDE times the root mean
+    square, or times the element's own size if that is larger.  No value is wrong because it exceeds the resolution: if
+    it is within its bound, it only proves nothing.
 
     Args:
-        change: The change that must be detectable; None: the value itself.
+        change: The change of `value` that an error must not hide, such as an update: its size takes the place of the
+            size of `value`.  None: the value itself.
 
     Returns:
-        float64; None if the values are not finite, or if nothing was changed, so that no value could be near.
+        float64, in the shape of `value`; None if an element is not finite, or if `change` is zero everywhere.
     """
     seen = value if change is None else change
     if not bool(seen.isfinite().all()) or (change is not None and not bool(change.any())):

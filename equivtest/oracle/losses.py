@@ -80,7 +80,10 @@ def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounde
 
 
 def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
-    """Returns the loss: (P,) for the reduction 'none', else 0-dim; NaN for a mean over no positions."""
+    """Returns the loss from y, the logarithm of the softmax.
+
+    Its shape is (P,) for the reduction 'none', else 0-dim.  It is NaN for a mean over no positions.
+    """
     at = targets.classes.unsqueeze(1)
     picked, error = -y.value.gather(1, at).squeeze(1), y.allowed.gather(1, at).squeeze(1)
     value = picked * targets.weight
@@ -100,7 +103,10 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
 
 
 def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
-    """Returns the gradient of the logits (P, C); `cotangent` is (P,) for the reduction 'none', else 0-dim."""
+    """Returns the gradient of the logits, (P, C), from y, the logarithm of the softmax.
+
+    `cotangent` is (P,) for the reduction 'none', else 0-dim.
+    """
     cotangents = cotangent.double().expand(len(targets.classes))
     e_given = torch.zeros_like(cotangents)
     if reduction == "mean":
@@ -134,7 +140,7 @@ def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Te
 def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """Bounds the error after one operation has stored its result.
 
-    It is 0 for an element whose operands had no error, if the dtype can represent the right result.
+    The bound is 0 for each element whose operands had no error, if the dtype can represent the right result.
 
     Args:
         value: The right result.
@@ -150,7 +156,10 @@ def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tens
 
 
 def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-    """Bounds the error after an accumulator's value was stored: `error` if both have one dtype, else see `rounded`."""
+    """Bounds the error of a result after a kernel stored it, if the accumulator of the kernel was off by `error`.
+
+    That is `error` itself if tensors and accumulators have the same dtype; else storing rounds: see `rounded`.
+    """
     return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
 
 
@@ -189,9 +198,9 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """Returns a result with its bound like `bounded`; if the `error` of an element is 0, no error is allowed for it.
+    """Returns a result with its bound; the bound is 0 for each element whose `error` is 0, and else that of `bounded`.
 
-    Nothing rounds such an element, neither in the oracle nor in a correct program.
+    Nothing rounds an element with an error of 0, neither in the oracle nor in a correct program.
     """
     found = bounded(value, error, magnitude, num_terms, derivation)
     return Bounded(value, torch.where(error == 0, 0.0, found.allowed), derivation)

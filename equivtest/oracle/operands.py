@@ -41,8 +41,8 @@ class Reduced:
     Attributes:
         value: float64.
         bits: The result in the dtype of the operands, if only one result is right; else None.
-        allowed: Largest error per element, float64; None: equal.
-        is_symmetric: See `ExpectedTensor`.
+        allowed: Largest error per element, float64; None: an answer must equal `value`.
+        is_symmetric: True if the errors of a correct reduction prefer no sign, and share no rounding.
     """
 
     value: torch.Tensor

@@ -58,7 +58,7 @@ class Found:
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """Returns exact sums as a result that no rounding may change."""
+        """Returns exact sums as a result that a correct subject must equal; `dtype` is the dtype that stores it."""
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)
@@ -178,5 +178,5 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """Returns a result without any allowed error for relu, which computes nothing; else with its bound."""
+    """Returns the result of an activation with its bound; for relu, which rounds nothing, without an allowed error."""
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -68,7 +68,10 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operand: Any) -> Parts:
-        """Wraps an operand; a plain tensor or a number, which is equal in every program, has no error."""
+        """Returns the three tensors of an operand.
+
+        A plain tensor or a number is the same in every program: its error is 0, and its magnitude its absolute value.
+        """
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
         value = operand if isinstance(operand, torch.Tensor) else torch.tensor(operand, dtype=torch.float64)
@@ -89,7 +92,7 @@ class Parts(NamedTuple):
 
     @property
     def reach(self) -> torch.Tensor:
-        """Largest magnitude of a correct program's value, with its shares added; float64."""
+        """Largest absolute value that the sum of all shares may have in a correct program: |value| + error; float64."""
         return self.size + self.error
 
 

@@ -37,10 +37,10 @@ class Arithmetic:
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
         rounds_to_nearest: True if every rounding is to nearest, so that errors have no preferred sign.
         flushes_subnormals: True if results below the smallest normal number become zero: +0.0, or zero with
-            the result's sign; the results of adding zero too.
+            the result's sign.  This includes the sum of such a number and zero.
         adds_rows_in_order: True if a kernel that adds rows into the rows of a table, such as the
-            gradient of an embedding, adds them one after the other in the given order, wide or
-            narrow, so that each element has one value.
+            gradient of an embedding, adds them one after the other in the given order, however wide
+            the rows are, so that only one value of each element is right.
         order_varies: True if a collective may add in another order in each call, the same on all ranks.
     """
 
@@ -202,15 +202,16 @@ def after_additions(
 ) -> torch.Tensor:
     """Bounds the error of a sum after `num_additions` additions in any order have each rounded their result.
 
-    Derived here.  The result of an addition is the sum of some of the terms.  It is at most the sum of all
-    positive or of all negative terms, which is (magnitude + |total|) / 2 =: M, and `beside`.
-    Its distance from zero is at most that, plus the errors before it, which are no more than the final error E.
+    Derived here, with n for `num_additions`.  The result of an addition is the sum of some of the terms, so it is
+    at most the sum of all positive or of all negative terms.  Let M be this limit: (magnitude + |total|) / 2 + beside.
+    The computed result is at most M plus the errors made before, which are no more than the final error E.
     So E <= error + n u (M + E), hence E <= error + gamma(n, u) (M + error).
 
     Args:
         total, magnitude: Sums of the exact terms and of their magnitudes.
         error: Sum of the errors of the added terms.
-        beside: Magnitudes of further terms, such as shares of a bias.
+        u: Unit roundoff of the additions.
+        beside: Sum of the magnitudes of terms that `total` and `magnitude` do not contain, such as shares of a bias.
     """
     return error + gamma(num_additions, u) * ((magnitude + total.abs()) / 2 + beside + error)
 

@@ -68,7 +68,7 @@ def _argbest(function: Callable[..., torch.Tensor], sign: int) -> Callable[..., 
 
 
 def sort(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Returns the values and indices of torch.sort; certain if every program gets the same order.
+    """Returns ((values, indices) of torch.sort, True if every correct program gets the same order).
 
     Takes the arguments of both overloads of torch.sort, with and without `stable`.
     """
@@ -112,13 +112,13 @@ def nonzero(operand: Ranged) -> Chosen:
 
 
 def counts(operand: Ranged, *how: Any, **named: Any) -> Chosen:
-    """Returns `torch.histc`, the number of elements in each bin; certain only if no element has an error."""
+    """Returns (the number of elements in each bin, from `torch.histc`; True if no element has an error)."""
     parts = Parts.of(operand)
     return torch.histc(parts.value, *how, **named), not bool((parts.error > 0).any())
 
 
 def mantissas(operand: Ranged) -> Chosen:
-    """Returns `torch.frexp`, fractions and powers of two; certain if no error lets an element cross a power of two."""
+    """Returns ((fractions, powers of two) of `torch.frexp`, True if every correct program gets the same powers)."""
     parts = Parts.of(operand)
     value, powers = torch.frexp(parts.value)
     others = [torch.frexp(parts.value.double() + sign * parts.error)[1] for sign in (-1, 1)]
@@ -128,7 +128,7 @@ def mantissas(operand: Ranged) -> Chosen:
 
 
 def converted(operand: Ranged, value: torch.Tensor) -> Chosen:
-    """Returns `value`, the operand after a conversion to integers or bool; certain if every program gets the same."""
+    """Returns (`value`, the operand converted to integers or bool; True if every correct program gets the same)."""
     parts = Parts.of(operand)
     low, high = (parts.value.double() + sign * parts.error for sign in (-1, 1))
     if value.dtype == torch.bool:

@@ -2,9 +2,10 @@
 
 Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
 the powers of |U| - I.  Elimination of U finds each pivot in its place, and only zeros below it; elimination of its
-transpose divides by ones; Householder's vectors of U are zero.  Substitution adds whole numbers of at most M, the
-product of the inverse with its transpose those of at most M M', and Cholesky's algorithm of U'U those of at most
-2 |U|'|U|.  If the significand has room for these numbers, no step rounds, in any order.
+transpose divides by ones; Householder's vectors of U are zero.  All further steps add whole numbers, which have
+a limit: M in a substitution, M M' in the product of the inverse with its transpose, and 2 |U|'|U| in Cholesky's
+algorithm for U'U (the sign ' is the transpose).  If the significand has room for these numbers, no step rounds, in any
+order.
 
 A diagonal matrix of distinct powers of two is its own singular values except for their order and sign.
 
@@ -55,7 +56,9 @@ def _is_diagonal(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _exactly(name: str, is_exact: Callable[[torch.Tensor, torch.dtype], bool]) -> Callable[..., Any]:
-    """Makes the rule of an operator; the rule raises InexactData for all matrices that are not `is_exact`.
+    """Makes the rule of the operator `name`: a function (matrices, other arguments) -> results without an error.
+
+    The rule raises InexactData if the matrices have an error, or if `is_exact` is False for them.
 
     A call of the rule looks the operator up by name, because torch 2.15 has no `cholesky`.
     """

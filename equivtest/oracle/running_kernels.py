@@ -91,7 +91,10 @@ def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape
 def _nll_loss(
     kernel: Kernel, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignored: int
 ) -> tuple[Out, Out]:
-    """Computes the loss and the sum of weights, which the mean divides by; adding to zero rounds nothing."""
+    """Returns (the loss, the sum of the weights, by which a mean divides).
+
+    The kernel adds the first term of each sum to zero, which rounds nothing.
+    """
     loss, total = kernel.func(x, target, weight, reduction, ignored)
     added, num, weighted = 0, target.numel(), int(weight is not None)
     while num > 1 and reduction in (SUM, MEAN):

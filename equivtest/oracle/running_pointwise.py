@@ -11,6 +11,9 @@ Each function here shows which results its kernel stores in 16 bits:
 
 If a kernel stores each result, it also stores numbers such as a limit or 1 / n.
 
+Letters: x the input of a function, y its output, g the gradient of the output; n the number of elements that a mean
+averages, 1 without a mean.
+
 Source: ATen/native/cpu/Activation.cpp, BinaryOpsKernel.cpp and PointwiseOpsKernel.cpp, GatedLinearUnit.cpp and Loss.cpp
 in ATen/native, of torch's main branch.  `python -m studies.bounded_ops` compares each bound with the results of torch
 2.13.0 on every number of the dtype.
@@ -147,7 +150,11 @@ def _smooth_l1_loss(
 
 
 def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
-    """Stores the losses, then adds or averages them in more bits, depending on `reduction`."""
+    """Returns the losses after the reduction: unchanged, or their sum or mean, as `reduction` says.
+
+    Before a sum or a mean, the kernel rounds each loss to the dtype of the result.  It adds the rounded losses in a
+    wider dtype.
+    """
     if reduction not in (SUM, MEAN):
         return Out(losses, is_whole=True)
     held = kernel.stored(losses)

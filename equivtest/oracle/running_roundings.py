@@ -159,9 +159,10 @@ class Roundings:
         return earlier + record.u_r * (parts.size + error + earlier)
 
     def _held(self, parts: Parts, stores: Count) -> torch.Tensor:
-        """Bounds the sum, over all ranks, of the magnitudes that they store.
+        """Bounds the sum, over all ranks, of the magnitudes that the ranks store.
 
-        One rank that stores once stores the result.  Otherwise there may be shares, which add up to `magnitude`.
+        On one rank that stores once, only the result is stored, so the bound is |value| + error.  Otherwise shares of
+        the result may be stored, so the bound is `parts.magnitude`.
         """
         is_whole = self.ranks == 1 and isinstance(stores, int) and stores == 1
         return parts.reach if is_whole else parts.magnitude

@@ -2,7 +2,8 @@
 
 Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its
 shares (`equivtest.oracle.ranged`); n the number of terms of a sum; own(m, n) the error of n roundings and a few spare
-ones on m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).
+ones on m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).  The operands
+of an operation are a and b: e_a is the error of a.
 
         a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) if it is summed
         a sum                  e = sum of e,  m = sum of m,  and own(m, n)

@@ -146,8 +146,9 @@ def products(r: Roundings, operand: Any, dim: int) -> Parts:
 def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
     """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k, which moves no further than its terms do.
 
-    Derived here: y_k = y + log1p(exp(x - y)), or the same with x and y exchanged.  The rounding of the difference is
-    relative to at most |x| + |y|; exp up to zero and log1p from zero on have slopes of at most one.
+    Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it, or the
+    same with x and y exchanged.  The rounding of the difference is relative to at most |x| + |y|; exp up to zero and
+    log1p from zero on have slopes of at most one.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():

@@ -40,7 +40,9 @@ def convolution(
     r: Roundings, x: Any, weight: Any, bias: Any, stride: Sizes, padding: Sizes, dilation: Sizes,
     transposed: bool, output_padding: Sizes, groups: int,  # noqa: FBT001  (torch's own order)
 ) -> Parts:  # fmt: skip
-    """Computes a convolution of x (N, C, ...) with a weight (K, C / groups, *window), plus a bias (K,) or None.
+    """Computes a convolution of N images of C channels to N images of K channels.
+
+    x is (N, C, ...), the weight (K, C / groups, *window), and the bias (K,) or None.
 
     If `transposed`, the weight is (C, K / groups, *window).
     """
@@ -164,7 +166,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), dilation: Sizes = (1,),
              ceil_mode: bool = False) -> tuple[Any, bool]:  # noqa: FBT001, FBT002  # fmt: skip
-    """Returns the largest element of each window and its index; then True if no other element may be as large.
+    """Returns ((the largest element of each window, its index), True if no other element of a window may be as large).
 
     Of equal exact elements every program takes the first, because all programs pool with the same kernel.  Source:
     aten/src/ATen/native/cpu/MaxPoolKernel.cpp (2.13.0): a later element must be larger.
@@ -187,7 +189,11 @@ def max_pool(operand: Ranged, kernel: Sizes, stride: Sizes = (), padding: Sizes 
 def _windows(
     sizes: Sizes, num_windows: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns two tensors (windows, elements of a window): the index into the flat image, and True if it is inside."""
+    """Returns two tensors of the shape (number of windows, elements of a window).
+
+    The first has the index of each element in the flattened image.  The second is False for an element that lies in the
+    padding; its index is then that of the nearest element of the image.
+    """
     places = torch.zeros(1, 1, dtype=torch.int64)
     is_there = torch.ones(1, 1, dtype=torch.bool)
     for dim, size in enumerate(sizes):

@@ -39,9 +39,10 @@ class Right:
     """The right value of one flat tensor that a collective returns.
 
     Attributes:
-        value: The right value: float64 if `allowed` is a bound, else in the tensor's own dtype.  Without a bound a
-            result must be equal, bit by bit if `is_moved`, else as a number.
-        allowed: Largest error of each element; infinite if the right value is unknown.
+        value: The right value: float64 if `allowed` is a bound, else in the tensor's own dtype.
+        allowed: Largest error of each element; infinite if the right value is unknown.  None: a result must be equal,
+            bit by bit if `is_moved`, else as a number.
+        is_moved: True if the collective copies the value, and so must keep its bits.
     """
 
     value: torch.Tensor
