@@ -69,7 +69,11 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
 
 
 def with_fault(failure: Verdict, pool: Pool, claims: Sequence[Claim] | None = None) -> Verdict:
-    """Adds the cause to a failure; `blame` finds it in another run of the case, judged by the same claims."""
+    """Returns the failure with its cause, which `blame` finds in another run of the case.
+
+    Args:
+        claims: Claims by which the other run is judged; None: the default claims of the case.
+    """
 
     def is_shown_by(replies: Sequence[Reply]) -> bool:
         arithmetics = load_arithmetics(pool.backend.arithmetic)

@@ -45,8 +45,9 @@ class Judged:
     """The conclusions on all calls of one kind: collectives, operations or operators.
 
     Attributes:
-        num_right: Number of calls whose results are right for their operands, counted on each rank.
-        unjudged: Reason why other calls were not judged -> their number.
+        num_right: Number of calls whose results are right for their operands. Collectives and operations count on each
+            rank; an operator counts once for all ranks of its mesh together.
+        unjudged: Reason why calls were not judged -> number of calls.
     """
 
     blames: tuple[Blame, ...]
@@ -171,9 +172,10 @@ class _Collectives:
             self.unjudged["the program did not wait for it"] += 1
 
     def _judge_bits(self, events: Sequence[Event]) -> None:
-        """Records a collective as wrong if an all_reduce gave different bits on two ranks.
+        """Compares the bits of a collective's results, and records the collective as wrong in two cases.
 
-        A reduction is also wrong if an earlier call with equal operands gave other bits, unless the backend declares
+        First, if it is an all_reduce whose results differ between two ranks. Second, if it is any reduction, and an
+        earlier call with equal operands gave other bits on some rank; this case does not count if the backend declares
         that its order of summation varies.
         """
         first, results = events[0], [flat_tensors(event.got) for event in events]

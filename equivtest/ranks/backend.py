@@ -25,8 +25,8 @@ class Backend:
         start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new interpreter for each
             rank, as accelerators require. 'auto' forks on the CPU if a fork of the server can run a backward, and
             otherwise spawns.
-        arithmetic: 'package.module:NAME' of the object that declares how the backend rounds, from which bounds of
-            real values follow; '' for torch's kernels on the CPU and gloo.
+        arithmetic: 'package.module:NAME' of the object that declares how the backend rounds; equivtest computes the
+            bounds of errors from it. '' for the rounding of torch's kernels on the CPU and of gloo.
         faults: True if collectives may be spoiled on request, as an audit does.
     """
 

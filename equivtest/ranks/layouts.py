@@ -32,9 +32,9 @@ def layout_of(tensor: DTensor, name: str) -> Layout:
 def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
     """Returns the mesh axes that shard `tensor`, in the order in which they divide it.
 
-    The axes of one dim stand together, the first divider first.  The result is () if all dims are divided from the left
-    axis to the right one, as `Shard` does.  A strided shard of factor f means that later axes, with sizes of product f,
-    divide the dim before this axis.
+    The axes that shard the same dim stand together in the result.  The result is () if for each dim they divide it in
+    ascending order, as with `Shard` on all axes.  A `_StridedShard` on an axis means that some of the later axes divide
+    the dim before this axis does; its split_factor is the product of the sizes of these later axes.
 
     Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
     (2.13.0).

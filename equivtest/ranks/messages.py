@@ -33,9 +33,10 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         visit: 'package.module:function' that the rank calls at each `Visit`.
-        scratch: Directory for the harness's files, of all ranks here or of this rank on another host.
-        environment, sys_path, directory: The parent's, as bytes since a name may be invalid text; on another host only
-            the variables to add to the environment there.
+        scratch: Directory for the harness's files: all ranks on the parent's host share it, and each rank on another
+            host has its own.
+        environment, sys_path, directory: The parent's environment variables, sys.path and current directory, as bytes
+            because a name may be invalid text. A rank on another host gets only the variables to add there.
         local_rank: Number among the ranks on its host, which chooses the device.
         store: Host and port of the store that connects ranks on several hosts; None if all are on the parent's host.
     """

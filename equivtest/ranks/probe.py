@@ -79,7 +79,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds a vector over all ranks: element 0 counts the ranks, and each rank fills one more element of its own."""
+    """Returns (actual, expected) of a sum: every rank has 1 in element 0, and rank r has r + 1 in element r + 1."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
     tensor = _given([1, *own.tolist()], dtype, device)
@@ -88,7 +88,7 @@ def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Averages a vector in which each rank has one element of its own that is not 0."""
+    """Returns (actual, expected) of an average of vectors; on rank r only element r is not 0."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -96,14 +96,14 @@ def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the maximum over all ranks of a negative and of a positive number."""
+    """Returns (actual, expected) of a maximum over all ranks: of a negative number, and of a positive one."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor, torch.tensor([-1, dist.get_world_size()])
 
 
 def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the minimum over all ranks of a negative and of a positive number."""
+    """Returns (actual, expected) of a minimum over all ranks: of a negative number, and of a positive one."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return tensor, torch.tensor([-dist.get_world_size(), 1])
@@ -124,7 +124,7 @@ def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce-scatters a matrix, of which each rank fills one column and receives one row."""
+    """Returns (actual, expected) of a reduce_scatter of matrices; rank r fills column r and receives row r."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((1, ranks), dtype, device)
@@ -133,7 +133,7 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
 
 
 def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce-scatters a matrix by the average; each rank fills one column, with small numbers, and receives one row."""
+    """Returns (actual, expected) of a reduce_scatter by the average; rank r fills column r and receives row r."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
     output = _output((1, ranks), dtype, device)
@@ -150,7 +150,10 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds a vector on the last rank, in which each rank has one element of its own; other ranks check nothing."""
+    """Returns (actual, expected) of a sum on the last rank, of vectors; on rank r only element r is not 0.
+
+    On the other ranks both are the same tensor, since a reduce leaves its value there undefined.
+    """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
     dist.reduce(tensor, dst=ranks - 1)
@@ -158,7 +161,7 @@ def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scatters from the last rank, which sends to each rank the number of that rank."""
+    """Returns (actual, expected) of a scatter from the last rank, which sends to each rank that rank's own number."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     output = _output((1,), dtype, device)
     parts = [_given([number], dtype, device) for number in range(ranks)] if rank == ranks - 1 else None
@@ -189,7 +192,7 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce-scatters a list of vectors; each rank fills one element of each vector, and receives one vector."""
+    """Returns (actual, expected) of a reduce_scatter of lists of vectors; rank r fills element r of each vector."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)
@@ -198,7 +201,7 @@ def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Ten
 
 
 def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sends each rank's number to the next rank; a single rank sends nothing."""
+    """Returns (actual, expected) after each rank sent its number to the next rank; a single rank sends nothing."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if ranks == 1:
         return torch.zeros(1), torch.zeros(1)

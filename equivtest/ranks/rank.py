@@ -104,7 +104,8 @@ class Rank:
     """The state of one rank process, and its methods to answer requests.
 
     Args:
-        channel: Connection to the parent. If the parent is on another host, it also gets the notes of a watched rank.
+        channel: Connection to the parent. If the parent is on another host, a watched rank also sends its notes on the
+            connection.
     """
 
     def __init__(self, start: Start, channel: Channel | None = None) -> None:

@@ -25,7 +25,7 @@ class Answer:
     """The tensors that the subject returned on one rank, after one draw of input values.
 
     Attributes:
-        tensors: name -> local tensor on the CPU, waited and detached, with its layout.
+        tensors: name -> local tensor with its layout; it is on the CPU, detached, and no collective still writes to it.
         requires_grad: name -> requires_grad of the tensor as the subject returned it.
         touched: One sentence for each change that the subject made to its inputs.
         again: Like `tensors`, from a second run on the same values; empty if there was none.

@@ -139,7 +139,7 @@ class _Server:
         self._ends: dict[int, int] = {}  # pid -> pipe for its exit code
 
     def serve(self) -> bool:
-        """Forks ranks and reports their ends until the parent is gone; True if the parent announced it."""
+        """Forks ranks and reports their ends until the parent is gone; True if the parent sent CLOSE before it left."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)

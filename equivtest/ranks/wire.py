@@ -25,7 +25,8 @@ _ALIGNMENT_BYTES = 64
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor without its bytes, which are in the reply's payload from offset `start` on.
 
-    `indices` is the offset of the tensor's indices there, if it has any.
+    `indices` is the offset in the payload at which the indices of the tensor's elements start; None if the tensor's
+    layout says where its elements are.
     """
 
     start: int

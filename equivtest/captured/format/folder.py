@@ -37,7 +37,10 @@ def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
 
 
 def parameter_of(name: str) -> str:
-    """Returns the name of the parameter whose value, gradient or optimizer state a tensor is; '' for other tensors."""
+    """Returns the parameter that a captured tensor belongs to: 'fc.weight' for the tensor `name` 'grad.fc.weight'.
+
+    A parameter's value, gradient and optimizer state belong to it; for any other tensor the result is ''.
+    """
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
 

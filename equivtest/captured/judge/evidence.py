@@ -56,9 +56,9 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the tensors of all micro-batches in one dict, under the names that their common case has.
+    """Joins the tensors of all micro-batches in one dict; tensors of the second are named as 'micro2.given.ids' is.
 
-    A tensor of a parameter comes only once.
+    A tensor of a parameter, which all micro-batches share, is in the dict once.
     """
     return {
         at_micro_batch(number, name): tensor
@@ -129,7 +129,11 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Returns a kind of input that allows the values of the tensor: 'ids(8)' for integers from 0 to 7."""
+    """Returns the kind of input that a case declares for a tensor with these values.
+
+    Floats have the kind 'real', bools and empty tensors 'mask', and integers from 0 to 7 'ids(8)'. If some integers are
+    negative, the kind is 'targets(8, -100)'.
+    """
     if tensor.is_floating_point():
         return REAL
     if tensor.dtype == torch.bool or not tensor.numel():
@@ -179,8 +183,9 @@ def _of_share(
         shape: Shape of the whole tensor, if the run does not say.
 
     Returns:
-        The tensor: the first rank's, or the unsharded one if all ranks of the run have shards of it. Then the ranks
-            whose values differ from the first rank's.
+        (tensor, ranks). If `ranks` are all ranks of the run and have shards, the tensor is the unsharded one, and the
+            returned list is empty. Otherwise the tensor is the first rank's, and the list has the ranks whose values
+            differ from it.
     """
     placed = {rank: _read(run, rank, name) for rank in ranks}
     first = placed[ranks[0]]
@@ -268,7 +273,7 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
 
 
 def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
-    """Returns a captured rank's tensors in the form in which a rank of the harness would return them."""
+    """Returns a captured rank's tensors by name, with the layouts that a subject in the harness would return."""
     names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
     answers = {}
     for name in filter(names.__contains__, rank):
@@ -286,7 +291,7 @@ def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
 
 
 def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
-    """Returns the fields of a case that are the same for every kind of captured run."""
+    """Returns the fields (name -> value) that cases of captured steps and cases of captured updates both have."""
     manifest = run.manifest
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(

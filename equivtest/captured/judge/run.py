@@ -47,7 +47,7 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
 
     Raises:
         Misuse: the run is of another model, or no run can have written such files.
-        Inconclusive: nothing is shown.
+        Inconclusive: the run shows neither that the claims hold nor that one fails.
     """
     manifest = run.manifest
     reference = f"{reference}#{manifest.part}" if manifest.part else reference

@@ -41,7 +41,8 @@ class Job:
         module: The whole parallel module.
         run: Hexadecimal digits that identify the run.
         axes: Names of the mesh's axes; `mesh_shape` has the number of ranks along each.
-        placed, shapes: As passed to `equivtest.capturing.capture`.
+        placed, shapes: Arguments of `equivtest.capturing.capture`, which say where the elements of plain parameters
+            are, and which shapes the unsharded parameters have.
         size_bytes: Size of all copies so far; the count continues beyond the limit.
     """
 

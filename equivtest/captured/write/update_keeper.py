@@ -19,7 +19,7 @@ WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class UpdateKeeper(Keeper):
-    """Copies what an optimizer's step reads, when the step is called, and what the step has changed, at the end."""
+    """Copies parameters, gradients and optimizer state when `step` is called, and parameters and state at the end."""
 
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())

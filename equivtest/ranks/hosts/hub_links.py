@@ -42,7 +42,7 @@ class SlotLink:
         address: Address of the slot's host, as this machine sees it.
         gone: Why the slot was lost; '' while it is connected.
         offset_s: Seconds to add to the host's clock to get this machine's, exact within the time of one message.
-        stacks: Stacks of the slot's ranks, by token, as they arrive.
+        stacks: Python stacks of the slot's ranks, as they arrive; the key is the token, the hub's name for a rank.
     """
 
     connection: socket.socket
@@ -87,7 +87,7 @@ class SlotLink:
             await asyncio.sleep(limits.WATCH_S / 40)
 
     def send(self, message: messages.ToSlot) -> None:
-        """Appends a message to the outbox."""
+        """Appends a message to the outbox, a queue from which another task sends."""
         content = messages.encode(message)
         self._outbox.put_nowait(len(content).to_bytes(8, "little") + content)
 
@@ -112,7 +112,7 @@ class SlotLink:
 
 @dataclass(eq=False)
 class PoolLink:
-    """The hub's connection to a pool of this machine, and the tokens of the pool's ranks."""
+    """The hub's connection to a pool of this machine, and the tokens (the hub's names) of the pool's ranks."""
 
     connection: socket.socket
     tokens: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
 """Messages between the hub of a run, the slots on its hosts and its pools: plain data, one struct per message.
 
 A hub listens for slots.  A slot is a process on a host, started by torchrun, that reserves a place for one rank of each
-world.  A pool requests worlds from the hub.
+world.  A pool requests worlds from the hub.  A token is the random name that the hub gives to a rank.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Asks a slot to fork rank number `rank`, on a connection that is introduced with `token`."""
+    """Asks a slot to fork rank number `rank`.
+
+    The slot first opens a connection for the rank, on which it sends a `RankHello` with this `token`.
+    """
 
     token: str
     rank: int

@@ -123,9 +123,9 @@ class HubServer:
         return self._door.alive
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Requests all ranks of a world from the hub at once, see `Launcher.fork_ranks`.
+        """Requests all ranks of a world from the hub at once, and yields them in order.
 
-        Rank 0 serves the store that connects them.
+        Each rank waits for its `Start` message. Rank 0 serves the store through which the ranks find each other.
         """
         with contextlib.ExitStack() as if_it_fails:
             told: list[tuple[messages.Rank, Channel, int]] = []

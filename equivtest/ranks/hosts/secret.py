@@ -58,6 +58,8 @@ def read_secret() -> bytes:
 def admitting(secret: bytes) -> Exchange:
     """Proves on the listening side that this process knows the secret, and checks the peer's proof.
 
+    The generator yields (bytes to send, number of bytes to receive) and is sent the received bytes.
+
     Raises:
         NotTheSame: the peer's proof is wrong.
     """
@@ -72,6 +74,8 @@ def admitting(secret: bytes) -> Exchange:
 
 def introducing(secret: bytes) -> Exchange:
     """Proves on the connecting side that this process knows the secret, and checks the listener's proof.
+
+    The generator yields (bytes to send, number of bytes to receive) and is sent the received bytes.
 
     Raises:
         NotTheSame: the listener's proof is wrong, or it is no process of equivtest.

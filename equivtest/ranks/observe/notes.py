@@ -33,8 +33,10 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         got: The results of a collective; the returned value of an operation or operator, then the tensors that it wrote
             to.
         group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
-        options: 'phase'; for an operator's end, its number among all calls as 'order'; for a collective: 'op', 'factor'
-            of a 'premul', 'root', 'group_name', the number of elements of each result as 'room', and others.
+        options: Further facts by name. The note of a call's beginning has 'phase' ('forward' or 'backward'). The end of
+            an operator has 'order', its number among all calls. A collective has 'group_name', 'room' (the number of
+            elements of each result) and 'numbers' (such as split sizes), and may have 'op' (the reduction), 'factor'
+            (if 'op' is 'premul') and 'root'. A barrier has 'group_name' and 'clock' (which host's clock `at_s` is of).
         was_changed: True if other code wrote to the operands between the call and its end.
         error: Text of the exception.
         at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
@@ -102,8 +104,8 @@ _HEAD = 8  # bytes of a note's size
 def packed(value: Any) -> Any:
     """Converts arguments of a call to plain data.
 
-    A tensor becomes its dtype, shape and bytes. A dtype, a memory format or a layout becomes its name. A device becomes
-    an entry without its name.
+    A tensor becomes its dtype, shape and bytes. A dtype, a memory format or a layout becomes its name. Every device
+    becomes the same entry {"device": ""}, because `unpacked` puts all tensors on the CPU.
     """
     if isinstance(value, torch.Tensor):
         return {"tensor": _packed_tensor(value)}

@@ -235,7 +235,11 @@ class Watched(dist.Work):
 
 
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Returns what a note has besides operands: reduction, root, phase, and numbers such as split sizes or a peer."""
+    """Returns the arguments of a collective other than its operands, and the phase, as plain data.
+
+    The dict has 'phase' ('forward' or 'backward') and 'numbers' (split sizes, a peer, a tag). If the collective has a
+    reduction or a root, 'op' and 'root' name them.
+    """
     found: dict[str, Any] = _phase()
     for argument in arguments:
         operation = getattr(argument, "reduceOp", None)
@@ -250,7 +254,7 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """Returns the values of keyword arguments as positional ones of `send` and `recv`: the peer before the tag."""
+    """Returns the values of the keyword arguments of a `send` or `recv` as a list: the peer's rank, then the tag."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
