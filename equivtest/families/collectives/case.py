@@ -1,10 +1,11 @@
 """Defines `CollectivesCase`: calls of collectives of torch.distributed, one after the other, on several sizes.
 
-Letters: w ranks, n elements of one size, L elements of all sizes together.
+Letters: w ranks; n one size, which is a number of elements; L the sum of the case's sizes.
 
-Every rank has w * n elements of each kind of operand for each size n, one size after the other. A collective to which a
-rank gives one tensor, such as all_reduce, takes the first n elements of a size. A collective to which a rank gives a
-tensor for every rank, such as all_to_all, takes all w * n.
+A collective takes operands of one kind, such as 'added' for a sum (OPERANDS). Every rank has one tensor of each kind:
+for each size n it has w * n elements, one size after the other. A collective to which a rank gives one tensor, such as
+all_reduce, takes the first n elements of a size. A collective to which a rank gives a tensor for every rank, such as
+all_to_all, takes all w * n.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ zeros up to w * n.
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, as a function of torch.distributed with a reduction.
+    """One collective that a case calls: a function of torch.distributed and, if it reduces, its reduction.
 
     Attributes:
         function: Name of a function of torch.distributed, which may have a prefix. 'functional_': the functional
-            collective of that name is called; 'coalesced_': one coalesced call takes several sizes; 'int64_': the call
-            is on int64.
-        op: The reduction, a key of OPERANDS; '' for copies.
-        result: One of RESULTS.
+            collective of that name is called; 'coalesced_': one coalesced call takes all sizes of the case; 'int64_':
+            the function is called on integers of dtype int64.
+        op: Name of the reduction, such as 'sum', a key of OPERANDS; '' if the function copies.
+        result: Kind of the result, one of RESULTS, such as 'gathered': one row from each rank.
     """
 
     function: str
@@ -79,12 +80,15 @@ class Call:
 
     @property
     def lays_out_itself(self) -> bool:
-        """True if the function copies its operand into memory of the `Room` itself, so that its caller must not."""
+        """True if the function itself copies its operand into memory with the case's strides and offset.
+
+        For any other function its caller makes that copy.
+        """
         return self.is_coalesced or self.function.startswith("int64_")
 
     @property
     def operand(self) -> str:
-        """Returns the kind of operand that the collective takes, a value of OPERANDS or COUNTED."""
+        """Returns the kind of operand that the collective takes: 'added' for a sum, 'moved' for a copy, and so on."""
         return COUNTED[self.op] if self.function.startswith("int64_") else OPERANDS[self.op]
 
 
@@ -178,28 +182,29 @@ MEMORIES = ("new", "kept", "freed")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CollectivesCase(Case):
-    """Fixes some collectives, each called on every size.
+    """Fixes some collectives and some sizes, which are numbers of elements. Each collective is called on every size.
 
     A collective with a root is called once with each rank as the root.
 
     Attributes:
-        collectives: Names in CALLS, in the order of the calls.
-        numels: The sizes n, all different.
-        waits: 'at_once': the calls are synchronous.
-            'async': each call is waited for before the next begins.
-            'together': all begin, then each is waited for in the same order.
-            'backwards': all begin, then each is waited for from the last to the first.
-        times: Number of consecutive calls of each, on each size and from each root.
-        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous.
-            A backend whose error refuses other strides gets contiguous ones.
-        offset: Elements of memory between the alignment of 16 bytes and the first element of an operand or a result.
-        order: Order of n elements in memory: 'rows', one after the other; 'transposed', as a matrix whose columns lie
-            one after the other; 'channels_last', as (channels, height, width) in torch.channels_last. The last two are
-            dense, but not contiguous, and the same on all ranks. Uneven splits, which cut rows, always have 'rows'.
-        memory: 'new': operands and results lie in memory that no call had before.
-            'kept': each call is made twice, first on other elements, with the same operands and results in memory;
-            the result of the second call counts.
-            'freed': like 'kept', but the second call has other tensors, at the addresses of the first call's tensors.
+        collectives: Names of collectives, such as 'all_reduce_sum', in the order of the calls: keys of CALLS.
+        numels: The sizes, all different.
+        waits: 'at_once': the calls are synchronous. 'async': each call is waited for before the next begins.
+            'together': all begin, then each is waited for in the same order. 'backwards': all begin, then each is
+            waited for from the last to the first.
+        times: Number of consecutive calls of each collective, on each size and from each root.
+        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous. A backend
+            whose error refuses other strides gets contiguous ones.
+        offset: Elements of memory between an address that is a multiple of 16 bytes and the first element of an operand
+            or a result.
+        order: Order of the elements of one size in memory: 'rows', one after the other; 'transposed', as a matrix whose
+            columns lie one after the other; 'channels_last', as (channels, height, width) in torch.channels_last. The
+            last two are dense, but not contiguous, and the same on all ranks. Uneven splits, which cut rows, always
+            have 'rows'.
+        memory: 'new': operands and results lie in memory that no call had before. 'kept': each call is made twice,
+            first on other elements. Both calls have their operands and results in the same tensors. Only the second
+            call's result is judged. 'freed': like 'kept', but the second call has other tensors, at the addresses of
+            the first call's tensors.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -244,17 +249,20 @@ class CollectivesCase(Case):
 
     @property
     def width(self) -> int:
-        """Returns w * L, the number of elements of each kind of operand that a rank has."""
+        """Returns the number of elements of each kind of operand that a rank has: ranks times the sum of all sizes."""
         return self.world_size * sum(self.numels)
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Returns [start, stop) of each size's w * n elements within a rank's operand."""
+        """Returns for each size the range [start, stop) of its elements within a rank's operand.
+
+        The range has as many elements as the number of ranks times the size.
+        """
         stops = [self.world_size * sum(self.numels[: index + 1]) for index in range(len(self.numels))]
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Returns how many elements rank `source` sends to rank `target` with uneven splits: n, none, or half of n."""
+        """Returns how many of `numel` elements `source` sends to `target` with uneven splits: all, none or half."""
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

@@ -13,7 +13,10 @@ STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter"
 
 
 def loses_strides(case: CollectivesCase) -> bool:
-    """True if the case calls a function of STRIDES_LOST on a tensor with gaps between its elements."""
+    """True if the case passes a tensor with gaps between its elements to a function that ignores strides in gloo.
+
+    STRIDES_LOST has these functions.
+    """
     return _hands_strides_to(case, *STRIDES_LOST)
 
 

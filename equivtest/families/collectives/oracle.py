@@ -1,7 +1,5 @@
 """Computes the results of collectives on each rank from the operands of all ranks.
 
-Letters: w ranks, n elements of one size, L elements of all sizes together.
-
 Copied values keep every bit. Reductions: `equivtest.oracle.operands`.
 
 Source: torch.distributed, the docstrings of the collectives (2.13.0).
@@ -25,7 +23,7 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Returns every collective's result, which is exact unless an average has a rounded reciprocal.
+    """Returns every collective's result. All are exact, except averages if 1 / (number of ranks) is rounded.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -57,7 +55,10 @@ def expect_collectives(case: CollectivesCase, index: int) -> Expected:
 
 
 def _before(case: CollectivesCase, op: str, operands: torch.Tensor) -> Reduced:
-    """Returns the operands (w, w * L) reduced to (w * L,), or unchanged if the collective does not reduce."""
+    """Returns the operands reduced over the ranks by `op`, or unchanged if `op` is '' because the collective copies.
+
+    `operands` has one row per rank. A reduced tensor has no dim of ranks.
+    """
     if not op:
         return Reduced(operands.double(), operands, None, COPIED)
     if op in BITWISE:
@@ -119,19 +120,30 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 
 
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
-    """Returns the bitwise `op` of the ranks' integers (w, w * L). It has no more bits than the operands."""
+    """Returns the bitwise `op`, such as 'band', of the rows of integers, one row per rank.
+
+    The result has no more bits than the operands, so that it is exact.
+    """
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
 
 
 def arrange(case: CollectivesCase, result: str, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the global answer of kind `result` for all sizes, from (w * L,) reduced or (w, w * L) copied elements."""
+    """Returns the expected answer for all sizes, joined along the last dim.
+
+    Args:
+        result: Kind of the answer, one of RESULTS.
+        whole: The reduced elements of all sizes, or one row of elements per rank if the collective copies.
+    """
     sizes = zip(case.numels, case.bounds, strict=True)
     return torch.cat([_of_size(case, result, whole[..., slice(*bounds)], numel) for numel, bounds in sizes], dim=-1)
 
 
 def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the global answer of kind `result` for one size, from (w * n,) reduced or (w, w * n) copied elements."""
+    """Returns the expected answer of kind `result` for the size `numel`.
+
+    `whole` has the reduced elements of that size, or one row of elements per rank if the collective copies.
+    """
     ranks = case.world_size
     match result:
         case "parts":
@@ -144,9 +156,10 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """Returns what all ranks send to `rank` with uneven splits, in order, then zeros: (w * n,).
+    """Returns what `rank` receives with uneven splits: its elements from each rank in order, then zeros.
 
-    `parts` is (source, target, n).
+    `parts` has the elements of rank `source` for rank `target` at [source, target]. The result is as long as all
+    elements of one rank.
     """
     ranks, _, numel = parts.shape
     sent = torch.cat([parts[source, rank, : case.split(numel, source, rank)] for source in range(ranks)])

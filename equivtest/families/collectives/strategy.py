@@ -33,8 +33,8 @@ Most have an odd number, so that repeating draw 0 shows a defect in every other 
 def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
     """Draws cases with some collectives, on up to five sizes.
 
-    The collectives are some of those in some entries of `BUNDLES`. Shrinks to one draw of dense values, and one call on
-    one element.
+    `BUNDLES` has the collectives in groups. A case draws some of the groups, and some collectives of each. Shrinks to
+    one draw of dense values, and one call on one element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     waits, (order, stride) = pick(draw, "waits", WAITS), pick(draw, "order and stride", LAYOUTS)
@@ -54,9 +54,9 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws some collectives from some entries of `BUNDLES`.
+    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each; never none.
 
-    With a stride they are from one entry, because many backends refuse strides.
+    If `stride` is above 1, all are from one group, because many backends refuse strides.
     """
     called: list[list[str]] = []
     for bundle, calls in DRAWN.items():

@@ -1,6 +1,7 @@
 """Subject that calls the collectives of torch.distributed, one after the other.
 
-Letters: w ranks, n elements of one size.
+The operand of a call has one part for each rank, all parts of one size. A collective to which a rank gives one tensor
+takes the first part.
 
 A function that begins a collective returns a `Begun`. What its docstring says that it returns is the result that
 `Begun.end` gives. Each result is copied as soon as the call has returned or has been waited for, so that a result that
@@ -46,12 +47,15 @@ class CollectiveRaised(RuntimeError):
 
 
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Calls every collective of the case on every size, through torch.distributed."""
+    """Calls every collective of the case on every size, through torch.distributed; returns the results by name."""
     return run_collectives(case, mesh, given, begin)
 
 
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
-    """Begins the calls by `begin`, and waits for them as `case.waits` says. An answer has the results of all sizes."""
+    """Calls every collective of the case on every size, and returns the results by name.
+
+    `begin` begins one call; `case.waits` says when a call is waited for. An answer joins the results of all sizes.
+    """
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
     results: dict[str, list[torch.Tensor]] = {name: [] for name in case.collectives}
@@ -78,16 +82,19 @@ def room_of(case: CollectivesCase, call: Call, group: Any, kept: list[torch.Tens
 
 
 def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> None:
-    """Makes the same call on the operand's reversed elements, in memory of the same kind, and drops its result."""
+    """Makes an earlier call of the same collective, on the reversed operand, and drops its result.
+
+    The earlier call has its operands and results in the room's kept memory, which the judged call then reuses.
+    """
     begin_in(replace(room, storages=[], handed=[]), call, operand.flip(0), begin)[1].end()
 
 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
-    """Begins a call with memory of the room. Returns the room that the call has, and the begun call.
+    """Begins a call with memory of the room. Returns the room whose memory the call uses, and the begun call.
 
-    If the backend's error requests it, begins again in a room with contiguous, aligned memory. torch documents no
-    stride that a collective must accept: NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp,
-    2.13.0), gloo some.
+    The returned room is `room`. If the backend's error asks for contiguous or aligned memory, it is a new room with
+    such memory, in which the call was begun again. torch documents no stride that a collective must accept: NCCL's
+    group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo some.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -98,15 +105,19 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
 
 
 def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.Tensor]:
-    """Returns this rank's elements of each size, (w * n,); of all sizes in one tensor for a coalesced call."""
+    """Returns a list of this rank's operands of the collective, one per size.
+
+    For a coalesced call the list has one tensor, with the elements of all sizes.
+    """
     own = given[call.operand][0]
     return [own] if call.is_coalesced else [own[start:stop] for start, stop in case.bounds]
 
 
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the results of the first repetition, or of another one whose bits differ from the first.
+    """Returns the result of one repetition of the calls, joined over all sizes.
 
-    If two repetitions differ, one of them is wrong.
+    It is the result of the first repetition. If the bits of another repetition differ, one of the two is wrong, and the
+    other repetition's result is returned.
     """
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
@@ -129,12 +140,15 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Flattens the result row by row: (n,), or (w, n) if it is gathered or exchanged."""
+    """Returns the result row by row: with a row per rank if it is gathered or exchanged, otherwise of one dim."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """Returns the local tensor of the answer, with a leading dim of 1 if ranks hold different values."""
+    """Returns this rank's local tensor of the answer.
+
+    It is `result` if all ranks must have the same values, otherwise `result` with a leading dim of size 1.
+    """
     return result if call.result in ("reduced", "gathered") else result[None]
 
 
@@ -196,7 +210,10 @@ def reduce_scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts this rank's first n elements, with each rank as the root in turn; returns all ranks' elements."""
+    """Broadcasts the first part of each rank's operand, with each rank as the root in turn.
+
+    Returns one row per root.
+    """
     mine = first(room, own)
     buffers = [room.copy(mine) if root == room.rank else room.empty(mine) for root in range(room.ranks)]
     works = [dist.broadcast(buffer, group_src=root, **room.how) for root, buffer in enumerate(buffers)]
@@ -204,7 +221,10 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters, with each rank as the root in turn; returns this rank's n elements from each root."""
+    """Scatters the parts of each rank's operand, with each rank as the root in turn.
+
+    Returns one row per root: the root's part for this rank.
+    """
     outputs = empties(room, first(room, own))
     works = [
         dist.scatter(output, parts(room, own) if root == room.rank else None, group_src=root, **room.how)
@@ -214,7 +234,10 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers n elements of each rank, to each rank in turn; returns what this rank gathers as the root."""
+    """Gathers the first part of every rank's operand, to each rank in turn.
+
+    Returns what this rank gathers as the root, one row per rank.
+    """
     mine = first(room, own)
     outputs = empties(room, mine)
     works = [
@@ -225,7 +248,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces n elements of each rank, to each rank in turn; returns what this rank gets as the root.
+    """Reduces the first parts of all ranks' operands, to each rank in turn; returns what this rank gets as the root.
 
     The result on any other rank is undefined.
     """
@@ -269,7 +292,10 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 
 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts n elements, with each rank as the root in turn. Other ranks begin with their own elements."""
+    """Broadcasts the first part of each operand by the functional collective, with each rank as the root in turn.
+
+    Returns one row per root. A rank that is not the root passes a part of its own operand, which must not be returned.
+    """
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))
 
@@ -298,7 +324,10 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Begins one coalesced call that takes the operands of all sizes, each as in a call of `begin_one`."""
+    """Begins one coalesced call that takes all sizes; `begin_one` is called within it for each size.
+
+    The result joins the sizes along the last dim.
+    """
     manager = dist._coalescing_manager(group=room.group, async_ops=room.how["async_op"])  # type: ignore[attr-defined]
     with manager as work:
         begun = [begin_one(room, call, room.hand(own[start:stop])) for start, stop in room.case.bounds]
@@ -319,11 +348,11 @@ def int64_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -> Be
 
 
 def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Reduces integers on int64, each times the factor 2**(62 - p) + 1, so that they take up to 63 significant bits.
+    """Reduces integers on int64, multiplied by a factor so that they take up to 63 significant bits.
 
-    p is the number of significand bits of the case's dtype; the integers are at most 2**p. The result divided by the
-    factor is the reduction of the integers. If it is no multiple of the factor, it is wrong, and the remainder is
-    added, so that it differs from the right one.
+    The integers are at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor is 2**(62 -
+    p) + 1. The returned tensor is the reduction divided by the factor. A reduction that is no multiple of the factor is
+    wrong; its remainder is then added, so that the returned tensor is wrong too.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))
@@ -337,7 +366,7 @@ def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
 
 
 def waited(output: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a functional collective, once it has ended."""
+    """Waits for a functional collective and returns its result."""
     return cast(torch.Tensor, functional.wait_tensor(output))  # type: ignore[no-untyped-call]
 
 

@@ -1,6 +1,7 @@
 """Begins messages between two ranks, collectives of Python objects, and barriers, through torch.distributed.
 
-Each of these functions returns a `Begun`. What its docstring says that it returns is the result that `Begun.end` gives.
+The operand `own` of a call has one part for each rank. Each of these functions returns a `Begun`. What its docstring
+says that it returns is the result that `Begun.end` gives.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
@@ -23,7 +24,10 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges n elements with each other rank in turn. If calls are synchronous, the lower rank sends first."""
+    """Sends each other rank its part and receives a part from it, one rank after the other; returns one row per rank.
+
+    If calls are synchronous, the lower one of two ranks sends first.
+    """
     mine, outputs = parts(room, own), empties(room, first(room, own))
     works: list[Any] = []
     outputs[room.rank].copy_(mine[room.rank])
@@ -38,7 +42,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Exchanges n elements with every other rank, all in one batch."""
+    """Sends every other rank its part and receives a part from each, all in one batch; returns one row per rank."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -50,7 +54,8 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Sends one message per tag to every other rank; the receivers take them from the last tag to the first.
 
-    Each message has the elements in another order. Neighbouring elements of the result come from different messages.
+    Each message has this rank's part for the receiver, in another order per tag. The result has one row per rank, whose
+    neighbouring elements come from different messages.
 
     Raises:
         NotImplementedError: the backend is NCCL, which according to torch has no tags (2.13.0).
@@ -78,7 +83,7 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
-    """Rolls the elements, in the order of rows, by `places`; the shape stays."""
+    """Returns the elements rolled by `places` in the order of rows, with the shape of `part`."""
     return part.reshape(-1).roll(places).view(part.shape)
 
 
@@ -94,9 +99,9 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Gathers n elements of each rank as an object, with each rank as the root in turn.
+    """Gathers the first part of every rank's operand as an object, to each rank in turn.
 
-    Returns the result of this rank as the root.
+    Returns what this rank gathers as the root, one row per rank.
     """
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):
@@ -106,7 +111,10 @@ def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Broadcasts n elements as an object, with each rank as the root in turn; returns all ranks' elements."""
+    """Broadcasts the first part of each rank's operand as an object, with each rank as the root in turn.
+
+    Returns one row per root.
+    """
     found = []
     for root in range(room.ranks):
         objects: list[Any] = [_as_object(first(room, own)) if root == room.rank else None]
@@ -116,7 +124,10 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Scatters objects, with each rank as the root in turn; returns this rank's n elements from each root."""
+    """Scatters the parts of each rank's operand as objects, with each rank as the root in turn.
+
+    Returns one row per root: the root's part for this rank.
+    """
     found = []
     for root in range(room.ranks):
         output: list[Any] = [None]
@@ -131,7 +142,10 @@ def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Calls monitored_barrier, which torch documents only for gloo and without `async_op`."""
+    """Calls monitored_barrier, and returns what all ranks wrote to a store before it.
+
+    torch documents the function only for gloo and without `async_op`.
+    """
     return _told_behind(room, own, lambda: dist.monitored_barrier(room.group))
 
 

@@ -1,7 +1,5 @@
 """Defines `Room`: what one call of a collective needs, above all the memory for its operands and results.
 
-Letters: w ranks, n elements of one size.
-
 A result lies within a larger storage, and its memory is not initialised. The memory on both sides of it and between its
 elements has a fill value, and no collective may write there.
 """
@@ -27,10 +25,10 @@ class Room:
     """Holds what one call needs: the group, this rank's number in it, and the layout of its memory.
 
     Attributes:
-        stride, offset, order: Fields of the case.
-        kept: Storages of earlier calls, which this call reuses in the same order; None if its memory is new.
-        storages: Storages of its results.
-        handed: Operands that are copies, each with its original.
+        stride, offset, order: As in `CollectivesCase`.
+        kept: Storages of earlier calls, which this call reuses in the same order; None if this call has new memory.
+        storages: Storages that this call has taken so far.
+        handed: Operands that were copied for the call, as (copy, original).
     """
 
     case: CollectivesCase
@@ -49,14 +47,14 @@ class Room:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Returns the arguments that every function of torch.distributed gets."""
+        """Returns the arguments `group` and `async_op`, which every collective of torch.distributed gets."""
         return {"group": self.group, "async_op": self.case.waits != "at_once"}
 
     @property
     def _untouched(self) -> int:
-        """Returns the fill value beside results.
+        """Returns the number that fills the memory around results, so that a write there shows.
 
-        It differs between ranks, so that a collective that touches it changes it.
+        Each rank has another number, so that a collective that also copies or reduces this memory changes it.
         """
         return -7 - self.rank
 
@@ -66,7 +64,10 @@ class Room:
         return self.stride == 1 and not self.offset and self.order == "rows"
 
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
-        """Returns uninitialised memory for `numel` elements, or for a tensor with the shape and strides of `like`."""
+        """Returns an uninitialised tensor in the room's memory, of the shape and strides of `like`.
+
+        For a `like` of one dim, the tensor has `numel` elements if given, and the room's stride.
+        """
         size = like.numel() if numel is None else numel
         storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
         for beside in self._beside(storage):
@@ -78,10 +79,10 @@ class Room:
         return storage.as_strided(like.shape, like.stride(), storage.storage_offset() + start)
 
     def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
-        """Returns memory of an earlier call if it is large enough, else new memory.
+        """Returns a storage of `numel` elements: an earlier call's, if the case reuses memory and it is large enough.
 
-        With memory 'freed' it is another storage at the earlier address, as an allocator may return it. torch's CPU
-        allocator seldom does that, other devices' allocators do.
+        Otherwise the storage is new. With memory 'freed' it is another storage at the earlier address, as an allocator
+        may return it. torch's CPU allocator seldom does that, other devices' allocators do.
         """
         if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
             return like.new_empty(numel)
@@ -99,9 +100,10 @@ class Room:
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor to pass to the collective: the operand (w * n,) itself, or a copy in the room's layout.
+        """Returns the tensor to pass to the collective: the operand itself, or a copy in the room's layout.
 
-        It is the operand if the room is plain and its memory is new. A copy is (w * n,) or (w, *dims of n).
+        It is the operand if the room is plain and its memory is new. A copy has one dim, or one row per rank and more
+        dims.
         """
         if self.is_plain and self.case.memory == "new":
             return operand
@@ -111,7 +113,10 @@ class Room:
         return handed
 
     def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor with the shape and strides that the room's order requires; its elements do not matter."""
+        """Returns a view of the operand, with the shape and strides that the room's order requires.
+
+        Only its shape and strides matter, not its elements.
+        """
         numel = len(operand) // self.ranks
         if self.order == "rows":
             return operand
@@ -123,7 +128,7 @@ class Room:
         return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
-        """Raises RuntimeError if the call wrote beside a result, or into an operand that is a copy."""
+        """Raises RuntimeError if the call wrote outside its results, or into an operand that was copied for it."""
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("it wrote beside the memory of its result")
@@ -153,7 +158,10 @@ def _factors(numel: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A begun call: the works to wait for, none if it has ended, and a function that then returns its result."""
+    """A begun call.
+
+    It has the works to wait for, none if the call has ended, and a function that then returns the call's result.
+    """
 
     works: Sequence[Any]
     result: Callable[[], torch.Tensor]
@@ -171,30 +179,30 @@ Begin = Callable[[Room, Call, torch.Tensor], Begun]
 
 
 def first(room: Room, own: torch.Tensor) -> torch.Tensor:
-    """Returns the first n of the w * n elements, as a view."""
+    """Returns a view of the first of the operand's equal parts, one per rank."""
     return own[: len(own) // room.ranks]
 
 
 def rows(room: Room, whole: torch.Tensor) -> torch.Tensor:
-    """Reshapes (w * n,) or (w, *dims of n) to (w, n)."""
+    """Reshapes a tensor of equal parts, one per rank, to one row per part."""
     return whole.reshape(room.ranks, whole.numel() // room.ranks)
 
 
 def parts(room: Room, own: torch.Tensor) -> list[torch.Tensor]:
-    """Returns w views of n elements each."""
+    """Returns views of the operand's equal parts, one per rank."""
     return list(own.tensor_split(room.ranks))
 
 
 def empties(room: Room, like: torch.Tensor) -> list[torch.Tensor]:
-    """Returns uninitialised memory for w results, one per rank."""
+    """Returns a list of uninitialised tensors like `like`, one per rank."""
     return [room.empty(like) for _ in range(room.ranks)]
 
 
 def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
-    """Returns the first `sent[rank]` of the n elements for each rank, joined, in the room's memory layout."""
+    """Returns the first `sent[rank]` elements of the part for each rank, joined, in the room's memory layout."""
     return room.hand(torch.cat([part[:numel] for part, numel in zip(parts(room, own), sent, strict=True)]))
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """Appends zeros until there are `numel` elements."""
+    """Returns the tensor with zeros appended, `numel` elements in all."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

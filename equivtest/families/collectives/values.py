@@ -1,6 +1,7 @@
 """Draws operands of collectives: values that a copy must preserve, and terms and factors whose reduction is exact.
 
-Letters: w ranks, p significand bits of the dtype, o the odd part of w.
+Letters: w ranks, p significand bits of the dtype, o the largest odd divisor of w. A column has the elements of all
+ranks at one position.
 
 Terms of a sum are integers up to 2**p / w, so that every partial sum is an integer up to 2**p: a value of the dtype, in
 any order. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the sum; if w *
@@ -13,9 +14,9 @@ sum that is infinite, that overflows or that is the largest number, and largest 
 column has infinities of both signs as terms, nor a NaN: a sum that is NaN and a maximum beside a NaN have no documented
 value.
 
-Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; an overflow is infinite
-with rounding to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for reduced
-gradients: it skips steps with infinite gradients.
+Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; an overflow is infinite with rounding
+to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for reduced gradients: it skips steps with
+infinite gradients.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ MAX_FACTORS = 8
 
 @draw.register
 def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global operands (w, w * L), one row per rank, of every kind that the case's collectives need.
+    """Draws global operands, one row per rank, of every kind that the case's collectives need.
+
+    p is the number of significand bits of the dtype. A column has the elements of all ranks at one position.
 
     Modes; the first two differ only in copied values:
         dense: Odd integers of random sign, below 2**p.
-        index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value shows
-            its origin.
-        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others.
-            The value has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN,
-            subnormals and extremes. Reduced values are at the limits of the dtype in every second column.
+        index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value shows its origin.
+        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others. The value
+            has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN, subnormals and
+            extremes. Reduced values are at the limits of the dtype in every second column.
     """
     mode, seed = case.values[index]
     given = {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}
@@ -58,11 +60,13 @@ LIMITS = ("added", "compared")
 
 
 def _at_limits(name: str, ordinary: torch.Tensor, seed: int) -> torch.Tensor:
-    """Replaces every second column of the operands (w, columns) by values at the limits of the dtype.
+    """Returns the operands, one row per rank, with values at the limits of the dtype in every second column.
 
-    The kinds of columns alternate. Kinds of sums: one infinite term; each term 1.5 times the largest power of two; the
-    largest number, as the sum of one large term and one unit in its last place from each other rank. Kinds of
-    comparisons: only infinities; each term an infinity or a largest number. Each kind occurs with both signs.
+    The kinds of columns alternate, and each occurs with both signs.
+
+        added      one infinite term; each term 1.5 times the largest power of two; or a sum that is the largest number,
+                   of one large term and, from each other rank, one unit in the last place of the largest number
+        compared   only infinities; or each term an infinity or a largest number
     """
     info, (ranks, columns) = torch.finfo(ordinary.dtype), ordinary.shape
     number, rank = torch.arange(columns, device="cpu"), torch.arange(ranks, device="cpu")[:, None]
@@ -106,6 +110,9 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 
 
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a bool mask of `shape`: True in every `stride`-th row of a column, shifted from column to column."""
+    """Returns a bool mask of `shape` that is True in every `stride`-th row of a column.
+
+    The first such row is another one in the next column.
+    """
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

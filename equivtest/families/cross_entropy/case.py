@@ -58,7 +58,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def class_dim(self) -> int:
-        """Returns the dim of the logits that counts classes."""
+        """Returns the number of the dim of the logits that counts classes."""
         return 1 if self.positions else 0
 
     @property
@@ -68,7 +68,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def num_positions(self) -> int:
-        """Returns P, the number of positions."""
+        """Returns the number of positions."""
         return math.prod(self.positions)
 
     def edge_classes(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def logits(self) -> CaseTensor:
-        """Describes the shape and layout of x, which its gradient has too."""
+        """Describes the shape and layout of x, the logits; the gradient of x has the same."""
         return CaseTensor(
             (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
         )

@@ -27,13 +27,13 @@ def is_strided_volume(case: CrossEntropyCase) -> bool:
 
 
 def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
-    """True if the target of some position is an ignore_index that is no class."""
+    """True if some position is ignored and its target, `ignore_index`, is the number of no class."""
     holds_it = case.ignored == "all" or (case.ignored == "some" and case.num_positions > 1)
     return holds_it and not 0 <= case.ignore_index < case.num_classes
 
 
 def weight_fits_some_rank(case: RefusedCrossEntropyCase) -> bool:
-    """True if on some rank the weight, which has one class too many in all, has a shard of the right size."""
+    """True if some rank's shard of the weight is as large as it should be, though the weight has one class too many."""
     ends = [
         [shard_bounds(size, case.world_size, rank) for rank in range(case.world_size)]
         for size in (case.num_classes, case.num_classes + 1)

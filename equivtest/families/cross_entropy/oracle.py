@@ -28,7 +28,8 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
     """Returns the expected answers, with their global shapes.
 
     Args:
-        found: The loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound.
+        found: The loss and the gradient of the logits, by name, each with its bound. The loss has one element per
+            position, or is 0-dim if it is reduced; the gradient has one row per position.
     """
     shapes, layouts = case.shapes(), case.layouts()
     tensors = {
@@ -47,7 +48,10 @@ def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expec
 
 
 def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Returns the loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound."""
+    """Returns the loss and the gradient of the logits by name, each with its bound.
+
+    The loss has one element per position, or is 0-dim if it is reduced; the gradient has one row per position.
+    """
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     targets = targets_of(case, given["target"].reshape(-1), given.get("weight"))
@@ -60,7 +64,7 @@ def bound_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, Bounded
 
 
 def targets_of(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> Targets:
-    """Returns the targets of the positions (P,), with their weights. Ignored positions get class 0."""
+    """Returns the targets with their weights, flattened to one dim of positions. Ignored positions get class 0."""
     kept = target != case.ignore_index
     classes = torch.where(kept, target, 0)
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()

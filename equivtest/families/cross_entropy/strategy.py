@@ -38,8 +38,8 @@ def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntro
     """Draws cases of one cross entropy without loss_parallel.
 
     Shrinks to one draw of real values, one position, one class, no reduction, no smoothing. In 16 bits only few
-    positions are reduced, because torch adds them in 16 bits, so that bounds of many would conclude nothing. With
-    smoothing and a reduction, peaked rows would add up to more than float16 holds, so those cases have real values.
+    positions are reduced: torch adds them in 16 bits, so that the bound for many would be too wide. Cases with
+    smoothing and a reduction have real values, because peaked rows would add up to more than float16 holds.
     """
     case = cross_entropy_cases.build(draw, space)
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
@@ -127,7 +127,7 @@ def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_positions(draw: Draw) -> Shape:
-    """Draws the dims of the target: up to four, the first from BATCHES, all others small."""
+    """Draws the dims of the target, up to four. The first size is one of BATCHES, all others are small."""
     num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
     batch = pick(draw, "batch", BATCHES, is_several)
     others = [pick(draw, f"position dim {dim}", SMALL, free) for dim in range(1, 4)]

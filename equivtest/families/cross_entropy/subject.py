@@ -24,13 +24,18 @@ Loss = Callable[[CrossEntropyCase, torch.Tensor, Given], torch.Tensor]
 
 
 def parallel_cross_entropy(case: CrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy forward and backward within loss_parallel."""
+    """Runs F.cross_entropy forward and backward within loss_parallel.
+
+    Returns the loss and the gradient of the logits.
+    """
     with within_loss_parallel():
         return run_loss(case, mesh, given, cross_entropy_by_torch)
 
 
 def dtensor_cross_entropy(case: GatheredCrossEntropyCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs F.cross_entropy forward and backward on DTensors, which torch gathers. Answers a replicated loss.
+    """Runs F.cross_entropy forward and backward on DTensors, which torch gathers.
+
+    Returns the loss, replicated, and the gradient of the logits.
 
     Source: softmax_strategy, nll_loss_forward_strategy and nll_loss_backward_strategy in
     torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
@@ -60,7 +65,10 @@ def cross_entropy_by_torch(case: CrossEntropyCase, logits: torch.Tensor, given: 
 
 
 def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss) -> Answers:
-    """Runs forward and backward of one loss of sharded logits on this rank."""
+    """Runs forward and backward of one loss of sharded logits on this rank.
+
+    `loss` computes the loss from the logits. Returns the loss and the logits' gradient by name.
+    """
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     wrapped = {"target": case.target_is_dtensor, "weight": case.weight_is_dtensor}
     others = {

@@ -1,10 +1,9 @@
 """Draws values of cross entropies: targets on both sides of every shard boundary, and rows whose softmax is exact.
 
-Letters: P positions, C classes, p significand bits.
-
-A row with one logit far above all others has a softmax of one and zeros: if the exponentials of the others underflow to
-zero, their sum is exactly 1 and its logarithm 0, and the logarithm of the softmax is a difference of logits. If logits
-are small multiples of a power of two, nothing rounds, in any order and for any division of the classes.
+A row has the logits of one position. A row with one logit far above all others has a softmax of one and zeros: if the
+exponentials of the others underflow to zero, their sum is exactly 1 and its logarithm 0, and the logarithm of the
+softmax is a difference of logits. If logits are small multiples of a power of two, nothing rounds, in any order and for
+any division of the classes.
 
 Source: derived here; exp(0) is 1 and log(1) is 0 in every C library (C11, F.10.3.1 and F.10.3.7).
 """
@@ -32,12 +31,12 @@ PEAK_UNITS = {"float64": 1024.0, "float32": 128.0, "bfloat16": 128.0, "float16":
 
 @draw.register
 def draw_cross_entropy(case: CrossEntropyCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global logits x, target (positions, int64), weight (C,) if the case has one, and cotangent.
+    """Draws the global logits x, the target (int64), a weight per class if the case has weights, and the cotangent.
 
     Modes:
         real: Nearly normal logits of several scales, around zero or far from it.
-        peaked: Multiples of a power of two, one in each row so far above the others that nothing
-            rounds; weights of 1 to 3, and cotangents that the mean divides without a remainder.
+        peaked: Multiples of a power of two. In each position one logit is so far above the others that nothing rounds.
+            Weights are 1 to 3, and the mean divides cotangents without a remainder.
     """
     mode, seed = case.values[index]
     target = draw_target(case, mode, seed)
@@ -72,10 +71,10 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws the class of each position, (P,), int64, and sets ignore_index where the case ignores a position.
+    """Draws the target of each position, one dim, int64: a class, or `ignore_index` if the case ignores the position.
 
-    Every class of `edge_classes` is the target of some position. If there are fewer positions than such classes, the
-    targets are classes that follow each other in `edge_classes`.
+    Before positions are ignored, every class of `edge_classes` is the target of some position. If there are fewer
+    positions than such classes, the targets are classes that follow each other in `edge_classes`.
     """
     source = generator(mode, seed, "target")
     num, edges = case.num_positions, case.edge_classes()
@@ -89,14 +88,14 @@ def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Returns the weight of each position: (P,), float64, zero if it is ignored."""
+    """Returns the weight of each position's target: one dim, float64, zero if the position is ignored."""
     kept = target != case.ignore_index
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
     return weights[torch.where(kept, target, 0)] * kept
 
 
 def _draw_weight(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws positive weights, (C,)."""
+    """Draws a positive weight for each class."""
     source = generator(mode, seed, "weight")
     if mode == "peaked":
         return torch.randint(1, 4, (case.num_classes,), generator=source, device="cpu").to(DTYPES[case.dtype])
@@ -118,8 +117,9 @@ def _draw_peaked(
 ) -> dict[str, torch.Tensor]:
     """Draws x and the cotangent for mode peaked. In each row of x one class is the peak, all others lie far below.
 
-    The peak is -1 to 1 units, all other classes 1 to 3 units less. The first counted position has its peak beside its
-    target, because a gradient of only zeros would conclude little.
+    A row has the logits of one position. The peak is -1 to 1 units of `PEAK_UNITS`, all other classes 1 to 3 units
+    less. In the first position that counts, the peak is not the target's class, because a gradient of only zeros would
+    conclude little.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

@@ -1,6 +1,6 @@
 """Defines `DifferentiableCase`: calls of collectives that have a backward.
 
-Letters: w ranks, n elements. Each rank has w tensors of n elements, its parts.
+The operand of each rank consists of parts: one tensor for each rank, all with the same number of elements.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, which takes a rank's w parts or only the first part.
+    """One collective, which takes all parts of a rank's operand, one part per rank, or only the first part.
 
     Attributes:
-        function: Name of a function in torch.distributed.nn.functional if it begins with 'nn_', else of a functional
-            collective.
+        function: 'nn_NAME' is a function in torch.distributed.nn.functional; any other name is a functional collective.
         result: 'reduced': the sum of the first parts. 'parts': the sum of all parts, one for each rank. 'copied': the
-            root's first part. 'gathered': the first parts of all ranks. 'scattered': one part of the root for each
-            rank. 'exchanged': one part from each rank. 'uneven': `DifferentiableCase.split` elements from each rank.
+            root's first part, on every rank. 'gathered': the first parts of all ranks. 'scattered': one part of the
+            root for each rank. 'exchanged': one part from each rank. 'uneven': the first elements of a part from each
+            rank, as many as `DifferentiableCase.split` says.
         is_rooted: Whether one rank is the root; each rank is the root once.
         op: 'sum' or 'avg', for collectives that reduce.
     """
@@ -95,8 +95,8 @@ class DifferentiableCase(Case):
     """Fixes some collectives, called one after the other, forward and backward.
 
     Attributes:
-        collectives: Names in CALLS.
-        numel: n.
+        collectives: Names of collectives, keys of CALLS, such as 'nn_all_reduce'.
+        numel: Number of elements of each part of an operand.
     """
 
     collectives: tuple[str, ...] = ("nn_all_reduce",)
@@ -117,13 +117,17 @@ class DifferentiableCase(Case):
         return tuple(CALLS[name] for name in self.collectives)
 
     def split(self, source: int, target: int) -> int:
-        """Returns how many elements `source` sends to `target` in an uneven exchange: n, none, or half of n."""
+        """Returns how many elements of its part for `target` rank `source` sends in an uneven exchange.
+
+        That is all, none or half of them.
+        """
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Returns name -> shape, layout and role of each tensor.
 
-        The operand x, the cotangent and each output are (rank, root, part, n), with other values for each root.
+        The operand x, the cotangent and each output have the dims (rank, root, part, element), with other values for
+        each root.
         """
         ranks, own = self.world_size, Layout((Shard(0),))
         shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}

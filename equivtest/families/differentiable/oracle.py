@@ -22,8 +22,8 @@ from equivtest.oracle.operands import reduce_exactly
 def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
     """Returns the outputs and the gradients of the operands.
 
-    Every element is one element of some rank's tensor, or a sum over ranks of the elements at one position, divided by
-    w for an average.
+    Every element is an element of some rank's tensor, or a sum over the ranks of elements at one position. An average
+    divides that sum by the number of ranks.
 
     Raises:
         InexactData: a sum of the drawn values rounds.
@@ -52,7 +52,10 @@ def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
 
 
 def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
-    """Returns the outputs of all ranks (w, w, n) from their operands (w, w, n), with zeros if a rank has no output."""
+    """Returns the outputs of all ranks from their operands; zeros for a rank that has no output.
+
+    Operands and outputs have the dims (rank, part, element); a shorter output is padded with zeros.
+    """
     ranks, first = case.world_size, x[:, :1]
     every, transposed = torch.ones(ranks, 1, 1, dtype=x.dtype), x.transpose(0, 1)
     is_root = (torch.arange(ranks) == root).to(x.dtype)[:, None, None]

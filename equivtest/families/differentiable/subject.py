@@ -32,7 +32,7 @@ class Room:
     """Holds what one call needs: the group, this rank's number in it, and the root.
 
     Attributes:
-        root: The root, as a rank of the group.
+        root: The root's number in the group.
     """
 
     case: DifferentiableCase
@@ -47,7 +47,10 @@ class Room:
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """Returns how many elements this rank receives from each rank and sends to each rank, in an uneven exchange."""
+        """Returns how many elements this rank receives from each rank, and how many it sends to each rank.
+
+        The numbers are for an uneven exchange.
+        """
         case, ranks = self.case, range(self.case.world_size)
         return [case.split(source, self.rank) for source in ranks], [case.split(self.rank, each) for each in ranks]
 
@@ -60,7 +63,7 @@ The parts are (w, n); the output has n elements, w * n, or as many as `splits` s
 
 
 def differentiable_collectives(case: DifferentiableCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Calls every collective of the case by torch, forward and backward."""
+    """Calls every collective of the case by torch, forward and backward; returns outputs and gradients by name."""
     return run_differentiable(case, mesh, given, begin)
 
 
@@ -68,7 +71,7 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
     """Calls each collective with each root by `begin`, and passes this rank's cotangents to the backward.
 
     Returns:
-        The outputs and the gradients of x.
+        The outputs and the gradients of the operands, by name.
 
     Raises:
         Unsupported: the case has functional collectives, which have no backward in the installed torch, before 2.13.
@@ -99,7 +102,7 @@ def _is_documented(room: Room, call: Call) -> bool:
 
 
 def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
-    """Returns the output of one call as (w, n), padded with zeros.
+    """Returns the output of one call with one row per rank, padded with zeros.
 
     The product with 1 waits for a functional collective.
     """
@@ -124,7 +127,10 @@ def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
 
 
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
-    """Splits the n elements of each part in two halves, for a coalesced call of two tensors."""
+    """Splits each part's elements in two halves, and returns the tensor of first halves and that of second halves.
+
+    A coalesced call takes both tensors.
+    """
     return [half.reshape(-1) for half in x.tensor_split(2, dim=-1)]
 
 

@@ -46,7 +46,10 @@ def expect_gathered(case: GatheredCrossEntropyCase, index: int) -> Expected:
 
 
 def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Bounded]:
-    """Returns the loss, (P,) or 0-dim, and the gradient of the logits (P, C), by name, each with its bound."""
+    """Returns the loss and the gradient of the logits by name, each with its bound.
+
+    The loss has one element per position, or is 0-dim if it is reduced; the gradient has one row per position.
+    """
     given, arithmetic = draw(case, index), arithmetic_of(case.dtype)
     x = given["x"].double().movedim(case.class_dim, -1).reshape(-1, case.num_classes)
     loss = _Loss(case, targets_of(case, given["target"].reshape(-1), given.get("weight")), given.get("weight"))
@@ -61,10 +64,10 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes the loss and the gradient of y, operation by operation as torch does, with error bounds.
+    """Computes the loss and its gradient for the log-softmax y, one operation after the other as torch, with bounds.
 
     Attributes:
-        weights: (C,), float64; ones if the case has none.
+        weights: One weight per class, float64; ones if the case has none.
     """
 
     def __init__(self, case: GatheredCrossEntropyCase, targets: Targets, weight: torch.Tensor | None) -> None:
@@ -83,7 +86,11 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """Adds the roundings of a mean of the ranks' means: a division on each rank and a division of their sum."""
+        """Returns the hard loss; its error includes the average of the ranks' means, if the loss is such an average.
+
+        The loss is such an average if the case shards positions and takes a mean. Then the average has two more
+        roundings: a division on each rank and a division of their sum.
+        """
         if self.case.shares == "classes" or self.case.reduction != "mean":
             return hard
         relative = growth((2, self.arithmetic.u_o))
@@ -108,7 +115,10 @@ class _Loss:
         return self._times((value, error), self.smoothing / self.case.num_classes)
 
     def backward(self, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradient of y and its error, (P, C) each."""
+        """Returns the gradient for the log-softmax and its error, each of shape (positions, classes).
+
+        g is the cotangent of the loss.
+        """
         hits = torch.zeros(len(g), self.case.num_classes, dtype=torch.float64)
         hits = hits.scatter(1, self.targets.classes.unsqueeze(1), 1.0)
         value, error = self._backward_of(g, hits, 1 - self.smoothing)
@@ -119,7 +129,10 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """Computes -factor g W at the classes in the mask `where`; a mean divides it by N."""
+        """Returns -factor * g * weight at the classes in the mask `where`, zero elsewhere, and its error.
+
+        g is the cotangent of each position. For a mean the values are divided by the total weight.
+        """
         value, error = self._times((g, torch.zeros_like(g)), factor)
         if self.case.reduction == "mean":
             value, error = self._over_total(value, error)
@@ -129,7 +142,7 @@ class _Loss:
     def _times(self, off: Off, factor: float) -> Off:
         """Returns the value and the error of `off` times `factor`.
 
-        The factor was rounded when it was computed and when it was cast.
+        A factor other than 1 was rounded twice, when it was computed and when it was cast.
         """
         value, error = off[0] * factor, off[1] * factor
         if factor != 1:
@@ -138,7 +151,7 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Sums over the last dim.
+        """Returns the sum of `value` over the last dim, and its error. `error` is the error of `value`.
 
         The sum is accumulated, then stored. If `divided`, each rank stores its own sum and the sums are added. With the
         reduction 'mean' the ranks add twice: first this sum, before the hard loss is added to it, and then the sum of
@@ -157,7 +170,11 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Bounds grad.x if the gradient of y, the log-softmax, has the error `e_g` (P, C)."""
+    """Returns grad.x with a bound that includes `e_g`, the error of the gradient for the log-softmax y.
+
+    Args:
+        right: grad.x, with its bound for an exact gradient of y.
+    """
     if x.shape[1] == 1:
         return right
     p = y.value.exp()
@@ -168,9 +185,11 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
 
 @expected_collectives.register
 def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
-    """Returns one all_gather of the logits, for the sum over classes. In the backward each rank cuts out its shard.
+    """Returns one all_gather of the logits in the forward, which the softmax takes, and no collective in the backward.
 
-    Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): the reduced dim is
-    replicated; DTensor.from_local for the gradient.
+    In the backward each rank cuts its shard out of the gradient.
+
+    Source: softmax_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0): the reduced dim is replicated;
+    DTensor.from_local for the gradient.
     """
     return tuple(redistribute(case, case.shapes()["x"], case.layouts()["x"].placements[0], Replicate(), "forward"))
