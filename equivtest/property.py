@@ -55,7 +55,7 @@ class Property:
         subject: Registered name, or 'package.module:function'.
         statement: The claim in one sentence.
         source: Where the contract is documented, with the release that was read.
-        cases: Makes the strategy for one part of the case space.
+        cases: Function of a `Space` that returns the Hypothesis strategy of the cases in it.
         claims: Judged together from one run of each case.
         examples: Cases that always run, first: bugs from the past.
         for_cells: Cases for cells that few drawn cases are in; only a run that requires all cells has them.
@@ -69,9 +69,10 @@ class Property:
         incomplete: Reason why a run of many cases omits it unless --subjects names it: such cases find failures that
             are not known failures yet.
         requires: Package that the subject imports and equivtest does not; without it nothing is run.
-        leaves_out: Names the dtypes of a space without any case that can be judged, each with the reason or '';
-            None: each has some.
-        aspects: Names the `Case.aspects` that occur in the cases of a space; None: even and uneven shards.
+        leaves_out: Function of a `Space` that returns each of its dtypes in which no case can be judged -> the reason,
+            or ''. None: every dtype has cases.
+        aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases;
+            some case must run for each word. None: 'even' and 'uneven'.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
         resolve: Makes the actual property, if only the ranks know it: see `resolved`.
         enumeration: Additional cases for a gate and for a conformance run.
@@ -111,7 +112,7 @@ class Property:
         return [claim.name for claim in self.claims] == ["refuses"]
 
     def among(self, world_sizes: Iterable[int]) -> tuple[int, ...]:
-        """Returns those of `world_sizes` on which the subject runs."""
+        """Returns the members of `world_sizes` on which the subject runs."""
         return tuple(size for size in world_sizes if not self.world_sizes or size in self.world_sizes)
 
     def left_out(self, space: Space) -> Mapping[str, str]:

@@ -95,7 +95,8 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
     """Finds another module with the same name, which this one hides, on Python's path or in the current folder.
 
     Returns:
-        Its folder and its file; None if there is none.
+        (folder, file) of the hidden module: the folder in which Python searches, and the module's file in it. None if
+            `module` hides no other.
     """
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None

@@ -88,8 +88,9 @@ NAME_CHARS = 500  # of a name in a header or a manifest
 
 
 def in_proportion(short_s: float, limit_s: float) -> float:
-    """Scales the time `short_s`, made for cases of at most CASE_S, to cases of at most `limit_s`.
+    """Returns a shortened time limit, in seconds, for cases whose own limit is `limit_s`.
 
-    The result, in seconds, is at most `limit_s`.
+    `short_s` is the shortened limit for cases whose own limit is CASE_S. If `limit_s` is three times CASE_S, the result
+    is three times `short_s`; if `limit_s` is at most CASE_S, the result is `short_s`. It never exceeds `limit_s`.
     """
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))

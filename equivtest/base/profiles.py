@@ -85,8 +85,8 @@ class Part:
 
     Attributes:
         per_cell: Number of conclusive verdicts that this search must get on each claim in every cell.
-        depth: Depth of the property's enumeration (`equivtest.property.Enumeration`) whose cases the search has; 0: it
-            has other cases.
+        depth: 1 or 2 if the search has the cases that the property's `Enumeration` lists for a gate or for a
+            conformance run; 0 if the search has other cases.
         strength, mixes_worlds, examples: As in `Profile`; strength 0 for random cases.
     """
 
@@ -154,7 +154,8 @@ def wanted_kinds(
     """Returns the shard kinds for which a conformance run must reach conclusions on `world_size` ranks.
 
     Args:
-        refusals: True if the property is about cases outside the contract, whose shards do not matter.
+        refusals: True if the property is about cases outside the contract. Their shards do not matter, and the result
+            has the one kind 'any'.
         shards: False if the subject's tensors are not sharded.
         conclusive: Shard kinds in which conclusions are possible; empty: all.
     """

@@ -158,7 +158,13 @@ def _checked(files: Mapping[str, bytes | str]) -> Bag:
 
 
 def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes], unread: set[str]) -> list[str]:
-    """Returns one line for each file that is missing, added, or differs from its checksum in a manifest."""
+    """Returns one line for each file that is missing, added, or differs from its checksum in a manifest.
+
+    Args:
+        manifest: Content of the manifest; without one the result is [].
+        named: Name of the manifest, for the lines.
+        unread: Files of the bag that could not be read; they do not count as missing.
+    """
     if manifest is None:
         return []
     sums: dict[str, str] = {}

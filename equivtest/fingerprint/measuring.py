@@ -85,7 +85,7 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
     """Returns the fingerprint of one dtype, with the narrowest record that allows all readings.
 
-    What no record allows becomes its problems.
+    If no record allows them, the fingerprint has no record, and its `problems` name the measurements.
     """
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(

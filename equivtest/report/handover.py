@@ -31,7 +31,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         known: Claim -> reason of the known failure; the reason begins with TORCHS if gloo on the CPU fails too.
         parts: Boundary tensor of a submodule -> its margin (error / allowed error), or None without a conclusion.
         begins: The first wrong tensor of `parts`, or ''.
-        factors: Tensor -> the ranks' gradient divided by the unsharded one, for each factor that is divided out later.
+        factors: Tensor -> factor between the ranks' gradient and the unsharded one. It has only tensors of programs
+            whose backward applies such a factor and divides it out again later.
     """
 
     schema: int
@@ -164,7 +165,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         property: Name of the property.
         cases: Number of cases in which the subject held without a fault.
-        unseen: Collectives that no claim checks: all claims hold even if its results ignore the other ranks.
+        unseen: Collectives that no claim checks: all claims hold even if such a collective ignores the other ranks.
         reason: Why the property calls no collective, or ''.
         problem: Why the property's claims show nothing although they hold; '' if they do show something.
         waits: Why the audit waits until the property holds; '' if it was audited.

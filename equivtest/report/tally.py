@@ -54,7 +54,8 @@ class Tally:
             such as the one on collectives, need not have verdicts in every cell.
         margins: (tensor, dtype) -> margins of the draws judged by a bound.
         parts: Conclusions on each submodule of modules that are judged by parts.
-        factors: Tensor -> factor of its gradient in the program's backward, which the program removes again later.
+        factors: Tensor -> factor between the ranks' gradient and the unsharded one, which the program's backward
+            applies and divides out again later.
         reasons: Claim -> reason of a known failure -> number of verdicts.
         torchs: (claim, reason) -> cases, as code, that fail on gloo and the CPU too -> number of draws.
         lacking: (cell, reason, 'dtype:function' of each refused collective) -> number of verdicts that stay open

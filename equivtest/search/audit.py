@@ -55,9 +55,9 @@ def audit(
 
     Args:
         world_sizes: At least one of them is above 1; a world of one rank is left out.
-        is_thorough: True to try every kind of fault on every case, for a table. Otherwise a collective is spoiled only
-            until a claim rejects a decisive fault in it, in at most limits.AUDIT_VISITS runs, and never after the first
-            fault that hangs.
+        is_thorough: True to try every kind of fault on every case, for a table. Otherwise only decisive faults are
+            tried: they make a result depend on the operands of fewer ranks. A collective is then spoiled only until a
+            claim rejects such a fault, in at most limits.AUDIT_VISITS runs, and never after the first fault that hangs.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -144,7 +144,10 @@ class _Running:
         return is_seen or self.visits >= limits.AUDIT_VISITS * self.found.cases
 
     def _faults(self, case: Case, calls: Sequence[Collective]) -> Iterator[tuple[Fault, Site]]:
-        """Yields (fault, site of the collective that it spoils) for each fault to try; decisive kinds come first."""
+        """Yields (fault, site of the collective that the fault spoils) for each fault to try, one kind after the other.
+
+        A thorough audit tries every kind that can change the collective's result, any other audit only decisive kinds.
+        """
         sites: dict[Site, list[int]] = {}
         for index, call in enumerate(calls):
             sites.setdefault(_site(case, call), []).append(index)

@@ -1,10 +1,11 @@
 """Builds covering arrays: few cases in which every combination of values of any two, or few, axes occurs.
 
 A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
-Engineering 23, 1997).  Each row, which is one case, begins with a combination that no row has yet, every other axis
-takes the value that adds the most new combinations, and the best of some tries is kept.  At the end one row replaces
-two rows, wherever some try has all combinations that no other row has.  The family's own function builds each try from
-its tables, so that every row is a valid case.  A combination that occurs in no try counts as infeasible.
+Engineering 23, 1997).  A row is one case.  For each row the builder chooses a combination that no row has yet, and
+tries several cases with it; in half of them every other axis takes the value that adds the most new combinations.  The
+case with the most new combinations becomes the row.  At the end the builder looks for one case that can replace two
+rows.  The family's own function builds each tried case from its tables, so that every row is a valid case.  A
+combination that occurs in no tried case counts as infeasible.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ class Array(NamedTuple):
 
 
 def covering_array(build: Build, space: Space, strength: int, seed: int, dangerous: Iterable[str] = ()) -> Array:
-    """Builds a covering array of all combinations of `strength` axes, and of any three `dangerous` axes.
+    """Builds a covering array: cases in which every feasible combination of values of any `strength` axes occurs.
 
     The same arguments give the same array in every process.
 
     Args:
         build: The family's function that builds a case from its tables.
+        dangerous: Names of axes; every combination of values of any three of them occurs too.
     """
     return _Builder(build, space, strength, tuple(dangerous), random.Random(seed)).array()
 
@@ -87,8 +89,8 @@ Rate = Callable[[Value, Iterable[Value]], int]
 class _Row:
     """Chooses, for one tried case, the entry of each table from which the family picks.
 
-    Axes in the wanted combination get its values. For other axes the value with the highest `rate` is chosen, or
-    without a rate a random value.
+    An axis in the combination `wanted` gets the value that it has there. Any other axis gets the value to which the
+    function `rate` gives the highest number, or a random value if there is no such function.
     """
 
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
@@ -129,9 +131,10 @@ class _Row:
         )
 
     def _corrected(self, name: str, actual: Any) -> Hashable:
-        """Returns the label of a field's actual value, which the family may have changed after the pick.
+        """Returns the label of the value that field `name` has in the case.
 
-        If the table lacks the value, the result is `free`, or the picked label if the types differ.
+        The family may have changed the field after it was picked. If the field's table lacks the new value, the result
+        is `free`, so that the axis does not count; if no entry has the type of the value, it is the picked label.
         """
         table, label = self.picks[name]
         if any(type(entry) is type(actual) and entry == actual for entry in table):
@@ -152,7 +155,7 @@ def _classes(table: tuple[Any, ...], types: tuple[type, ...], label: Label) -> d
 
 
 class _Merging:
-    """The rows of a covering array that is made shorter, by number, and the combinations that each row has."""
+    """State while a covering array is made shorter: number -> row, and number -> combinations that the row has."""
 
     def __init__(self) -> None:
         self.rows: dict[int, CoveringRow] = {}
@@ -169,9 +172,9 @@ class _Merging:
             del self.rows[number], self.has[number]
 
     def pairs(self) -> Iterator[tuple[int, int, set[Combination]]]:
-        """Yields each pair of rows once: their numbers, and the combinations that no third row has.
+        """Yields (number, number, combinations that only these two rows have) for each pair of rows once.
 
-        Rows with few combinations of their own come first.
+        Rows that alone have few combinations come first.
         """
         counts = Counter(itertools.chain.from_iterable(self.has.values()))
         alone = {number: {each for each in has if counts[each] == 1} for number, has in self.has.items()}
@@ -249,10 +252,8 @@ class _Builder:
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
         """Marks every combination that may be feasible as not yet covered; returns the infeasible combinations.
 
-        A combination counts as infeasible if no sample has it, although by chance EXPECTED samples or more would.
-
-        Returns:
-            The infeasible combinations.
+        `samples` are random cases. A combination counts as infeasible if no sample has it, although EXPECTED samples or
+        more should have it by the frequencies of its values.
         """
         shares = Counter(value for row in samples for value in row.values)
         values: dict[str, list[Value]] = {}

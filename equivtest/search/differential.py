@@ -41,10 +41,10 @@ def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo:
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
     """True if two verdicts on one case fail the same claim, by the same kind, at the same tensor.
 
-    The first wrong tensor has to be the same. So does its worst element, or else the number of its wrong elements on
-    each rank, because roundings may decide which element is the worst.  A mismatch without an element must have the
-    same result. If a rank raised, the exceptions must be equal.  A rank that is silent or lost shows no tensor, so its
-    failure is never alike.
+    Both verdicts must have the same first wrong tensor. In this tensor they must have the same worst element, or the
+    same numbers of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of
+    a whole tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal.  A
+    rank that is silent or lost shows no tensor, so its failure is never alike.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:
