@@ -1,5 +1,7 @@
 """Defines `Room`: what one call of a collective needs, above all the memory for its operands and results.
 
+Letters: w ranks, n elements of one size.
+
 A result lies within a larger storage, and its memory is not initialised. The memory on both sides of it and between its
 elements has a fill value, and no collective may write there.
 """

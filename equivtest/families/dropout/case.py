@@ -23,7 +23,7 @@ CHANCE_BITS = 56  # claims about chance may fail once in 10**12 draws, over up t
 class DropoutCase(ActivationCase):
     """Fixes one dropout: output = x / (1 - p), except that each element is dropped with probability p.
 
-    The gradient is the cotangent, scaled and dropped likewise.
+    The gradient of x is the cotangent, divided by 1 - p, with the same elements dropped.
 
     Attributes:
         style: 'dtensor': nn.Dropout of a DTensor. 'sequence_parallel': nn.Dropout under SequenceParallel.
@@ -98,32 +98,38 @@ class DropoutCase(ActivationCase):
 
     @property
     def draws_at_random(self) -> bool:
-        """True if chance decides, and two shards drop the same elements with a probability of at most 2**-56."""
+        """True if chance decides which elements are dropped, and two shards hardly ever drop the same ones.
+
+        The probability that two shards drop the same elements is then at most 2**-56.
+        """
         alike = self.p**2 + (1 - self.p) ** 2
         return self.drops_some and -min(self.parts) * math.log2(alike) >= CHANCE_BITS
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if the bits of every answer are known, because nothing is dropped.
+        """True if nothing is dropped, so that the bits of every answer are known.
 
-        Otherwise kept elements are multiplied by 1 / (1 - p), and judged by value.
+        Otherwise the elements that are kept are multiplied by 1 / (1 - p), and answers are judged within a bound.
         """
         return self.is_identity
 
     @property
     def num_parts(self) -> int:
-        """Returns the number of different shards of x that are not empty."""
+        """Returns the number of shards of x that have elements; replicated shards count once."""
         return len(self.parts)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Returns the number of elements of each different shard of x that is not empty."""
+        """Returns the number of elements of each shard of x that has any; replicated shards occur once."""
         layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Returns name -> shape, layout and role of each tensor. `seeds` has one element per rank."""
+        """Returns name -> shape, layout and role of each tensor.
+
+        The tensor `seeds` has one element per rank, the seed of the rank's generator.
+        """
         layout = Layout((self.placement,)) if self.is_sharded else replicated()
         return {
             "x": self.given("x", self.shape, layout),

@@ -32,16 +32,19 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 
 @expect.register
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
-    """Returns output and gradient of a dropout that keeps every element, or that drops every element because p = 1.
+    """Returns output and gradient of a dropout in which chance decides nothing.
 
-    If chance decides, use `expect_dropout_held`.
+    It keeps every element, or it drops every element because p = 1. If chance decides, use `expect_dropout_held`.
     """
     return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
 
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Returns output and gradient in which the elements that are zero in the ranks' output are dropped."""
+    """Returns output and gradient, in which exactly those elements are dropped that are zero in the ranks' output.
+
+    `held` has the ranks' answers. If chance decides nothing, they are not used.
+    """
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
 
@@ -64,7 +67,10 @@ def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
 
 
 def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
-    """Returns x or the cotangent divided by 1 - p, with zeros for dropped elements."""
+    """Returns `given`, which is x or the cotangent, divided by 1 - p, with its allowed error.
+
+    Elements that the mask `kept` excludes are zero. If the dropout is the identity, returns `given` itself.
+    """
     if case.is_identity:
         return Found.copy_of(given.double())
     if not bool(kept.any()):

@@ -26,7 +26,7 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 
 
 def kind_of_probability(p: float) -> float:
-    """Returns 0 and 1 as they are, and 0.5 for all others. `Draw.pick` takes it as the label of p."""
+    """Returns a label for the probability, for `Draw.pick`: 0 and 1 stay as they are, any other p gets 0.5."""
     return p if p in (0.0, 1.0) else 0.5
 
 
@@ -65,5 +65,5 @@ def dropout_cases(draw: Draw, space: Space) -> DropoutCase:
 
 
 def _with_features(leading: tuple[int, ...], features: int) -> tuple[int, ...]:
-    """Appends a dim of this size; appends nothing for size 1."""
+    """Returns `leading` with one more dim of size `features`, or `leading` itself if that size is 1."""
     return leading if features == 1 else (*leading, features)

@@ -18,7 +18,7 @@ _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
 def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global x and cotangent, and the seed of each rank's generator, int64.
 
-    In the first two modes no value is zero, so that dropped elements show.
+    In the modes 'dense' and 'real' no value is zero, so that dropped elements show.
 
     Modes:
         dense: Odd integers of random sign up to 63, divided by 4.

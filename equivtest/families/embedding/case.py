@@ -42,16 +42,20 @@ def _padding_ids(fields: Fields) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingCase(Case):
-    """Fixes output[t] = weight[ids[t]], forward and backward, with the weight sharded on one of its dims.
+    """Fixes one embedding, forward and backward, whose weight is sharded on one of its dims.
+
+    The output has one row per token t: output[t] = weight[ids[t]].
 
     Attributes:
-        style: 'colwise' shards the weight (V, D) on D; 'rowwise' on V.
-        leading: Dims of the ids, none to three; the output is (*leading, D).
+        style: 'colwise' shards the weight (num_embeddings, embedding_dim) on embedding_dim; 'rowwise' on
+            num_embeddings.
+        leading: Dims of the ids, none to three; the output is (*leading, embedding_dim).
         input_layout: Placement of the ids, 'replicate' or 'shard(DIM)'.
-        output_layout: Placement of the output, 'replicate' or 'shard(DIM)'; DIM may be len(leading), for D.
+        output_layout: Placement of the output, 'replicate' or 'shard(DIM)'; DIM may be len(leading), for the embedding
+            dim.
         ids_dtype: 'int64' or 'int32'.
-        ids_is_dtensor: Pass the ids as a DTensor; required for uneven shards, since
-            torch computes the global shape of a plain tensor as local size times ranks.
+        ids_is_dtensor: Pass the ids as a DTensor; required for uneven shards, since torch computes the global shape of
+            a plain tensor as local size times ranks.
         use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
         padding_idx: The id whose row gets no gradient; -1: none.
         scale_grad_by_freq: Divide each row's gradient by the number of times that its id occurs.
@@ -141,8 +145,8 @@ class RefusedEmbeddingCase(Refused, EmbeddingCase):
     """Fixes an embedding that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'above': one id is V; 'below': one id is -1; 'dtype': the ids are float32;
-            'max_norm': rows are to be renormalized in place, which torch's styles do not support.
+        misfit: 'above': one id is num_embeddings; 'below': one id is -1; 'dtype': the ids are float32; 'max_norm': rows
+            are to be renormalized in place, which torch's styles do not support.
     """
 
     MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",),)

@@ -65,11 +65,13 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """Returns the exact gradient (V, D), and the number of bits that its largest sum of magnitudes takes.
+    """Returns the exact gradient of the weight, and how many bits it takes.
+
+    That is the number of bits of the largest sum, over the tokens of one id, of the magnitudes of the terms.
 
     Args:
-        ids: (T,), int64, global.
-        cotangent: (T, D), global, integers times a power of two.
+        ids: One id per token, int64, global.
+        cotangent: One row per token, global, integers times a power of two.
 
     Raises:
         InexactData: those integers add up to more than the dtype holds.
@@ -82,13 +84,13 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 
 
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns the gradient (V, D) with its bound.
+    """Returns the gradient of the weight with its bound.
 
-    A row without tokens is zero and a row of a single token a copy: both must be exact.
+    A row of the gradient is zero if its id has no token, and a copy if it has one: both must be exact.
 
     Args:
-        ids: (T,), int64, global.
-        cotangent: (T, D), global.
+        ids: One id per token, int64, global.
+        cotangent: One row per token, global.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -111,7 +113,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of a rounded 1 / n, of a product with it and of storing that product."""
+    """Returns the relative error of three roundings: 1 / n, a product with it, and the storage of that product."""
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -120,7 +122,10 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of `after_additions`, with a separate number of additions for each element."""
+    """Returns the error of a sum after rounded additions, as `after_additions`, for another number of them per element.
+
+    `additions` has each element's number of additions.
+    """
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)
     for num in set(additions.flatten().tolist()):
@@ -134,7 +139,10 @@ def may_round(divisor: int) -> bool:
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """Returns (V, T), float64: 1 at [v, t] if token t has id v and v is not `padding_idx`, else 0."""
+    """Returns a matrix (num_embeddings, tokens), float64, with 1 if the token has the id of the row, else 0.
+
+    The row of `padding_idx` is zero.
+    """
     chosen = ids[None, :] == torch.arange(case.num_embeddings)[:, None]
     return (chosen & (ids != case.padding_idx)[None, :]).to(torch.float64)
 

@@ -24,12 +24,19 @@ from equivtest.families.embedding.case import NO_PADDING, EmbeddingCase, Refused
 
 
 def colwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding with its weight (V, D) sharded on D: every rank looks up every id."""
+    """Runs nn.Embedding with its weight sharded on the embedding dim by ColwiseParallel.
+
+    Every rank looks up every id. Returns the output, the weight and the gradient that the case requires.
+    """
     return run_embedding(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_embedding(case: EmbeddingCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Embedding with its weight (V, D) sharded on V: ids of other ranks are masked, outputs are added."""
+    """Runs nn.Embedding with its weight sharded on the vocabulary by RowwiseParallel.
+
+    A rank masks the ids of other ranks, and the ranks' outputs are added. Returns the output, the weight and the
+    gradient that the case requires.
+    """
     return run_embedding(case, mesh, given, RowwiseParallel)
 
 
@@ -40,7 +47,10 @@ def run_embedding(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
-    """Runs forward and backward of one parallelized embedding on this rank."""
+    """Runs forward and backward of one embedding on this rank, which `style` makes parallel.
+
+    `module` is the class of the embedding. Returns the output, the weight and the gradient that the case requires.
+    """
     plan = style(
         input_layouts=torch_placement(case, "ids"),
         output_layouts=torch_placement(case, "output"),

@@ -27,7 +27,9 @@ _SHARE_ADDED = 16
 
 @draw.register
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global ids (*leading) of the case's ids_dtype, weight (V, D) and cotangent (*leading, D).
+    """Draws the global ids, of the case's ids_dtype, the weight and the cotangent.
+
+    p is the number of significand bits of the case's dtype.
 
     Modes:
         index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value shows which row and
@@ -54,7 +56,10 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case, but one id lies outside the vocabulary, or the ids are float32."""
+    """Returns the tensors of a valid case, with the ids changed as the case's `misfit` says.
+
+    One id lies outside the vocabulary, or the ids are float32; for 'max_norm' nothing is changed.
+    """
     given = draw_embedding(case, index)
     if case.misfit == "dtype":
         given["ids"] = given["ids"].to(torch.float32)
@@ -66,10 +71,10 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws ids (T,), int64: every id of `edge_ids` at some token, all at random positions.
+    """Draws one id per token, int64: every id of `edge_ids` occurs, at a random token.
 
-    If there are fewer tokens than such ids, the ids follow each other in `edge_ids`. Of all other tokens, half repeat
-    one edge id and half have any ids.
+    If there are fewer tokens than such ids, those drawn follow each other in `edge_ids`. Of all other tokens, half
+    repeat one edge id and half have any ids.
     """
     source = generator(mode, seed, "ids")
     num_tokens, edges = math.prod(case.leading), case.edge_ids()
@@ -83,7 +88,7 @@ def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws the weight (V, D) in the case's dtype."""
+    """Draws the weight (num_embeddings, embedding_dim) in the case's dtype."""
     shape, source = case.shapes()["weight"], generator(mode, seed, "weight")
     largest = 2 ** SIGNIFICAND_BITS[case.dtype] - 1
     if mode == "special":
@@ -97,10 +102,10 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
-    """Draws the cotangent (T, D) in the case's dtype.
+    """Draws the cotangent (tokens, embedding_dim) in the case's dtype.
 
-    If an id occurs more than 2**p times, only its first 2**p tokens have a nonzero cotangent; fewer if sums are
-    rounded, see `draw_embedding`.
+    If an id occurs more than 2**p times, for p significand bits, only its first 2**p tokens have a nonzero cotangent;
+    fewer if sums are rounded, see `draw_embedding`.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
     rounds = mode == REAL_MODE or case.scale_grad_by_freq
@@ -121,7 +126,7 @@ def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor
 
 
 def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """Counts how often each token's id occurs before it: (T,), int64."""
+    """Returns for each token how often its id occurs before it, int64."""
     order = torch.argsort(ids, stable=True)
     ranked = ids[order]
     earlier = torch.empty_like(ids)

@@ -25,7 +25,10 @@ REAL_MODES = ("real", "real-cancelling")
 
 
 def _by_features(fields: Fields) -> tuple[str, ...]:
-    """Returns placements for x (rowwise) or the output (colwise), most of them shards of the feature dim."""
+    """Returns placements to draw from, most of them shards of the feature dim.
+
+    They are for x in a rowwise layer, or for the output in a colwise layer.
+    """
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
 
@@ -53,17 +56,18 @@ def _x_is_dtensor(fields: Fields) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCase(ActivationCase):
-    """Fixes y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
+    """Fixes a linear layer y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
+
+    W is the weight (N, K) and b the bias (N,), for K in_features and N out_features.
 
     Attributes:
-        style: 'colwise' shards weight (N, K) and bias (N,) on N; 'rowwise' shards the weight on
-            K and replicates the bias.
+        style: 'colwise' shards weight and bias on N; 'rowwise' shards the weight on K and replicates the bias.
         leading: Leading dims of the activation, none to three; x is (*leading, K).
         bias: Whether the layer has a bias; it is never zero.
-        input_layout, output_layout: Placement of x and of the output, 'replicate' or
-            'shard(DIM)' with DIM in 0..len(leading).
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
-            computes the global shape of a plain tensor as local size times ranks.
+        input_layout, output_layout: Placement of x and of the output, 'replicate' or 'shard(DIM)' with DIM in
+            0..len(leading).
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain
+            tensor as local size times ranks.
         use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight', 'bias' need a gradient, in this order.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.

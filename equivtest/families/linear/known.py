@@ -13,31 +13,37 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: LinearCase) -> int:
-    """Returns the size of the dim before the features; 1 if there is none."""
+    """Returns the size of the last dim of x before the features; 1 if there is none."""
     return case.leading[-1] if case.leading else 1
 
 
 def output_place(case: LinearCase) -> str:
-    """Returns which dim of the output is sharded: 'first', 'middle', 'last' (also if it is the only one) or 'none'."""
+    """Returns 'first', 'middle' or 'last' for the sharded dim of the output, 'none' if no dim is sharded.
+
+    The only dim of an output is 'last'.
+    """
     return _place(case.output_layout, case.num_dims)
 
 
 def has_strided_x(case: LinearCase) -> bool:
-    """True if torch sees x as not contiguous. A DTensor of one dim is always passed as contiguous."""
+    """True if torch sees x as not contiguous.
+
+    torch sees a DTensor of one dim as contiguous, even if the harness passes a strided one.
+    """
     if case.num_dims == 1:
         return not case.x_contiguous and not case.x_is_dtensor and case.in_features > 1
     return not case.x_contiguous and min(last_leading(case), case.in_features) > 1
 
 
 def has_strided_cotangent(case: LinearCase) -> bool:
-    """True if torch sees the cotangent as not contiguous, for cotangents of two dims or more."""
+    """True if torch sees the cotangent as not contiguous. False for a cotangent of one dim."""
     return not case.cotangent_contiguous and min(last_leading(case), case.out_features) > 1
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """True if F.linear turns an x of one dim into a matrix and squeezes the product.
+    """True if x has one dim, and F.linear makes a matrix of it and squeezes the product.
 
-    It does so without a bias, or if x is strided.
+    F.linear does so without a bias, or if x is strided.
     """
     return case.num_dims == 1 and (not case.bias or has_strided_x(case))
 
@@ -82,7 +88,7 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if a dim is sharded that is merged with dims before it, and neither side has size 1.
+    """True if the placement shards a dim that is merged with dims before it, none of both sides having size 1.
 
     One side is the product of the merged dims before the sharded one; the other is the product of the sharded and all
     later merged dims.

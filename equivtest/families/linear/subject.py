@@ -16,12 +16,12 @@ from equivtest.families.linear.case import LinearCase
 
 
 def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear with its weight (N, K) and bias sharded on N by ColwiseParallel."""
+    """Runs nn.Linear with its weight and bias sharded on out_features by ColwiseParallel."""
     return run_linear(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear with its weight (N, K) sharded on K by RowwiseParallel and its bias replicated."""
+    """Runs nn.Linear with its weight sharded on in_features by RowwiseParallel, and its bias replicated."""
     return run_linear(case, mesh, given, RowwiseParallel)
 
 
@@ -32,7 +32,10 @@ def run_linear(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Linear] = nn.Linear,
 ) -> Answers:
-    """Runs forward and backward of one parallelized linear module on this rank."""
+    """Runs forward and backward of one linear layer on this rank, which `style` makes parallel.
+
+    `module` is the class of the layer. Returns the output, the parameters and the gradients that the case requires.
+    """
     plan = style(
         input_layouts=torch_placement(case, "x"),
         output_layouts=torch_placement(case, "output"),
@@ -54,7 +57,7 @@ def make_linear(case: LinearCase, given: Given, module: type[nn.Linear]) -> nn.L
 
 
 def answers(case: LinearCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns the answers: output, parameters and the gradients that the case requires."""
+    """Returns by name the output, the parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     for name in case.parameter_names():
         found[f"param.{name}"] = layer.get_parameter(name)

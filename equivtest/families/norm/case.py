@@ -21,9 +21,9 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NormCase(ActivationCase):
-    """Fixes y = norm(x) weight + bias over the last dim, with x and y sharded along the sequence.
+    """Fixes y = norm(x) weight + bias, normalized over the last dim, with x and y sharded along the sequence.
 
-    Weight and bias are replicated.
+    Weight and bias are replicated. D is the number of features.
 
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.

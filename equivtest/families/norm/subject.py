@@ -16,18 +16,21 @@ from equivtest.families.norm.case import NormCase
 
 
 def sequence_layer_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.LayerNorm on activations sharded along the sequence."""
+    """Runs nn.LayerNorm forward and backward on activations sharded along the sequence."""
     layer = nn.LayerNorm(case.features, case.eps, bool(case.parameters), bias="bias" in case.parameters, device="meta")
     return run_norm(case, mesh, given, layer)
 
 
 def sequence_rms_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.RMSNorm on activations sharded along the sequence."""
+    """Runs nn.RMSNorm forward and backward on activations sharded along the sequence."""
     return run_norm(case, mesh, given, nn.RMSNorm(case.features, case.eps, bool(case.parameters), device="meta"))
 
 
 def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -> Answers:
-    """Runs forward and backward of one parallelized norm on this rank."""
+    """Runs forward and backward of `layer` on this rank, under SequenceParallel.
+
+    Returns the output, the parameters and the gradients that the case requires.
+    """
     for name in case.parameters:
         setattr(layer, name, nn.Parameter(given[name].detach(), requires_grad=name in case.requires_grad))
     plan = SequenceParallel(sequence_dim=case.sequence_dim, use_local_output=case.use_local_output)
@@ -39,7 +42,7 @@ def run_norm(case: NormCase, mesh: DeviceMesh, given: Given, layer: nn.Module) -
 
 
 def norm_answers(case: NormCase, layer: nn.Module, x: torch.Tensor, output: torch.Tensor) -> Answers:
-    """Returns the answers: output, parameters and the gradients that the case requires."""
+    """Returns by name the output, the parameters and the gradients that the case requires."""
     found: dict[str, torch.Tensor | None] = {"output": output}
     found |= {f"param.{name}": layer.get_parameter(name) for name in case.parameters}
     for name in case.requires_grad:

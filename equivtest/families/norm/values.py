@@ -18,13 +18,15 @@ _FEW_FEATURES = 3  # a norm of so few leaves little but signs, unless eps is as 
 
 @draw.register
 def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x and cotangent (*leading, D), weight and bias (D,) if the layer has them.
+    """Draws the global x and cotangent, and the weight and the bias if the layer has them.
 
-    Values are nearly normal, never zero, and each tensor has its own scale; x may have a mean that is not zero, and
-    weights may lie around one. Most elements of each feature, in x and in the cotangent, lie on the same side of that
-    mean, so that the terms of a parameter's gradient, a sum over tokens, mostly add up. About as many features lie on
-    either side, and the sides of the cotangent differ from those of x, because multiples of ones and of x - mean would
-    leave no gradient of x.
+    Values are nearly normal, never zero, and each tensor has its own scale. x may have a mean that is not zero, and
+    weights may lie around one.
+
+    In x and in the cotangent each feature has a side: most of its elements lie above, or most below, the mean of their
+    tensor. So the terms of a parameter's gradient, a sum over tokens, mostly add up. Half of the features have either
+    side. The cotangent has other sides than x, because a cotangent that combines ones and x - mean gives a zero
+    gradient of x.
     """
     mode, seed = case.values[index]
     order = permutation(case.features, generator(mode, seed, "order of sides"))

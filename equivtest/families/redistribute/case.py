@@ -1,7 +1,6 @@
 """Defines `RedistributeCase`: one DTensor that is redistributed, forward and backward, on a mesh of one or two axes.
 
-A tensor that is partial on some axes is given as the stack of its terms: (P, *shape), with one term for each of the P
-ranks along these axes.
+A tensor that is partial on some axes is given as the stack of its terms, one for each rank along these axes.
 """
 
 from __future__ import annotations
@@ -187,7 +186,11 @@ class RedistributeCase(ActivationCase):
         return placement.op, math.prod(self.mesh_shape[axis] for axis in axes)
 
     def fixes_bits(self, draw: int) -> bool:
-        """True unless all answers are sums or averages of real numbers, whose bits depend on the order."""
+        """True if the bits of every answer are known.
+
+        They are not if an answer is a sum or an average of real numbers, because its bits depend on the order of the
+        additions.
+        """
         mode, _ = self.values[draw]
         given = {"output": "x", "grad.x": "cotangent"}
         ops = {self.reduction(given[name])[0] for name in self.answer_names()}
@@ -204,7 +207,7 @@ class RedistributeCase(ActivationCase):
         return tensors | {f"grad.{name}": gradient for name in self.requires_grad}
 
     def _stack(self, name: str) -> Shape:
-        """Returns the number of ranks along each axis on which 'x' or 'cotangent' is partial."""
+        """Returns the number of ranks along each axis on which the tensor `name`, 'x' or 'cotangent', is partial."""
         return tuple(self.mesh_shape[axis] for axis in partial_axes(self.operand_layout(name)))
 
     @property

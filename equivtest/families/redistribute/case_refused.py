@@ -17,9 +17,9 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
     """Fixes a redistribution that every rank must refuse with the same error. The field `target` is valid.
 
     Attributes:
-        misfit: The invalid request that replaces the target. 'to_partial': partial sums of a tensor that is not
-            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first axis should
-            divide a dim that the tensor does not have.
+        misfit: The invalid request that replaces the target. 'to_partial': partial sums, though the tensor is not
+            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': shards along the first
+            axis of a dim that the tensor does not have.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"

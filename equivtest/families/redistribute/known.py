@@ -17,12 +17,12 @@ def ranks_on_first_axis(case: RefusedRedistributeCase) -> int:
 
 
 def divides_on_every_axis(case: RefusedRedistributeCase) -> bool:
-    """True if the tensor is sharded along each mesh axis. From 2.14 on torch treats such a tensor as partial sums."""
+    """True if the tensor is sharded along each mesh axis. torch 2.14 and later treat such a tensor as partial sums."""
     return all(text.startswith("shard") for text in case.source)
 
 
 def mixes_reductions(case: RedistributeCase) -> bool:
-    """True if source and cotangent are both partial on an axis of several ranks, with different reductions."""
+    """True if on some axis of several ranks the source and the cotangent are partial with different reductions."""
     pairs = zip(case.operand_layout("x").placements, case.cotangent_layout.placements, case.mesh_shape, strict=True)
     return any(
         isinstance(old, Partial) and isinstance(new, Partial) and old != new and num_ranks > 1
@@ -31,17 +31,23 @@ def mixes_reductions(case: RedistributeCase) -> bool:
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if torch gathers x in one step along a dim that two axes shard otherwise than one axis would."""
+    """True if torch gathers x in one step, although its shards are nested otherwise than one axis would shard them.
+
+    Nested: two mesh axes shard the same dim.
+    """
     return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if torch gathers the cotangent in one step along a dim that two axes shard otherwise than one axis would."""
+    """True if torch gathers the cotangent in one step, although its shards are nested otherwise than one axis would do.
+
+    Nested: two mesh axes shard the same dim.
+    """
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if torch gathers a dim in one step that two axes shard otherwise than one axis of all ranks would.
+    """True if two axes shard a dim otherwise than one axis of all ranks would, and torch gathers the dim in one step.
 
     The second axis may shard the dim again afterwards.
     """

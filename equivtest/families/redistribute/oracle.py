@@ -53,7 +53,9 @@ def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
 
 
 def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, index: int) -> Reduced:
-    """Reduces the terms `given` (P, *shape) of 'x' or 'cotangent' to the tensor (*shape).
+    """Returns the tensor to which the terms `given` of 'x' or 'cotangent' reduce.
+
+    `given` has one term for each rank along the axes on which the tensor is partial.
 
     Raises:
         InexactData: operands of an exact draw add up to more than the dtype holds.

@@ -114,9 +114,9 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """Returns a table of meshes: () for one axis, or a pair of sizes for two axes.
+    """Returns meshes to draw from: () for one axis, or a pair of sizes for two axes.
 
-    Two in three entries are (). Pairs with several ranks on both axes occur more often than others.
+    Two in three are (). Pairs with several ranks on both axes occur more often than others.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     wide = [pair for pair in pairs if 1 not in pair]
@@ -125,9 +125,9 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns for each axis whether it has several ranks: `(2, 1) -> (True, False)`.
+    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
 
-    `Draw.pick` takes it as the label of a mesh.
+    `Draw.pick` takes the result as the label of a mesh.
     """
     return tuple(map(is_several, mesh))
 
@@ -150,7 +150,10 @@ def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
 
 @cache
 def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
-    """Returns the `edge_sizes` up to `largest`. Sizes that the ranks divide evenly occur once, all others twice."""
+    """Returns sizes up to `largest` to draw from, near multiples of the number of ranks (`edge_sizes`).
+
+    Sizes that the ranks divide evenly occur once, all others twice.
+    """
     edges = [size for size in edge_sizes(world_size) if size <= largest]
     uneven = [size for size in edges if size % world_size]
     return tuple(sorted([*uneven, *uneven, *(set(edges) - set(uneven))]))
@@ -161,9 +164,9 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns two entries for a table of placements: the previous axis's placement, if it is a shard; else none.
+    """Returns what to add to the placements drawn for the next axis: the last placement, twice, if it is a shard.
 
-    Dims that several axes shard fail most often.
+    So two axes often shard the same dim, where most failures are. Returns [] if the last placement is no shard.
     """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
@@ -179,7 +182,7 @@ def _pick_source(draw: Draw, shape: Shape, num_axes: int, *, operands: bool) -> 
 
 
 def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str, ...]:
-    """Draws a target placement for each axis. A partial axis may stay partial."""
+    """Draws a target placement for each axis. Only an axis on which the source is partial may get a partial target."""
     found: list[str] = []
     for axis, text in enumerate(source):
         target = pick(draw, f"target {axis}", (*WHOLE, *_shards(shape) * 6, *_nested(found)))
@@ -189,9 +192,9 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """Draws the cotangent's placements, in one of three draws different from the output's.
+    """Draws the cotangent's placements: others than the output's in one of three draws, else () for the same.
 
-    The cotangent of a plain tensor must have the output's local shape.
+    If `plain`, the output is a plain tensor, and the cotangent gets placements that give it the output's local shape.
     """
     is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")
@@ -204,7 +207,7 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
-    """True if all shards have equal size, which torch assumes if it is not told the global shape."""
+    """True if all shards have equal size. torch assumes that if it gets no global shape."""
     placements = [parse_placement(text) for text in source]
     for dim, size in enumerate(shape):
         ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))

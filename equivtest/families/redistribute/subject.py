@@ -30,7 +30,7 @@ Move = Callable[[RedistributeCase, DTensor], DTensor]
 
 
 def redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Redistributes a DTensor forward, and its cotangent backward."""
+    """Redistributes a DTensor forward, and its cotangent backward; returns the output and the gradient of x."""
     return run_redistribute(case, mesh, given, move_by_torch)
 
 
@@ -40,9 +40,10 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 
 
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
-    """Redistributes forward, by `move`, and backward on this rank, with the calls of torch that `case.road` names.
+    """Redistributes x forward, and its cotangent backward, on this rank; returns the output and the gradient of x.
 
-    Road 'full_tensor' redistributes by itself, without `move`.
+    `case.road` names the calls of torch that make and return the DTensor. `move` redistributes it, except for the road
+    'full_tensor', which redistributes by itself.
     """
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
@@ -56,7 +57,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """Returns (leaf, DTensor that is redistributed). The leaf requires a gradient if the case says so.
+    """Returns (leaf, DTensor to redistribute). The leaf requires a gradient if the case says so.
 
     For the roads 'local' and 'full_tensor' the leaf is this rank's local tensor; otherwise it is the DTensor itself.
     """
@@ -75,9 +76,9 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """Returns the output: a DTensor, or this rank's local tensor.
+    """Redistributes x, by `move` or by full_tensor, and returns the output: a DTensor, or this rank's local tensor.
 
-    If the case has placements of the cotangent, it passes them to torch as `grad_placements`.
+    If the case has placements of the cotangent, `leave` passes them to torch as `grad_placements`.
     """
     if not case.leaves_as_plain_tensor:
         return move(case, x)
@@ -88,7 +89,7 @@ def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
 
 
 def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
-    """Returns the cotangent in the form of the output: a DTensor, or this rank's local tensor."""
+    """Returns the cotangent as a DTensor if the output is one, otherwise as this rank's local tensor."""
     local = own_operand(given, case.cotangent_layout)
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 

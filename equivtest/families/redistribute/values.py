@@ -27,7 +27,7 @@ _SCALES = (1.0, 0.1, 3.0)
 
 @draw.register
 def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x and cotangent: (*shape), or (P, *shape) if it is the stack of the terms of a partial tensor.
+    """Draws the global x and cotangent; a partial tensor is drawn as the stack of its terms.
 
     Modes:
         index: 1, 2, 3, ... through all elements and terms, again from 1 after the largest: a wrong value shows its

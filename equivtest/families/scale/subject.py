@@ -18,12 +18,12 @@ Multiply = Callable[[ScaleCase, torch.Tensor], torch.Tensor]
 
 
 def scale(case: ScaleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Multiplies by torch's own product of a DTensor and a number."""
+    """Multiplies by torch's own product of a DTensor and a number; returns y and the gradient of x."""
     return run_scale(case, mesh, given, lambda case, x: x * case.factor)
 
 
 def run_scale(case: ScaleCase, mesh: DeviceMesh, given: Given, multiply: Multiply) -> Answers:
-    """Runs forward, by `multiply`, and backward on this rank."""
+    """Runs forward and backward on this rank; `multiply` computes the product. Returns y and the gradient of x."""
     x = given["x"].detach().requires_grad_("x" in case.requires_grad)  # shares the harness's memory
     output = multiply(case, as_dtensor(x, case, "x", mesh))
     run_backward(output, case, mesh, given["cotangent"])

@@ -65,8 +65,7 @@ def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Su
     """Returns the exact value of every answer of the layer by name, with flattened leading dims.
 
     Args:
-        given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,
-            of the case's dtype.
+        given: The global tensors x, weight, bias if the layer has one, and cotangent, of the case's dtype.
 
     Raises:
         InexactData: `given` breaks the conditions of exactness.

@@ -61,8 +61,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
     The leading dims of the output and of x's gradient are flattened.
 
     Args:
-        given: x (*leading, K), weight (N, K), bias (N,) if any, cotangent (*leading, N): global,
-            of the case's dtype.
+        given: The global tensors x, weight, bias if the layer has one, and cotangent, of the case's dtype.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["weight"]  # (T, K), (N, K)
     cotangent = given["cotangent"].reshape(-1, case.out_features)  # (T, N)
@@ -86,9 +85,9 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 
 
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Returns the sum over ranks of the magnitudes of their partial sums in `left @ right`: (R, C), float64.
+    """Returns, for each element of `left @ right`, the sum over ranks of the magnitudes of the ranks' partial sums.
 
-    `left` is (R, L) and `right` (L, C); the ranks have shards of L as by torch.chunk.
+    The ranks divide the contracted dim, the last of `left`, as torch.chunk does. The result is float64.
     """
     partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
     for rank in range(ranks):
@@ -98,11 +97,11 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 
 
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
-    """True if errors of the answer are as often above as below zero, and no two elements share a rounding.
+    """True if errors of the answer `name` are as often above as below zero, and no two elements share a rounding.
 
-    Elements of a rowwise output share the rounding of bias / w, unless w is a power of two and bias is not so small
-    that a subnormal number's last bit is lost. Errors may prefer a sign if a sum has few terms: a single product with 1
-    + 2**-7 in bfloat16 falls below its rounded value more often than above.
+    Elements of a rowwise output share the rounding of bias / (number of ranks), unless that number is a power of two
+    and bias is not so small that a subnormal number's last bit is lost. Errors may prefer a sign if a sum has few
+    terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value more often than above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)
@@ -111,7 +110,7 @@ def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -
 
 
 def _is_rounded(bias: torch.Tensor, ranks: int) -> bool:
-    """True if dividing the bias by the number of ranks, or multiplying by a reciprocal, may round some element."""
+    """True if dividing the bias by the number of ranks, or multiplying it by the reciprocal, may round some element."""
     if ranks & (ranks - 1):
         return True
     return not torch.equal((bias.double() / ranks).to(bias.dtype).double() * ranks, bias.double())

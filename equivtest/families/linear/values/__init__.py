@@ -19,7 +19,7 @@ def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_linear(case: RefusedLinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case, but x is (*leading, in_features + 1), or has another dtype."""
+    """Returns the tensors of a valid case, except that x has one feature too many or another dtype."""
     given = draw_linear_case(case, index)
     if case.misfit == "in_features":
         given["x"] = torch.cat([given["x"], given["x"][..., :1]], dim=-1)

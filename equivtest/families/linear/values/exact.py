@@ -36,11 +36,11 @@ _NAMES = ("x", "weight", "cotangent")
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes and limits for the values of one draw.
+    """Holds sizes and limits for the values of one draw.
 
     Attributes:
-        limit: 2**p: limit for the magnitudes of one sum.
-        bias_limit: Largest magnitude of the bias, w times an odd number; 0 without a bias.
+        limit: 2**p for the p significand bits of the dtype: the magnitudes of the terms of one sum add up to no more.
+        bias_limit: Largest magnitude of the bias, an odd multiple of the number of ranks; 0 without a bias.
     """
 
     mode: str
@@ -53,7 +53,7 @@ class _Plan:
 
     @property
     def output_limit(self) -> int:
-        """Returns the limit for the magnitudes of the products behind one output element."""
+        """Returns the limit for the sum of the magnitudes of the products behind one output element."""
         return self.limit - self.bias_limit
 
     def source(self, name: str) -> torch.Generator:
@@ -64,7 +64,9 @@ class _Plan:
 
 
 def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, and cotangent (*leading, N).
+    """Draws the global x, weight, bias if the layer has one, and cotangent.
+
+    Letters: T tokens, K in_features, N out_features, p significand bits of the dtype.
 
     Modes:
         dense: Odd integers: no product is zero, so that no dropped or doubled term is hidden. One row or column of each
@@ -72,10 +74,10 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
             some output reach 2**(p - 1) if T, K and N are at most 2**p / 4. Otherwise they may not: 100 odd products in
             bfloat16 add up to 100 or to 300, and 256 is the limit. The magnitudes behind the gradients of x and weight
             reach it too in float32 and float64, mostly in float16 and bfloat16: three sums share three magnitudes.
-        wide-x: x takes the whole significand, each row of the weight selects one feature with sign, each column of the
-            cotangent one token.
-        wide-w: The weight takes the whole significand, each token of x selects one feature, each row of the cotangent
-            one output feature.
+        wide-x: x takes the whole significand. Each row of the weight is zero except 1 or -1 at one feature, each column
+            of the cotangent except 1 or -1 at one token.
+        wide-w: The weight takes the whole significand. Each token of x is zero except 1 or -1 at one feature, each row
+            of the cotangent except 1 or -1 at one output feature.
         wide-g: Each column of the cotangent takes the whole significand at one token, x is +-1, each feature of the
             weight goes to one output feature.
 
@@ -111,7 +113,7 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode dense, int64."""
+    """Draws the integers of x (tokens, in_features), of the weight and of the cotangent in mode dense, int64."""
     tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
     size = choose_magnitudes(
         min(tokens, plan.limit),
@@ -144,14 +146,15 @@ def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers within an eighth of `magnitude`, which is odd: (length,), int64."""
+    """Draws `length` odd integers, int64, from seven eighths of `magnitude` up to `magnitude`, which is odd."""
     return odd_integers((length,), lowest(magnitude), magnitude, source)
 
 
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, K) that keeps `output_limit` features of each token.
+    """Returns a mask (tokens, in_features) that keeps `output_limit` features of each token.
 
-    The features are in a random order; each token keeps those that follow the last one of the token before.
+    The features are in a random order, taken as a ring. Each token keeps those that follow the last one of the token
+    before.
     """
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)
@@ -159,7 +162,10 @@ def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask (T, N) that keeps at most `limit` elements in each row and in each column, at random places."""
+    """Returns a mask (tokens, out_features) that keeps at most `limit` elements in each row and each column.
+
+    The kept places are random.
+    """
     longer = max(plan.num_tokens, plan.out_features)
     rows = permutation(plan.num_tokens, source) * (longer // plan.num_tokens)
     columns = permutation(plan.out_features, source) * (longer // plan.out_features)
@@ -171,10 +177,15 @@ def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-x, int64.
+    """Draws the integers of x, of the weight and of the cotangent in mode wide-x, int64.
 
-    The magnitudes of the terms behind one element add up to |x| + |b| in the output, at most min(N, 2**p) in grad.x,
-    |x| in grad.weight, and 1 in grad.bias.
+    The terms behind one element of an answer have magnitudes that add up to the following sums, where |x| and |b| are
+    the largest magnitudes of x and of the bias:
+
+        output        |x| + |b|
+        grad.x        at most min(out_features, limit)
+        grad.weight   |x|
+        grad.bias     1
     """
     x = _whole_significand(plan, (plan.num_tokens, plan.in_features), plan.source("x"))
     weight = _select(plan.out_features, plan.in_features, plan.out_features, plan.source("weight"))
@@ -183,10 +194,15 @@ def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-w, int64.
+    """Draws the integers of x, of the weight and of the cotangent in mode wide-w, int64.
 
-    The magnitudes of the terms behind one element add up to |W| + |b| in the output, |W| in grad.x, and at most min(T,
-    2**p) in grad.weight and grad.bias.
+    The terms behind one element of an answer have magnitudes that add up to the following sums, where |W| and |b| are
+    the largest magnitudes of the weight and of the bias:
+
+        output        |W| + |b|
+        grad.x        |W|
+        grad.weight   at most min(tokens, limit)
+        grad.bias     at most min(tokens, limit)
     """
     x = _select(plan.num_tokens, plan.in_features, plan.num_tokens, plan.source("x"))
     weight = _whole_significand(plan, (plan.out_features, plan.in_features), plan.source("weight"))
@@ -195,10 +211,13 @@ def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x (T, K), weight (N, K) and cotangent (T, N) in mode wide-g, int64.
+    """Draws the integers of x, of the weight and of the cotangent in mode wide-g, int64.
 
-    The magnitudes of the terms behind one element add up to at most min(K, 2**p - |b|) + |b| in the output, and to |G|
-    in grad.x, grad.weight and grad.bias.
+    The terms behind one element of an answer have magnitudes that add up to the following sums, where |G| and |b| are
+    the largest magnitudes of the cotangent and of the bias:
+
+        output        at most min(in_features, limit - |b|) + |b|
+        gradients     |G|
     """
     x = signs((plan.num_tokens, plan.in_features), plan.source("x"))
     weight = _select(plan.in_features, plan.out_features, plan.output_limit, plan.source("weight"))
@@ -209,14 +228,14 @@ def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers of p bits, so that no shorter significand holds them; int64."""
+    """Draws odd integers, int64, that take all significand bits of the dtype."""
     return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """Returns zeros (num_rows, num_columns), int64, except one +1 or -1 in each of `num_selecting` random rows.
+    """Returns zeros (num_rows, num_columns), int64, except one 1 or -1 in each of `num_selecting` random rows.
 
-    The columns of these elements are a random permutation, repeated, so that no column is taken twice before all are.
+    These elements are in random columns. No column is taken twice before all are taken once.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

@@ -17,15 +17,16 @@ _SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # trie
 
 
 def lowest(magnitude: int) -> int:
-    """Returns the smallest odd integer within an eighth of `magnitude`, which is odd."""
+    """Returns the smallest odd integer from seven eighths of `magnitude` on; `magnitude` is odd."""
     return magnitude - magnitude // 8 // 2 * 2
 
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Largest magnitudes of x, weight and cotangent, all odd.
+    """Largest magnitudes of x, weight and cotangent in one draw, all odd.
 
-    In one column of x, one row of W and one row of G the limit is the tensor's peak instead, which is larger.
+    One column of x, one row of the weight and one row of the cotangent may be as large as the tensor's peak instead,
+    which is larger.
     """
 
     x: int
@@ -36,7 +37,10 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """Returns the smallest sums of magnitudes behind the largest element of output, grad.x and grad.weight."""
+        """Returns the smallest sums of magnitudes behind the largest element of output, grad.x and grad.weight.
+
+        The numbers of these sums are at least seven eighths as large as the largest magnitudes.
+        """
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
             ((features - 1) * x + x_peak) * weight_peak,
@@ -49,13 +53,18 @@ class Magnitudes:
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
     """Returns magnitudes with which the sums take as many bits as odd integers allow.
 
-    Derived here. With one magnitude per tensor, the products behind one element add up to K x W in the output, to N G W
-    in grad.x, and to T G x in grad.weight. All three equal B at x = sqrt(B N / (K T)), W = sqrt(B T / (K N)) and G =
-    sqrt(B K / (N T)). These roots are rounded down to odd integers; if few bits make that coarse, their neighbours are
-    tried too. The choice prefers sums that reach limit / 2: the output's first, then as many others as possible.
+    Letters: T tokens, K in_features, N out_features; x, W and G the magnitudes of x, weight and cotangent.
+
+    Derived here. With one magnitude per tensor, the magnitudes of the products behind one element add up to K x W in
+    the output, to N G W in grad.x, and to T G x in grad.weight. All three equal `limit` at x = sqrt(limit N / (K T)), W
+    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers; if few bits
+    make that coarse, their neighbours are tried too. The choice prefers sums that reach limit / 2: the output's first,
+    then as many others as possible.
 
     Args:
-        tokens, features, outputs: Largest number of nonzero terms along each, in 1..limit.
+        tokens, features, outputs: Largest number of nonzero terms in a sum over each of them, from 1 to `limit`.
+        limit: Largest sum of the magnitudes of the terms behind one element: 2**p for p significand bits.
+        output_limit: The same for the products behind one output element, to which the bias is added.
     """
     best, best_score = None, (-1, -1)
     for x_scale, weight_scale in _SCALES:
@@ -82,9 +91,10 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes of x and W at a multiple of the balanced ones, and the largest that still fit for all others.
+    """Returns magnitudes near those that make all sums equal, times `x_scale` for x and `weight_scale` for the weight.
 
-    With `peak_first` the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
+    All other magnitudes are the largest that then fit. With `peak_first` the weight's peak is chosen before the
+    cotangent's magnitude, which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

@@ -22,11 +22,11 @@ _CANCELLED_BITS = {"float64": 20, "float32": 10, "float16": 6, "bfloat16": 4}
 
 
 def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x (*leading, K), weight (N, K), bias (N,) if any, and cotangent (*leading, N).
+    """Draws the global x, weight, bias if the layer has one, and cotangent.
 
     Modes:
-        real: Nearly normal numbers, each tensor with its own scale; the weight's is divided by sqrt(K), as layers are
-            initialised.
+        real: Nearly normal numbers, each tensor with its own scale; the weight's scale is divided by the root of
+            in_features, as layers are initialised.
         real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
             is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
             half the features apart, so that whole ranks cancel each other. In 16 bits they are neighbours on one rank
@@ -47,7 +47,7 @@ def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
-    """Returns the pairs of features that cancel, and the features without a partner."""
+    """Returns the pairs of features whose products cancel, and the features without a partner."""
     num, half = case.in_features, case.in_features // 2
     if case.dtype in ("float64", "float32"):
         return [(feature, half + feature) for feature in range(half)], list(range(2 * half, num))
@@ -61,7 +61,11 @@ def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def _cancel(values: dict[str, torch.Tensor], case: LinearCase, seed: int) -> None:
-    """Makes the second feature of each pair nearly equal to the first in x, and nearly its negative in the weight."""
+    """Changes x and weight in place so that the products of each pair of features nearly cancel.
+
+    The second feature of a pair gets nearly the values of the first in x, and nearly their negatives in the weight. A
+    feature without a partner gets smaller weights.
+    """
     smaller = 2.0 ** -_CANCELLED_BITS[case.dtype]
     pairs, alone = pairs_of(case)
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -77,5 +81,5 @@ def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:
-    """Replaces numbers that float16 would flush to zero by its smallest normal number."""
+    """Returns the values, with the smallest normal number of float16 for each that float16 would flush to zero."""
     return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

@@ -59,7 +59,7 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
 
 
 def _rank_of_tokens(case: NormCase) -> torch.Tensor:
-    """Returns the rank that has each token: (T,), int64."""
+    """Returns the number of the rank that has each token: one dim, int64."""
     along = torch.empty(case.sequence_length, dtype=torch.int64)
     for rank in range(case.world_size):
         start, stop = shard_bounds(case.sequence_length, case.world_size, rank)

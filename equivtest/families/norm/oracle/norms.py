@@ -32,7 +32,10 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, boun
 
 @dataclass(frozen=True)
 class _Moments:
-    """mu and r of each token, (T, 1), and their errors; float64."""
+    """Mean and 1 / deviation of each token, and their errors; float64, each with one row per token.
+
+    The mean is 0 for rms_norm.
+    """
 
     mean: torch.Tensor
     rstd: torch.Tensor
@@ -56,12 +59,12 @@ def norm(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns y (T, D) with its bound.
+    """Returns the output (tokens, features) with its bound.
 
     Args:
-        x: (T, D), global.
-        weight, bias: (D,); ones and zeros if the layer has none.
-        centered: True for layer_norm, which subtracts mu; False for rms_norm.
+        x: Global, (tokens, features).
+        weight, bias: One element per feature; ones and zeros if the layer has none.
+        centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, weight, bias = x.double(), weight.double(), bias.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered)
@@ -84,12 +87,12 @@ def norm_grad_x(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns grad.x (T, D) with its bound.
+    """Returns the gradient of x (tokens, features) with its bound.
 
     Args:
-        x, cotangent: (T, D), global.
-        weight: (D,); ones if the layer has none.
-        centered: True for layer_norm, which subtracts mu; False for rms_norm.
+        x, cotangent: Global, (tokens, features).
+        weight: One element per feature; ones if the layer has none.
+        centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, u, num = x.double(), arithmetic.u_a, x.shape[1]
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
@@ -122,12 +125,12 @@ def norm_grad_weight(
     eps: float,
     centered: bool,
 ) -> Bounded:
-    """Returns grad.weight (D,), a sum over tokens, with its bound.
+    """Returns the gradient of the weight, a sum over tokens, with its bound.
 
     Args:
-        x, cotangent: (T, D), global.
-        rank_of: (T,), the rank of each token.
-        centered: True for layer_norm, which subtracts mu; False for rms_norm.
+        x, cotangent: Global, (tokens, features).
+        rank_of: The rank of each token.
+        centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, given = x.double(), cotangent.double()
     moments = _moments(x, arithmetic, eps=eps, centered=centered).saved(arithmetic)
@@ -143,9 +146,9 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """Returns grad.bias (D,), the sum of the cotangent (T, D) over tokens, with its bound.
+    """Returns the gradient of the bias with its bound: the sum over tokens of the cotangent (tokens, features).
 
-    `rank_of` (T,) has the rank of each token.
+    `rank_of` has the rank of each token.
     """
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
@@ -168,27 +171,31 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (x - mu) r and its error, (T, D) each."""
+    """Returns x minus its mean, divided by its deviation, and the error of that; both (tokens, features)."""
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """Returns how much the float64 reference's roundings grow if the mean is far above the deviation, (T, 1)."""
+    """Returns the factor by which the roundings of the float64 reference grow, one per token.
+
+    They grow if the mean is far above the deviation.
+    """
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
 
 def _over_tokens(
     terms: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, rank_of: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error (D,) of the sum of `terms` (T, D) over tokens: on each rank, then over the ranks.
+    """Returns the error of the sum of `terms` over tokens, one per feature.
 
-    The sum is kept in the storage dtype. A term may be stored before it is added, and a sum may be computed before it
-    is stored.
+    Terms are added on each rank, then over the ranks. The sum is kept in the storage dtype. A term may be stored before
+    it is added, and a sum may be computed before it is stored.
 
     Args:
-        magnitude, error: (D,), of all terms together.
+        terms: (tokens, features).
+        magnitude, error: Sums over tokens of the terms' magnitudes and errors.
     """
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a))
     ranks = set(rank_of.tolist())

@@ -24,7 +24,7 @@ from equivtest.layout import parse_placement
 
 
 def prepared_module(case: PreparedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Identity with its input, its output or both prepared, forward and backward."""
+    """Runs nn.Identity with its input, its output or both prepared; returns the output and the gradient of x."""
     return run_prepared(case, mesh, given, plan_of(case))
 
 
@@ -53,7 +53,7 @@ def plan_of(case: PreparedCase) -> ParallelStyle:
 
 
 def run_prepared(case: PreparedCase, mesh: DeviceMesh, given: Given, plan: ParallelStyle) -> Answers:
-    """Runs forward and backward of the prepared module on this rank."""
+    """Runs forward and backward of the module, prepared by `plan`, on this rank; returns output and gradient of x."""
     x = own_operand(given["x"], case.operand_layout("x"))
     if case.x_is_dtensor:
         x = as_dtensor(case, mesh, x, "x")
