@@ -181,24 +181,34 @@ class Boundaries(TorchFunctionMode):
         raise NotImplementedError
 
     def owe_nothing(self, name: str) -> None:
-        """Does nothing; a subclass notes that a parallel module may lack `name`, an operand of `FUNCTIONS`."""
+        """Does nothing here; a subclass may record that `name` need not exist in a parallel module.
+
+        Called for each operand and result of one of `FUNCTIONS` that no part takes or returns.
+        """
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
         """Returns a function that returns the tensor, and that keeps it alive, so that no other tensor gets its id."""
         return lambda: tensor
 
     def is_given(self, tensor: torch.Tensor, what: str) -> bool:
-        """True if no operation within the module computed the tensor; `what` as in `tensors_of`."""
+        """True if a tensor counts as given to the module, not computed by it; such tensors are not recorded.
+
+        Args:
+            what: INPUT if the tensor is an input of a part; '' if it is an output; else a suffix of `FUNCTIONS`.
+        """
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
-        """Returns what one of `FUNCTIONS` gets as its operand: here `operand` itself, in a subclass perhaps a copy."""
+        """Returns the tensor that is passed to one of `FUNCTIONS` in place of `operand`.
+
+        Here that is `operand` itself; a subclass may return a copy.
+        """
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if an input that a part returns unchanged is copied, and the copy recorded as the part's output `name`.
+        """True if a part that returns its input `tensor` unchanged shall return a copy, recorded as its output `name`.
 
-        False here: the tensor keeps the name that it had as an input.
+        Here the result is False: the part returns the tensor itself, which keeps the name that it had as an input.
         """
         return False
 
@@ -208,7 +218,7 @@ class Boundaries(TorchFunctionMode):
 
     @property
     def is_again(self) -> bool:
-        """True while a backward runs, in which checkpointing recomputes the forward."""
+        """True while a backward runs; a forward that starts then is a recomputation by checkpointing."""
         return is_in_backward()
 
     def _before(self, path: str, part: nn.Module, args: object, kwargs: object) -> Any:
@@ -230,7 +240,7 @@ class Boundaries(TorchFunctionMode):
         return own if apart else None
 
     def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
-        """Records the inputs of a part; returns id of a tensor -> the view of it that the part gets in its place.
+        """Records the inputs of a part; returns id of an input -> the view of it that is passed to the part instead.
 
         A tensor that a part takes at several places of one call stays as it is: some modules check if two inputs are
         the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
@@ -295,15 +305,15 @@ def copied_of(given: object, chosen: Collection[int]) -> object:
 
 
 def is_in_backward() -> bool:
-    """True while a backward runs, in which checkpointing may recompute the forward."""
+    """True while a backward runs; a forward that starts then is a recomputation by checkpointing."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:
-    """True if no operation computed this tensor, which is an input of a part if `what` is INPUT.
+    """True if a tensor counts as given to the module, because no operation of autograd computed it.
 
-    Any other tensor that requires no gradient counts as computed, since it may be detached: topk, for example, needs
-    only the values of its operand.
+    An output or operand (`what` is not INPUT) that requires no gradient never counts as given.  It may have been
+    computed and then detached: topk, for example, needs only the values of its operand.
     """
     return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
@@ -325,7 +335,8 @@ class Capture(Boundaries):
     Tensors that checkpointing recomputes in the backward are not kept.
 
     Attributes:
-        values, gradients: Name -> result of `keep` for the tensor, and for its gradient.
+        values: Name of a tensor -> result of `keep` for the tensor.
+        gradients: Name of a gradient -> result of `keep` for the gradient.
 
     Args:
         keep: Function of a tensor that returns what is kept of it: a copy by default.
@@ -360,7 +371,7 @@ class Capture(Boundaries):
 
 
 class Facts(Capture):
-    """Keeps a `Fact` of each submodule's inputs and outputs, and of the gradients that a backward would compute."""
+    """Keeps shape and dtype, a `Fact`, of each submodule's inputs and outputs and of their gradients in a backward."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(

@@ -33,7 +33,7 @@ class TooWide(Misuse):
 
     Attributes:
         what: The reason, as text.
-        way_out: Another remedy for the caller.
+        way_out: A remedy that is named in any case, beside those that `explained` finds.
         first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
             the reason is not a bound.
     """
@@ -43,7 +43,7 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """Returns the message, with the place and the remedies if they are known."""
+        """Returns the message, with `where`, the place of the fault, and `ways`, remedies; '' for an unknown one."""
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
@@ -71,7 +71,10 @@ def require_bounds(case: ModuleCase) -> None:
 
 
 def reason_in(case: Case) -> str:
-    """Returns the reason and the remedies if a case of a module allows no conclusion; '' for any other case."""
+    """Returns why a case of a module allows no conclusion, with remedies.
+
+    '' if the case allows one, or if it is no case of a module.
+    """
     if isinstance(case, ModuleCase):
         try:
             require_bounds(case)
@@ -89,7 +92,7 @@ def explained(error: Misuse) -> str:
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
     """Returns (the place at which the bound becomes too wide, remedies), both in words for the message.
 
-    Finds the remedies by trying by_parts, the widest dtype and smaller shapes; '' if none of them helps.
+    Finds remedies by trying by_parts, the widest dtype and smaller shapes.  The remedies are '' if none of these helps.
     """
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):

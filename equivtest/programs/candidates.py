@@ -98,7 +98,8 @@ class CandidateSearch(NamedTuple):
 def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tuple[tuple[tuple[str, int], ...], ...]:
     """Lists sizes to try: each value of one size beside the first values of the others, then later values together.
 
-    For a in (1, 2) and b in (3, 4), these are a=1 b=3, a=2 b=3, a=1 b=4 and a=2 b=4.
+    For a in (1, 2) and b in (3, 4), these are a=1 b=3, a=2 b=3 and a=1 b=4, then, with the second values together,
+    a=2 b=4.
 
     Raises:
         Misuse: a size is in no shape, or has no values of at least 1.
@@ -128,9 +129,10 @@ ByDtype = dict[str, list[Candidate]]
 def candidates_by_mesh(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> dict[Shape, ByDtype]:
-    """Returns mesh -> dtype -> candidates with exact sums, or with narrow bounds on a mesh without exact ones.
+    """Returns mesh -> dtype -> candidates; leaves out a mesh without candidates.
 
-    Leaves out a mesh without candidates.
+    The candidates of a mesh have integers with exact sums.  If there are none, they have real values with narrow
+    bounds, of the whole module or of each part.
 
     Raises:
         Misuse: no mesh has a candidate, or a shape does not fit the module.
@@ -145,7 +147,9 @@ def candidates_by_mesh(
 def tried(
     search: CandidateSearch, batch: str, world_size: int, dtypes: tuple[str, ...]
 ) -> tuple[dict[Shape, ByDtype], list[str]]:
-    """Returns the result of `candidates_by_mesh`, which may be empty here, and the reasons why cases were left out.
+    """Returns (mesh -> dtype -> candidates, the reasons why cases were left out), both perhaps empty.
+
+    `candidates_by_mesh` describes the candidates.
 
     Raises:
         Misuse: the batch cannot be divided on any mesh.
@@ -295,7 +299,8 @@ def _fitting(
     """Returns dtype -> candidates for cases that `require_fit` accepts, and the reasons against all other cases.
 
     Args:
-        gives_up: True if no other case can fit when the first one, with the simplest choice, does not.
+        require_fit: Raises Misuse for a case that cannot be judged.
+        gives_up: True to stop at the first case, which has the simplest choice, if it does not fit: no other can then.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []

@@ -40,8 +40,8 @@ class CapturedCase(ModuleCase):
     Attributes:
         started: Outputs that got a gradient from outside of the module; the case has this gradient as a cotangent.
         with_gradient: Inputs that have a gradient.
-        further: For each micro-batch after the first, the values of its fields `OWN`.  The gradients of parameters
-            are sums over all micro-batches.
+        further: For each micro-batch after the first, the values of the fields in `OWN` that the micro-batch has in
+            place of those of this case.  The gradients of parameters are sums over all micro-batches.
     """
 
     started: tuple[str, ...] = ()

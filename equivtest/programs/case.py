@@ -64,11 +64,11 @@ class ModuleCase(MeshCase):
             that require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
         batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
-            different rows, one at least, as torch.chunk divides them.  It gives what the unsharded module gives on
-            these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': the same, but the
-            gradient is the sum over the ranks.  'parts of the whole': every rank gets different rows, and `step` leaves
-            the gradients, and reports the numbers, that the unsharded module gives on the whole batch.  Named inputs
-            are divided if their first dim is 'batch'.
+            different rows, one at least, as torch.chunk divides them.  The rank gives what the unsharded module gives
+            on these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': the same, but
+            the gradient is the sum over the ranks.  'parts of the whole': every rank gets different rows, and `step`
+            leaves the gradients, and reports the numbers, that the unsharded module gives on the whole batch.  Named
+            inputs are divided if their first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -195,7 +195,7 @@ class ModuleCase(MeshCase):
     def past_open(self) -> bool:
         """True if the oracle continues from the ranks' value at a boundary even if the bound there is too wide.
 
-        See `Forced`, where this is an argument.
+        A boundary is an input or output of a submodule; `equivtest.programs.oracle.forced` has this oracle.
         """
         return False
 
@@ -320,7 +320,11 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers that each rank of a divided batch has separately; a new first dim stacks them."""
+        """Names the answers that are no rows of a tensor, but a separate tensor for each part of a divided batch.
+
+        Examples are buffers, and outputs that are one number.  The case describes the tensors of all parts as one
+        tensor, stacked along a new first dim.  Empty if the batch is not divided.
+        """
         if not self.is_divided:
             return ()
         own = [f"grad.{name}" for name in self.real_names() if name not in self.divided_names()]
@@ -394,7 +398,10 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """Describes a tensor that each rank of a divided batch has separately, in a new first dim."""
+        """Describes the stack, along a new first dim, of the tensors of `shape` of all parts of a divided batch.
+
+        If the batch is not divided, describes one tensor of that shape.
+        """
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
 
@@ -443,7 +450,7 @@ def require_parts(case: ModuleCase) -> None:
 
 
 def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
-    """Returns the shapes of all ranks' outputs together, joined by rows; a number counts as one row.
+    """Returns name -> shape of each output after the rows of all ranks are joined; a number counts as one row.
 
     Raises:
         Misuse: the module does not take a rank's rows, or an output of the parts is not a tensor divided by rows.

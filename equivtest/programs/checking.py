@@ -53,7 +53,7 @@ class CheckFailed(EquivtestError, AssertionError):
     """A claim of a program does not hold.
 
     Attributes:
-        result: All that was judged.
+        result: The `Result` of the whole check, with the claims that hold too.
     """
 
     def __init__(self, result: Result) -> None:

@@ -161,7 +161,8 @@ class Judge(Part):
             every rank.  In a step no submodule is judged: the ranks' values only narrow the bounds of other answers.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             returns this rank's part of the parameter, and for each local element its index in the flattened whole, or
-            -1 if it has none; or None if the tensor of that name shows its part.  '': every tensor shows its part.
+            -1 for an element outside of the whole.  It may return None instead of the pair if the parallel module has a
+            parameter of that name, and this parameter shows which part it is.  '': every parameter does.
         state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
             unsharded module's buffers after the rank's rows.  'whole batch': every rank has the unsharded module's
             buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': the two

@@ -170,8 +170,8 @@ class Judge:
 
     Attributes:
         outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all except None.
-        loss: The output from which backward starts, with 1.  '': the one called 'loss', or the only one, if it is one
-            number; else backward starts from all, each with a different cotangent.
+        loss: The output from which backward starts, with the gradient 1.  '': the one called 'loss', or the only one,
+            if it is one number; else backward starts from all, each with a different cotangent.
         by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
             bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
             the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
@@ -186,9 +186,10 @@ class Judge:
             on the rows, or a `step` leaves the buffers of the whole batch.
         zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
             ranks if each of its elements is 0 in the unsharded module, as in an expert that no token reaches.
-        without_collectives: Why the parallel module calls no collective, if that is right.
-        conclusive_dtypes: The dtypes in which a conformance run wants conclusions; (): all.
-        examples: Cases that are always run, as messages print them.
+        without_collectives: The reason why the parallel module needs no collective, for a program that calls none.
+            '': a program that calls none is an error.
+        conclusive_dtypes: The dtypes in which a conformance run must reach conclusions; (): all that it draws.
+        examples: Cases that are always run; paste the code that a message prints for a case.
 
     Raises:
         Misuse: A function cannot be sent to the ranks, or names are no sequence of strings.

@@ -51,7 +51,10 @@ def real(shape: Sequence[int | str]) -> Input:
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """Describes an input of int64 from 0 to vocab - 1, each equally often; 0 and vocab - 1 occur if two fit.
+    """Describes an input of int64 numbers from 0 to vocab - 1, all about equally often.
+
+    The ids 0 and vocab - 1 occur in each input that has two elements or more.
+
 
     Args:
         vocab: Number of different ids.
@@ -172,8 +175,8 @@ def make_whole_numbers(
     one element is changed; if no single change helps, they stay equal.
 
     Args:
-        rows_per_rank: Number of rows of the first dim for each rank; if targets have one dim, at least one target in so
-            many rows is not ignored.  0: all targets of a rank may be ignored, but never all of the batch.
+        rows_per_rank: Number of rows of the first dim for each rank.  If targets have one dim, some target
+            of each rank is not ignored.  0: all targets of a rank may be ignored, but never all of the batch.
     """
     kind = kind_of(text)
     match kind.word:
@@ -241,7 +244,10 @@ def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
 
 
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Returns a mask that hides different fractions of the rows, from none to all, but never the last element."""
+    """Returns a mask that hides, in each row, a random fraction of the elements, from none to all.
+
+    Never hides the last element of the last row, so that some element is shown.
+    """
     shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
     is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
     is_hidden.view(-1)[-1] = False

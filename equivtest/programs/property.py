@@ -182,7 +182,7 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
 
 
 def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
-    """Returns the options that a function takes, and all arguments that it takes by name."""
+    """Returns (names in `options` that the function `name` takes, names of all arguments that it takes by name)."""
     function: Any = load_named(name, what)
     require(callable(function), f"{what} {name!r} is not a function: {function!r}")
     parameters = inspect.signature(function).parameters.values()
@@ -292,7 +292,7 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
 
 def _place_in(detail: str) -> list[str]:
-    """Returns the last frame of a traceback outside of packages, or the whole text."""
+    """Returns the two lines of a traceback's last frame outside of packages; all lines if there is no such frame."""
     lines = detail.strip().splitlines()
     frames = [place for place, line in enumerate(lines) if line.startswith("  File ") and "site-packages" not in line]
     return [line[2:] for line in lines[frames[-1] : frames[-1] + 2]] if frames else lines

@@ -19,10 +19,13 @@ Sized = tuple[int, Program]
 
 @functools.lru_cache(maxsize=256)
 def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
-    """Returns output -> True if its first dim is the batch; decides by its shapes on batches of other sizes.
+    """Returns output -> True if its first dim has the rows of the batch, False if its shape is the same on every batch.
+
+    Finds out by running the module on batches of other sizes.
 
     Args:
-        others: Batches to compare with, the first ones that the module takes.
+        batch: (number of rows, the module on a batch with so many rows).
+        others: The same for other batches, to compare with; only the first few that the module takes are run.
         is_divided: True if ranks have different rows, so that the answer matters.
 
     Raises:

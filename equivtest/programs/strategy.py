@@ -31,7 +31,7 @@ def module_cases(
     Args:
         make: Makes a case from all drawn values.
         varied: The field that differs between candidates, 'x_shape' or 'sizes'.
-        candidates: For each of the space's world sizes.
+        candidates: World size -> mesh -> dtype -> the candidates to draw from, for each world size of the space.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     meshes = tuple(candidates[world_size])

@@ -10,7 +10,10 @@ HEAD_FEATURES = 2
 
 
 class AttentionBlock(nn.Module):
-    """The block y = x + W attention(norm(x)) + b, causal over the tokens of x (..., T, F), with two features a head."""
+    """The block y = x + W attention(norm(x)) + b, causal, with two features a head.
+
+    W and b are the weight and the bias of `out`; x is (..., T, F), with T tokens of F features.
+    """
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class AttentionBlock(nn.Module):
         return output
 
     def attend(self, x: torch.Tensor, features: slice) -> torch.Tensor:
-        """Returns the output of the heads with these features: (..., T, number of features)."""
+        """Returns the output of the heads with these features: (..., T tokens, number of features)."""
         projected = [
             functional.linear(x, layer.weight[features], layer.bias[features])
             for layer in (self.query, self.key, self.value)
@@ -39,7 +42,7 @@ class AttentionBlock(nn.Module):
         return self.gather(query, key, value).transpose(-2, -3).flatten(-2)
 
     def gather(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Computes the attention of each head separately, (..., H, T, HEAD_FEATURES)."""
+        """Computes the attention of each head separately; all tensors are (..., H heads, T tokens, HEAD_FEATURES)."""
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 

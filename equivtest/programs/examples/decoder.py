@@ -14,7 +14,10 @@ FEATURES, HEADS, HIDDEN = 24, 12, 24
 
 
 class Attention(nn.Module):
-    """Causal attention over the tokens of x (B, T, FEATURES); its projections' shapes give the number of heads."""
+    """Causal attention over the T tokens of x (B, T, FEATURES), in B sequences.
+
+    The shapes of its projections determine the number of heads.
+    """
 
     def __init__(self) -> None:
         super().__init__()

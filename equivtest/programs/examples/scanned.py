@@ -38,7 +38,7 @@ def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class PickedBlock(nn.Module):
-    """Picks the second feature of the first two tokens: (T, 2) to (2, 1), T at least 2."""
+    """Picks the second feature of the first two of T tokens: x is (T, 2), the output (2, 1); T is at least 2."""
 
     place: torch.Tensor
 

@@ -123,7 +123,8 @@ def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs:
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
     """Returns every answer except boundaries.
 
-    An answer that the run did not give is zero, such as a gradient that reaches nothing; parameters are copies.
+    The right value of an answer without an entry in `found`, such as a gradient that no output reaches, is zero.  The
+    right value of a parameter is a copy of the given parameter.
     """
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
     flags: dict[str, bool | None] = {**case.given_flags()}
@@ -149,7 +150,7 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Returns the dtypes of answers whose dtype differs from the case's."""
+    """Returns answer -> name of its dtype, for answers in a dtype other than the case's."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}

@@ -2,8 +2,8 @@
 
 Worst-case bounds grow from layer to layer.  Here they do not: the bound of a part starts from the ranks' values at its
 beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is and
-however few bits its dtype has.  The run takes the ranks' value only if its bound is less than limits.STILL_SHOWS of the
-values; else the bound continues to grow.
+however few bits its dtype has.  The run takes the ranks' value only if its bound is less than limits.STILL_SHOWS times
+the values; else the run continues from its own value, and the bound continues to grow.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class Forced(Boundaries):
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Notes an operand that a parallel module may lack; the run continues from the ranks' value if it is right.
+        """Records that a tensor of one of `FUNCTIONS`, `name`, need not be right on the ranks, nor exist there.
 
-        A wrong value there is no failure.
+        The run continues from the ranks' value if that is right, else from its own value.  A wrong value is no failure.
         """
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
 
@@ -109,13 +109,15 @@ class Forced(Boundaries):
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the ranks recorded a tensor under this name, so that their part returned a separate one."""
+        """True if the ranks recorded a tensor under this name: their part returned a new tensor, not its input."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns the ranks' choice if they chose the largest values, or any of equal ones; else the reference's.
+        """Returns (values, indices) of topk: the choice of the ranks if it is right, else that of the reference.
+
+        Both may be right and differ: if elements are equal, topk may choose any of them.
 
         Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
         """
@@ -126,7 +128,15 @@ class Forced(Boundaries):
         return choice(operand) if choices is None else torch.return_types.topk((operand.gather(dim, choices), choices))
 
     def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
-        """Returns the ranks' indices if each occurs once and they select values as large as the reference's own."""
+        """Returns the indices that the ranks chose in topk, if that choice is right; else None.
+
+        It is right if no index occurs twice and the values at the indices equal, apart from their order, the values
+        that the reference chose.
+
+        Args:
+            value: The operand of topk.
+            own: The reference's choice, (values, indices).
+        """
         anything = torch.full(own.indices.shape, float(value.shape[dim]), dtype=torch.float64)
         whole = self._held(f"{BOUNDARY}{name}", Bounded(own.indices.double(), anything))
         if whole is None or whole.value.dtype != own.indices.dtype or whole.spread is not None:
@@ -144,7 +154,7 @@ class Forced(Boundaries):
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
-        """Judges the ranks' value, and returns it if the run continues from it; else None."""
+        """Judges the ranks' value; returns it if the run continues from it, None if the run keeps its own value."""
         with _disable_current_modes():
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
@@ -201,21 +211,25 @@ def _is_near(whole: Whole, right: Bounded) -> bool:
 
 
 def _certainty(layout: Layout) -> tuple[int, int]:
-    """Returns a sort key; of the layouts that were inferred in several parts of the batch, the largest is right.
+    """Returns a sort key for the layouts that were inferred for one boundary in several parts of the batch.
 
-    A tensor of zeros agrees with several layouts, and is then taken for replicas.  Another part of the batch, in which
-    the tensor is not zero, shows if it is a shard or an operand of a sum; these have the larger keys.
+    The layout with the largest key is right.  A tensor of zeros agrees with several layouts, and is then taken for
+    replicas.  Another part of the batch, in which the tensor is not zero, shows if it is a shard or an operand of a
+    sum; such layouts have larger keys than replicas.
     """
     kinds = [type(placement) for placement in layout.placements]
     return kinds.count(Partial), kinds.count(Shard)
 
 
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
-    """Returns the right value of each recorded boundary, in the order of the run, for all parts of a divided batch.
+    """Returns name -> right value of each boundary that the ranks recorded, in the order of the run.
 
-    If only some parts of the batch recorded a boundary, the others are not judged there.  Parts may record different
-    shapes, as with the tokens of an expert.  Then the first part with a wrong value is judged alone; if no part is
-    wrong, the boundary is left out.
+    For a divided batch, the values of all parts of the batch are stacked along a new first dim.  A part without a value
+    gets an infinite allowed error, which no value exceeds.
+
+    The values of the parts cannot be stacked if they differ in shape, as with the tokens of an expert.  Then only the
+    value of one part is returned, all others with an infinite allowed error: the first part in which `Forced` found the
+    ranks wrong.  If it found them wrong in no part, the result leaves the boundary out.
     """
     facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

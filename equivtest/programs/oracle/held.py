@@ -91,9 +91,10 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
     """Assembles the tensor of the one rank that ran a part of the batch, `rank`; None if that is impossible.
 
-    It is the rank's own tensor if that agrees with the reference.  Else the rank may have exchanged rows with others,
-    as with the tokens of experts: then the rows come from all ranks.  If the exchange does not explain the tensor
-    either, it is the rank's own, to be judged wrong, unless ranks have different numbers of rows.
+    The result is the rank's own tensor if that agrees with the reference.  Else the rank may have exchanged rows with
+    others, as with the tokens of experts: the result then has rows of all ranks.  If no exchange of rows agrees with
+    the reference either, the result is the rank's own tensor, to be judged wrong, or None if ranks have different
+    numbers of rows.
 
     Args:
         rows: Layout of a tensor whose rows are divided among the ranks.

@@ -210,7 +210,11 @@ def follow(
     parameters: Tensors,
     gradients: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """Runs one step of an optimizer from these gradients, and counts each operation's roundings.
+    """Runs one step of an optimizer, which updates `parameters` in place, and counts each operation's roundings.
+
+    Args:
+        name: Name of the optimizer, for messages.
+        gradients: Gradient of each parameter, by its name; None for no gradient.
 
     Raises:
         Misuse: the optimizer uses an operation that cannot be followed.

@@ -58,7 +58,7 @@ def ran_within_bounds(
     Args:
         held: The ranks' tensors for each part, from which the run continues; empty: none.
         buffers: Replacements of the module's buffers in each part, by name.
-        takes_factors: Same as in `Forced`.
+        takes_factors: True if a gradient of the ranks may be the right one times a constant factor: see `Forced`.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 

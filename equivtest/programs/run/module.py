@@ -46,7 +46,10 @@ def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Answers 1 if the case's function makes a module that reduces its gradients, else 0; the module does not run."""
+    """Makes the parallel module, without running it, and answers 1 if the module reduces its gradients, else 0.
+
+    This answer has the name of the first of the case's answers.
+    """
     with world_of(case, mesh):
         reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
     return {case.answer_names()[0]: Placed(torch.tensor(float(reduces)), case.whole_layout)}
