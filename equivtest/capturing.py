@@ -148,7 +148,7 @@ def _job_of(
     shapes: Mapping[str, Shape] | None,
     limit_bytes: int,
 ) -> Job:
-    """Describes the job that the options and the module belong to.
+    """Returns the job that the options and the module describe.
 
     Raises:
         Misuse: an option does not fit the job.

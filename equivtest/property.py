@@ -74,7 +74,8 @@ class Property:
         aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases;
             some case must run for each word. None: 'even' and 'uneven'.
         world_sizes: Numbers of ranks that its subject runs on; empty: any.
-        resolve: Makes the actual property, if only the ranks know it: see `resolved`.
+        resolve: Function (property, pool, space) that returns the property to judge, if that depends on what only a run
+            on ranks shows, see `resolved`. None: the property itself is judged.
         enumeration: Additional cases for a gate and for a conformance run.
         limit_s: Seconds that one visit of one case may take on all ranks; after that it has timed out.
 

@@ -138,7 +138,10 @@ def plan(
 
 
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
-    """Returns the plans of the searches of a property's enumeration; none in a first look and in a soak."""
+    """Returns the plans of the searches of a property's enumeration: `num_parts` for each world size.
+
+    A first look and a soak have none.
+    """
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)
     return tuple(Part(size, index, CALLS_PER_PART, depth=depth) for size in world_sizes for index in parts)

@@ -175,7 +175,7 @@ class _Check:
         return True
 
     def _check_manifest(self, environment: Environment) -> None:
-        """Checks that the settings of the run are those of the bundled manifest."""
+        """Notes a problem for each setting of the run that differs from the bundled manifest."""
         if not environment.manifest and contents.MANIFEST not in self.bag.payload:
             return
         data = self._read(contents.MANIFEST, dict)

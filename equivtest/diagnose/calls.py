@@ -95,7 +95,12 @@ class _Collectives:
         self.unjudged: Counter[str] = Counter()
 
     def judge(self, found: Sequence[Event | None]) -> bool:
-        """Judges one collective from the calls of all its ranks; False if these calls do not fit together."""
+        """Judges one collective from the calls of all its ranks.
+
+        Returns:
+            False if these calls do not fit together, such as calls of different collectives; True otherwise, even if
+                a result is wrong.
+        """
         events = [event for event in found if event is not None]
         first, problem, num_blames = events[0], _difference(found), len(self.blames)
         try:

@@ -120,7 +120,13 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields one line for each field of the record from libm_ulp on: its value, and the measurement behind it."""
+    """Yields a line with the value of each field of the record except dtypes, and with the measurement behind it.
+
+    Args:
+        ulp, function: The largest error of any function, in units in the last place, and that function's name; '' if no
+            function was measured.
+        num_calls: Number of sums of the same operands that were compared.
+    """
     if function:
         yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
     else:

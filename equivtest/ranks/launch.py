@@ -44,7 +44,7 @@ class Server:
     The constructor returns at once; the first fork waits until the process is ready.
 
     Args:
-        start: See `Backend`.
+        start: 'forkserver', 'spawn' or 'auto', see `Backend`.
         imports: Modules that the process must be able to import.
         preload: Modules that the process imports if it can.
         environment: Variables added for the process and its ranks, for settings that a process reads only at its start.

@@ -133,9 +133,11 @@ class Pool:
         keep_if_all_raised: bool = False,
         fault: Fault | None = None,
     ) -> list[Reply]:
-        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order; see `World.wait`.
+        """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
 
         Args:
+            limit_s: Seconds that the ranks may take; None: limits.CASE_S.
+            keep_if_all_raised: True for a case that should be refused: the ranks stay alive if each of them raised.
             fault: Fault to plant in one collective. The case then runs in a separate world, whose process groups record
                 calls; without a fault, the bare backend runs it.
 

@@ -45,7 +45,7 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
     Args:
         fd: Stream socket to the parent.
-        start: See `Backend`.
+        start: 'forkserver', 'spawn' or 'auto', see `Backend`.
         imports: Modules that the server must be able to import.
         preload: Modules that the server imports if it can.
         reason: Why ranks are not forked, if an earlier server process has tested it.

@@ -76,7 +76,10 @@ def audit(
 
 
 def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """Yields a few cases of each world size, each with one draw of values, and neither repeated nor recorded."""
+    """Yields a few cases of each world size.
+
+    Each has one draw of values, and none of the flags that make ranks repeat the run or record its collectives.
+    """
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
             yield from _drawn(prop, size, dtypes)

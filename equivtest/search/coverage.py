@@ -17,9 +17,12 @@ StateOf = Callable[[Case], str]
 
 
 def coverage_of(prop: Property, chunk: Chunk, state_of: StateOf) -> Coverage | None:
-    """Returns the cases of the chunk's covering array on its world size, each with its state from `state_of`.
+    """Returns the cases of the chunk's covering array on the chunk's world size, each with its state.
 
     It returns None if the chunk's cases are random.
+
+    Args:
+        state_of: Function from a case to what the case showed: 'judged', 'known' or 'open'.
     """
     array = covering_array_of(prop, chunk)
     if array is None:

@@ -53,6 +53,7 @@ def fill(
     Args:
         cases: Cases that the search already has.
         missing: Number of draws that each cell lacks.
+        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
     """
     seen, helpless, batch = set(cases), 0, 0
     found: list[Case] = []
@@ -71,7 +72,11 @@ def fill(
 
 
 def short_of_draws(prop: Property, chunk: Chunk, cases: Iterable[Case], is_judged: IsJudged = always) -> Counter[Cell]:
-    """Counts for each required cell how many draws the cases lack, if each cell needs the chunk's `per_cell` draws."""
+    """Counts for each required cell how many draws the cases lack, if each cell needs the chunk's `per_cell` draws.
+
+    Args:
+        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
+    """
     missing = Counter(dict.fromkeys(cells_of(prop, chunk), chunk.per_cell))
     for case in cases:
         missing -= draws_by_cell(prop, case, is_judged)

@@ -125,7 +125,7 @@ def replay(data: dict[str, Any], pool: Pool, *, path: str = "") -> tuple[bool, s
     """Runs the case of a replay file again.
 
     Returns:
-        True if the claim still fails, and a message.
+        (True if the claim still fails, a message that describes the result).
 
     Raises:
         BrokenSetup, Misuse: the run proves nothing either way, see `require_conclusion`.

@@ -57,7 +57,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         run: Hexadecimal digits that identify the run.
         mesh, axes: Number of ranks along each axis of the mesh, and the axes' names, if they have names.
-        batch, batch_axis: How the batch is divided, and on which axis, see `equivtest.capturing.capture`.
+        batch, batch_axis: How the batch is divided ('whole', 'mean of parts' or 'sum of parts'), and the name of the
+            mesh's axis that divides it; '' for the first axis.
         part: Name of the submodule that was captured alone; '': the whole model.
         inputs: Names of the inputs, in the order in which the model takes them.
         positional: The inputs that were passed by position.

@@ -45,6 +45,10 @@ CLAIMS: tuple[Claim, ...] = (
 def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
     """Judges a captured run by the unsharded model that `reference` builds.
 
+    Args:
+        reference: 'package.module:NAME' or 'file.py:NAME' of the function that builds the unsharded model.
+        arithmetic: Name of the declared arithmetic of the device that computed the run; '' for torch's on the CPU.
+
     Raises:
         Misuse: the run is of another model, or no run can have written such files.
         Inconclusive: the run shows neither that the claims hold nor that one fails.

@@ -327,7 +327,10 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        """Records an event for the end of the run; at most limits.MOST_EVENTS, so that strangers cannot fill memory."""
+        """Records an event, which the run prints at its end.
+
+        It records at most limits.MOST_EVENTS, so that strangers who connect cannot fill memory.
+        """
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
 

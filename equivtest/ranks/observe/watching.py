@@ -111,6 +111,8 @@ class Watch:
     ) -> Any:
         """Calls a collective of the real group; notes its operands, and its results once it is complete.
 
+        It returns the work of the call, or None for a part of a coalesced call, which has no work of its own.
+
         Args:
             hand_on: Function of the arguments that calls the real group.
             named: Keyword arguments, for the note only: `hand_on` adds them itself.
@@ -147,7 +149,10 @@ class Watch:
         return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
 
     def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
-        """Calls a barrier of the real group; notes when it was called and when it ended."""
+        """Calls a barrier of the real group; notes when it was called and when it ended.
+
+        It returns the work of the call, or None for a monitored_barrier, which has none.
+        """
         number = next(self.numbers)
         self.note(
             number=number,
