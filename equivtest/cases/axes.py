@@ -1,9 +1,12 @@
 """Axes: the values that a field of a case is drawn from, declared beside the field.
 
-`num_embeddings: Annotated[int, Within(1, 64), SIZES]` draws sizes at the edges of a division, and
-`style: Annotated[str, OneOf(STYLES)]` one of the styles.  A bool, and a field with `OneOf`, need no axis: their table
-begins with the default.  Hypothesis reads these tables for `soak` and for shrinking, a covering array
-(`equivtest.search.covering`) for all other profiles.
+`num_embeddings: Annotated[int, Within(1, 64), SIZES]` declares the axis SIZES, which draws sizes near multiples of the
+world size.  Two kinds of fields have an axis without declaring one: `style: Annotated[str, OneOf(STYLES)]` is drawn
+from the styles, and a bool from True and False.
+
+An axis has a table, the values to draw from, each called an entry.  The simplest entry is the first; for a bool and for
+`OneOf` it is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.  All other
+profiles take them from a covering array (`equivtest.search.covering`).
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ Label = Callable[[Any], Hashable]
 
 
 def itself(entry: T) -> T:
-    """Returns the entry; as a `Label` it puts each entry of a table into a separate class."""
+    """Returns the entry.  As a `Label`, this function puts each entry of a table into a separate class."""
     return entry
 
 
 def free(entry: object) -> None:
-    """Returns None; as a `Label` it puts all entries of a table, such as seeds, into one class."""
+    """Returns None.  As a `Label`, this function puts all entries of a table, such as seeds, into one class."""
 
 
 def is_several(number: int) -> bool:
@@ -45,7 +48,7 @@ def is_several(number: int) -> bool:
 
 
 class Draw(Protocol):
-    """Picks entries of tables, by Hypothesis or for a row of a covering array."""
+    """Picks an entry of each table: one that Hypothesis chooses, or one that a row of a covering array has."""
 
     def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
         """Returns an entry of `table`, which begins with the simplest.
@@ -87,7 +90,10 @@ LARGE_DIMS = tuple(range(12))  # which dim is the large one, modulo their number
 
 @cache
 def edge_sizes(world_size: int) -> tuple[int, ...]:
-    """Returns sizes near multiples of the world size, ascending; uneven sizes occur more often."""
+    """Returns sizes near multiples of the world size, ascending.
+
+    Sizes that the ranks cannot divide evenly are listed more often than others, so they are drawn more often.
+    """
     w = world_size
     near = {size + step for size in (w, 2 * w, 3 * w, w * w) for step in (-1, 0, 1)} | {1, 2, 3, 5, 7, 8}
     edges = {size for size in near if 1 <= size <= max(MAX_EDGE, w + 1)}
@@ -99,7 +105,10 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 
 @cache
 def residues(world_size: int) -> Label:
-    """Returns a `Label` that classes sizes of a dim by how `world_size` ranks divide them."""
+    """Returns a `Label` that puts the size of a dim into one of four classes, by how `world_size` ranks divide it.
+
+    The classes are 'divisible', 'fewer than ranks', 'empty shard' (on the last rank), and 'uneven'.
+    """
 
     def residue(size: int) -> str:
         if size % world_size == 0:
@@ -164,10 +173,10 @@ def is_even(shape: Shape, layout: str, world_size: int) -> bool:
 
 
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
-    """Returns the entries for `x_is_dtensor`: (False, True) if x is even, else (True, True).
+    """Returns the table for the field `x_is_dtensor`: (False, True) if x has shards of one size, else (True, True).
 
-    From a plain uneven shard torch could not tell the global shape.  The second table has two entries as well, because
-    shrinking drops a choice only together with all later choices.
+    From a plain uneven shard torch could not tell the global shape, so an uneven x is always a DTensor.  Both tables
+    have two entries, because shrinking drops a choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
 
@@ -225,9 +234,10 @@ MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
 
 
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
-    """Draws the field `members`: five times in six (), the whole world in order, else one of MEMBERS[world_size].
+    """Draws the field `members`: the processes that make up the mesh.
 
-    If MEMBERS has no entry for the world size, the ranks in reversed order stand in for it.
+    In five of six draws the field is (), which is the whole world in order.  Else it is one of MEMBERS[world_size], or
+    the ranks in reversed order if MEMBERS has no entry for the world size.
 
     Args:
         drawn: The table that is drawn from: None for (), or a number, which counts modulo the length of
@@ -260,9 +270,9 @@ RUN = ("values", "poison", "repeats", "records", "members")
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Returns field -> value: those in `fixed` as they are, and the world size, the dtype and `names` drawn.
+    """Returns field -> value, with the values of `fixed`; draws world size, dtype and the fields in `names`.
 
-    Draws them in the order of the class, and the fields in RUN last.
+    Draws fields in the order in which the class declares them, and the fields in RUN last.
     """
     drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
     for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable

@@ -69,8 +69,8 @@ class Case:
         poison: Contents of unwritten memory on the ranks: 'large' finite numbers,
             'nan', or with 'none' any contents.
         repeats: True if the ranks run draw 0 once more after the others.
-        records: True if the ranks record the collectives of the subject; seldom, so that mostly
-            the bare backend is judged.
+        records: True if the ranks record the collectives of the subject.  It is seldom drawn, so that
+            most cases judge the backend without the recorder.
         members: Processes of a larger world that make up the mesh, in mesh order, which need not
             ascend: (3, 1) has rank 0 in process 3.  The other processes form further meshes of the
             same size, as many as they fill, and run the case at the same time; see `groups`.

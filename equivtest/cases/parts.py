@@ -50,7 +50,11 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Decorates the default body, for case classes without their own; see `ByCase`."""
+    """Decorates a function, which becomes a `ByCase` with this default body, for case classes without their own body.
+
+    Args:
+        parts: Names of the modules of a family that a call imports first, such as 'oracle'.
+    """
     return lambda body: ByCase(body, parts)
 
 

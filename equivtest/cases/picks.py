@@ -146,7 +146,7 @@ def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[st
     """Draws fields of a case with a backward: which of `names` need a gradient, and which tensors are contiguous.
 
     Args:
-        x: The input; its memory, and the cotangent's, may be contiguous.
+        x: Name of the input.  The input and the cotangent are each drawn as contiguous or not.
     """
     return {
         "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),

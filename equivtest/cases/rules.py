@@ -58,7 +58,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class SomeOf:
-    """Requires a tuple of some of a few values, or of none, each at most once and in their order."""
+    """Requires a tuple of some, all or none of `values`, each at most once, in the order of `values`."""
 
     values: tuple[Any, ...]
 

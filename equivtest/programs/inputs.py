@@ -55,7 +55,6 @@ def ids(vocab: int, shape: Sequence[int | str]) -> Input:
 
     The ids 0 and vocab - 1 occur in each input that has two elements or more.
 
-
     Args:
         vocab: Number of different ids.
         shape: Numbers and names of sizes; ranks divide the size 'batch'.

@@ -72,9 +72,10 @@ def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement 
 
 
 def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mapping[int, torch.Tensor]:
-    """Returns rank -> mask of kept elements, 1-D; only the first of replicas, and no rank without elements.
+    """Returns rank -> mask of the elements that dropout kept, 1-D.
 
-    Empty if the tensor breaks its contract, which another claim judges.
+    Leaves out ranks without elements, and all ranks with the same elements except the first.  Empty if the tensor
+    breaks its contract, which another claim judges.
     """
     right = expected.tensors[name]
     tensors = {rank: answer.tensors.get(name) for rank, answer in answers.items()}

@@ -31,7 +31,7 @@ class Part:
     Attributes:
         actual, expected, allowed: One shape (the shard's, or 1-D for a `Flat` layout), float64.
         start: Global index of the first element: one number per dim, or a single number for a `Flat` layout.
-        flushed_below: See `ExpectedTensor`.
+        flushed_below: Magnitude below which a zero counts as equal to the right value: see `ExpectedTensor`.
         indices: Index of each element into the flattened global tensor, if the rank lists them; then `start` is empty.
     """
 
@@ -200,7 +200,7 @@ def judge_values(
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns the wrong elements of each rank that has some: (actual, expected, allowed), 1-D."""
+    """Returns (actual, expected, allowed), 1-D, of the wrong elements of each rank; leaves out ranks without any."""
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 

@@ -112,7 +112,14 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
 def judge(
     subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
 ) -> list[Verdict]:
-    """Runs `case` and returns every verdict, draw by draw; see `check` for arguments and errors."""
+    """Runs `case` and returns every verdict, draw by draw, also of claims that fail or are inconclusive.
+
+    Args:
+        subject, claims, limit_s: Same as in `check`.
+
+    Raises:
+        Misuse: there is no such subject, it breaks its contract with the harness, or limit_s is invalid.
+    """
     require_limit(limit_s)
     if not subject.isprintable():
         raise Misuse(f"a subject must be a short name or package.module:function, got {subject!r}")

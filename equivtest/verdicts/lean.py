@@ -9,10 +9,11 @@ probabilities of e_i and -e_i, given its size, differ by at most b.  Then for an
 whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  If no more than 81
 errors are not zero, the first term alone exceeds the left side: such sums are never judged.
 
-How far right errors may lean, b: a value is rounded down rather than up according to how its density
-changes between two neighbouring numbers of the dtype, at most 2**-7 v in bfloat16, less in all
-others.  If v is about normal that is 2**-7 (v / sigma)**2, on average 2**-7, and
-b = limits.LEAN_SKEW is eight times that.  Errors that always go to one side have b = 1.
+How far right errors may lean, b: a value v is rounded down rather than up according to how its density
+changes between two neighbouring numbers of the dtype.  Their distance is at most 2**-7 v in bfloat16,
+less in all other dtypes.  If v is about normal with the standard deviation sigma, the lean is at most
+2**-7 (v / sigma)**2, on average 2**-7, and b = limits.LEAN_SKEW is eight times that.  Errors that always
+go to one side have b = 1.
 
 The sums go over the whole tensor, each row, each column and each shard, with three weights each:
 - 1, which shows a number added to every element;

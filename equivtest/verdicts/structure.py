@@ -50,7 +50,10 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 
 def _of_parameters(expected: Expected) -> list[str]:
-    """Returns the names of all tensors except 'input', 'output' and their gradients, whose layout torch may choose."""
+    """Returns the names of all tensors except 'input', 'output' and the gradients of these two.
+
+    Torch may choose the layout of an input, an output and their gradients, so no claim fixes it.
+    """
     return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 
 
@@ -112,10 +115,10 @@ def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, rig
 
 
 def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
-    """Returns the first element that two ranks hold with different bits, for ranks that list their elements' indices.
+    """Finds the first element that two ranks hold with different bits, for ranks that list their elements' indices.
 
-    Returns (True if the values differ too, mismatch); None if all ranks agree, or if shapes or dtypes are wrong, which
-    other claims judge.
+    Returns (True if the values of the two differ, False if only their bits do; the mismatch).  Returns None if all
+    ranks agree, or if shapes or dtypes are wrong, which other claims judge.
     """
     if len({placed.local.dtype for placed in held.values()}) > 1:
         return None

@@ -43,8 +43,8 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
     """Judges each named tensor on every rank: first its shape, then its values, then if its errors lean to one side.
 
-    A tensor whose allowance is too wide counts as agreeing only if its values are near enough to the right ones.
-    Otherwise the claim is open, unless another element or tensor proves it wrong.
+    A tensor whose allowance is too wide counts as right only if its values are within `ExpectedTensor.resolution`.
+    If they are within the allowance alone, the claim is open, unless another tensor proves it wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}

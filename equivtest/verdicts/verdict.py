@@ -56,8 +56,10 @@ class Judgement:
         agreeing: Names of the tensors that the claim judged and found right.
         margin: Largest error / allowed over all elements; 0 if all are equal.
         margins: Tensor name -> its largest error / allowed, for tensors judged by a bound.
-        parts: Like `margins`, for tensors within a module, in the order of the run; None without a conclusion.
-        factors: Tensor name -> the ranks' gradient divided by the unsharded one, for agreeing tensors, unless it is 1.
+        parts: Tensor name -> its largest error / allowed, for inputs, outputs and gradients of submodules, in the order
+            of the run; None for a tensor about which nothing was concluded.
+        factors: Tensor name -> the ranks' gradient divided by the unsharded one, for gradients in `agreeing`; leaves
+            out the gradients for which the quotient is 1.
     """
 
     kind: str
@@ -79,7 +81,7 @@ class Verdict:
 
     Attributes:
         draw: Index into `case.values`.
-        detail: For raised, lost and timed out: the first cause first, then every rank.
+        detail: For the kinds raised, lost and timed out: the first cause in full, then each other rank in one line.
         known: The reason that the entry in the list of known failures gives, if an entry covers the case.
         history: The cases that had run before the case failed, if the claim holds when the case runs alone in new
             ranks.
