@@ -121,7 +121,7 @@ class Property:
         return {} if self.leaves_out is None else self.leaves_out(space)
 
     def aspects_of(self, space: Space) -> Collection[str]:
-        """Returns the aspects, such as 'uneven', that the cases of the first search in the space must have."""
+        """Returns words such as 'uneven'; for each word the first search must have a case with it in `Case.aspects`."""
         if self.aspects is not None:
             return self.aspects(space)
         if space.world_sizes == (1,) or not self.shards or self.refuses_only:

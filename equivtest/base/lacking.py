@@ -1,4 +1,4 @@
-"""Names what a backend may lack: the collectives that are probed, and what a run allows to be lacking."""
+"""Lists the functions of torch.distributed that a backend may lack, and decides what a run allows it to lack."""
 
 from __future__ import annotations
 

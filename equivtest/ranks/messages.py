@@ -76,7 +76,7 @@ class Fault(msgspec.Struct, frozen=True):
     """The fault that an audit plants in one collective of a run.
 
     Attributes:
-        kind: One of FAULTS.
+        kind: One of FAULTS, such as 'dropped'.
         index: Number of the collective among a rank's calls, from 0; -1 for no fault.
     """
 

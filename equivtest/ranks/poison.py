@@ -45,9 +45,10 @@ def poison_in_words() -> str:
 def poisoned(poison: str) -> Iterator[None]:
     """Fills new memory of this process in the way that `poison` names, while the context lasts.
 
-    Afterwards malloc keeps its setting until the next visit.  A thread that is within calloc while the setting
-    is removed may get memory that is not zero (glibc 2.36), and the threads that run collectives use calloc.
-    When the next visit begins they have been idle since all ranks answered the last one.
+    After the context malloc keeps filling memory until the next visit begins.  To stop earlier would be an error: a
+    thread that is within calloc at that moment may get memory that is not zero (glibc 2.36), and the threads that run
+    collectives use calloc.  When the next visit begins, these threads have been idle since all ranks answered the
+    last one.
     """
     mallopt = _mallopt()
     if mallopt is not None:

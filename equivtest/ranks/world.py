@@ -175,13 +175,13 @@ class World:
     ) -> list[Reply]:
         """Waits for the replies to a request of `start_visit`; returns one per rank, in rank order.
 
-        It never waits for ever: ranks that are silent `limit_s` (CASE_S) from now, or `grace_s` (GRACE_S) after the
-        first failure, have timed out.  After any failure all ranks are ended.  Their directories may still exist when
-        it returns; `kill` waits for their removal.
+        It never waits for ever: ranks that are silent `limit_s` seconds from now (by default CASE_S), or `grace_s`
+        seconds after the first failure (by default GRACE_S), have timed out.  After any failure all ranks are ended.
+        Their directories may still exist when it returns; `kill` waits for their removal.
 
         Args:
             keep_if_all_raised: True for a case that should be refused: the ranks stay alive if each raised within
-                `grace_s` (REFUSAL_GRACE_S) and a probe shows that they are at the same point.
+                `grace_s` (here by default REFUSAL_GRACE_S) and a probe shows that they are at the same point.
         """
         if grace_s is None:
             grace_s = limits.REFUSAL_GRACE_S if keep_if_all_raised else limits.GRACE_S

@@ -128,7 +128,7 @@ class Audit:
 
 
 def unseen_in(audited: Audited) -> tuple[tuple[str, ...], bool]:
-    """Returns the collectives that no claim checks, and whether the property shows nothing because of them."""
+    """Returns (collectives that no claim checks, True if the property shows nothing because of them)."""
     sites = dict.fromkeys(row.collective for row in audited.rows)
     rejected = {(row.collective, row.fault) for row in audited.rows if row.rejected}
     unseen = tuple(

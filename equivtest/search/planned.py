@@ -14,7 +14,7 @@ def parts_of(
 
     Args:
         world_sizes: The run's world sizes on which the subject runs.
-        pinned: Larger world sizes, see `pinned_sizes`.
+        pinned: Larger world sizes, which the run has only because examples of the property need them.
     """
     has_tables = builder_of(prop.cases) is not None
     parts = plan(profile, world_sizes, prop.weight, has_tables=has_tables) + plan(profile, pinned)

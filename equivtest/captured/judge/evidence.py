@@ -56,7 +56,7 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the tensors of all micro-batches in one dict; tensors of the second are named as 'micro2.given.ids' is.
+    """Joins the tensors of all micro-batches in one dict: 'given.ids' of the second becomes 'micro2.given.ids'.
 
     A tensor of a parameter, which all micro-batches share, is in the dict once.
     """
@@ -221,7 +221,7 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
 def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tensor:
     """Returns the gradient that came to an output from outside of the model, for the rows of the whole batch.
 
-    If the output is a number, each part of the batch gives one row.
+    If the output is a number, the result has one element for each part of the batch.
     """
     name, shape = cotangent_of(output), case.shapes()[output]
     shares = []
