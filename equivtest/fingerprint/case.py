@@ -70,8 +70,8 @@ def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tenso
     """Draws the operands of the fingerprint, all in the mode of values `real`.
 
     `terms` and `rows`: positive, from 1/2 to 2, so that nothing cancels in a sum. `left` and `right`: of both signs.
-    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: 2**-6 to
-    2**3, where every function of the fingerprint is a normal number, or near 1.
+    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: from
+    2**-6 to 2**3, where no value of a function of the fingerprint is subnormal.
     """
     dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]
     given = {}

@@ -42,12 +42,17 @@ class Ranks:
         like: str = "",
         limit_s: float = limits.CASE_S,
     ) -> list[Verdict]:
-        """Runs `case` and raises unless every claim holds, as `equivtest.verdicts.judging.check` does.
+        """Runs `case`, judges the claims and returns their verdicts.
 
         Args:
             claims: Claims to judge; None: the claims that `equivtest check` judges.
             like: Name of the property whose claims to judge, for your own subject.
             limit_s: Seconds that the ranks may take.
+
+        Raises:
+            ClaimFailed: a claim fails; the class is the subclass for the first failure's kind.
+            Misuse: there is no such subject, or it breaks its contract with the harness.
+            Inconclusive, BrokenSetup: the run shows nothing.
         """
         from equivtest.pytest_plugin.suite import claims_of
         from equivtest.verdicts.judging import check

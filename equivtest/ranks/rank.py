@@ -152,7 +152,7 @@ class Rank:
         return dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
 
     def _backend_name(self) -> str:
-        """Returns the backend's name for init_process_group; another one if its groups can spoil collectives."""
+        """Returns the name for init_process_group: the backend's, or `FaultyGroup`'s if collectives may be spoiled."""
         backend = self._start.backend
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 

@@ -225,7 +225,7 @@ class _Builder:
         return Array(tuple(self._merged(rows)), tuple(self.covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
-        """Returns fewer rows, or the same, that together have the same combinations."""
+        """Returns rows that together have all combinations of `rows`: fewer than `rows` if two rows can be merged."""
         merging = _Merging()
         for row in rows:
             merging.add(row, self._covered(row))

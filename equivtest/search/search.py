@@ -320,7 +320,8 @@ class Searching:
         """Returns the smallest failure of the target's claim and kind that is found within limits.SHRINK_S.
 
         A property with a longer limit per case gets more time.  The search runs on fewer ranks first, but at least two,
-        then on the failure's own world size.  With `is_enough` the failure's own world size comes first.
+        then on the failure's own world size.  If the caller has passed `is_enough`, which ends the search at a case
+        that is small enough, the failure's own world size comes first.
         """
         until_s = time.monotonic() + limits.SHRINK_S * max(1.0, self.prop.limit_s / limits.CASE_S)
         found = self.failing[target]

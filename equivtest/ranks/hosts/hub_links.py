@@ -134,7 +134,8 @@ class HubRank:
     """A rank that the hub has requested from a slot.
 
     Attributes:
-        forked, connection: Set once the slot has forked the rank, and once the rank has connected.
+        forked, connection: Futures. `forked` is set once the slot has forked the rank, `connection` once the rank has
+            connected.
         end_r, end_w: The ends of a pipe, which becomes readable once the rank has ended.
     """
 
