@@ -142,7 +142,8 @@ def pick_shape(
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: False if a covering array need not cover the number of dims, the large size and its place.
+        covers: False to let a covering array leave out combinations of the number of dims, the large size and its
+            place with other fields.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))

@@ -192,7 +192,7 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 def _own_unit(operand: torch.Tensor) -> int:
     """Returns an e <= 0 such that every element is an integer times 2**e.
 
-    It is 0 for integers even if they share powers of two, since later summands may not share these.
+    The result is 0 for integers even if all are multiples of a larger power of two, since later summands may not be.
     """
     if not bool(operand.isfinite().all()):
         raise InexactData("an operand is infinite or NaN, so no sum with it is exact")

@@ -62,7 +62,7 @@ def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[C
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """Returns the collective that distributes a whole tensor of rank 0: a scatter for Shard, else a broadcast."""
+    """Returns the collective that sends a tensor from rank 0 to all ranks: a scatter for Shard, else a broadcast."""
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))

@@ -31,11 +31,12 @@ class ExpectedTensor:
             every bit has one right value; None: only `value` has.
         flushed_below: Magnitude below which an element may be zero instead, if zeros were added to it by a backend
             that declares to flush subnormals.
-        scale: Size to compare `allowed` with if the values are smaller: for values that are zero in exact arithmetic.
+        scale: Size that decides if `allowed` is too wide, in place of the size of the values if that is smaller: for
+            values that are zero in exact arithmetic, beside which every bound is wide.
         is_sum: True if elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
             added to +0 it is +0, and the kernel decides where a sum begins.
-        may_be_none: True if a correct subject may answer None instead of zeros: for a gradient that reaches nothing, or
-            if the case accepts None.
+        may_be_none: True if a correct subject may answer None instead of zeros: for the gradient of a tensor that
+            no output needs, or if the case accepts None.
         is_inner: True if the claim does not become open when the bound of this tensor is too wide.  Set for values
             within a module: if such a bound is too wide, the oracle continues with its own value, so that an error of
             the ranks shows in later tensors.
@@ -45,8 +46,8 @@ class ExpectedTensor:
             removes it later.
         resolution: Largest error per element, float64, at which a rank's value counts as right although the bound is
             too wide or proves nothing: see `resolution_of`; None: no error does.
-        takes_wider: True if the answer may have any dtype that holds every number of `dtype`, or of integers, and is
-            judged by its value: for numbers that a step reports.
+        takes_wider: True if only the value of the answer counts, as for numbers that a step reports: the answer may
+            have any integer dtype, and any dtype that holds every number of `dtype`.
     """
 
     value: torch.Tensor

@@ -54,9 +54,10 @@ class Reduced:
 
 
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
-    """Reduces operands (k, *shape) to a result (*shape) that every order of the reduction gives, without a bound.
+    """Reduces operands (k, *shape) to the result (*shape) that every order of the reduction gives, without a bound.
 
-    An average gets a bound if a backend that multiplies by a rounded 1 / k may give another result.
+    There is one exception, which gives a result with a bound: an average for which a backend that multiplies by a
+    rounded 1 / k may give another result.
 
     Args:
         name: Name of the operands, for the message.

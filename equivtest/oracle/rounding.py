@@ -80,7 +80,7 @@ class Arithmetic:
 
     @property
     def eta_a(self) -> float:
-        """Largest error of an accumulator's product that underflows."""
+        """Largest error of a product that underflows in an accumulator."""
         return underflow(self.accumulate, flushed=self.flushes_subnormals)
 
     @property
@@ -175,8 +175,9 @@ def error_of(operand: Operand) -> torch.Tensor:
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
     """Bounds the error of a result after it was stored `times` times; float64.
 
-    Infinite if the result may overflow; 0 if it is certainly zero.  The mask `size != 0` is converted to float64,
-    because a bool times a number is float32, and float32 cannot represent an underflow of float32 or float64.
+    The bound is infinite if the result may overflow, and 0 if the result is certainly zero.  The code converts the mask
+    `size != 0` to float64, because a bool times a number is float32, which cannot represent an underflow of float32 or
+    float64.
 
     Args:
         error: Distance of the result from `value` before it is stored.

@@ -248,7 +248,7 @@ class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return parts._replace(value=parts.value.to(wide)).wrapped()
 
     def _stored(self, out: Out, like: Any, given: Any) -> Any:
-        """Rounds a kernel's result to the dtype in which it is stored, and returns it in the dtype of `like`."""
+        """Rounds a kernel's result to the dtype in which the kernel stores it; returns it in the dtype of `like`."""
         if out.tensor is None:
             return None
         parts = Parts.of(out.tensor)

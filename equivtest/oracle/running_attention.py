@@ -1,8 +1,8 @@
 """Computes attention as torch's 16-bit CPU kernel does, which stores the operands of matrix products in 16 bits.
 
 A program that computes attention step by step in float32, as torch does elsewhere, stores less, with one exception: its
-backward multiplies by the output before it was stored.  A program that divides the keys among the ranks stores each
-share of the output.
+backward multiplies by the output as it was before the program stored it.  A program that divides the keys among the
+ranks stores each share of the output.
 
 Source: ATen/native/cpu/FlashAttentionKernel.cpp, compared with torch 2.13.0 by `python -m studies.bounded_ops`:
 cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of

@@ -60,7 +60,7 @@ class Roundings:
         return f"computed in {record.accumulate}, stored in {record.dtype}, added up in {record.reduce}"
 
     def record(self, dtype: torch.dtype) -> Arithmetic:
-        """Returns the arithmetic of operations with results of a dtype, which may differ from the module's.
+        """Returns the arithmetic of operations whose results have a dtype, which need not be the module's dtype.
 
         If the backend declares nothing for a dtype, it computes, stores and adds in that dtype.
 
@@ -95,7 +95,8 @@ class Roundings:
             num: Number of roundings in the dtype `accumulate`; SPARE more are counted.
             stores: Number of times that a value is stored in the tensor's own dtype: more than 1 for a sum that is
                 computed in that dtype.
-            added: Bound on the sum of any of the ranks' shares, if a collective adds shares here; None: none does.
+            added: Bound on the sum of the shares of any of the ranks, if a collective adds shares in this operation;
+                None: no collective does.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
@@ -202,7 +203,9 @@ class Roundings:
         stores: Count = 1,
         added: torch.Tensor | None = None,
     ) -> Parts:
-        """Returns a result whose error includes the operation's roundings; infinite if it or a share may overflow.
+        """Returns a result whose error includes the operation's roundings.
+
+        The error is infinite if the result, or a share of it, may overflow.
 
         An infinite result of operands without an error, as in a mask, is exact.
         """

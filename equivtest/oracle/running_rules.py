@@ -332,7 +332,7 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """Computes 1 over the root; code without vectors stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
+    """Computes 1 / sqrt(x); code without vectors stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 

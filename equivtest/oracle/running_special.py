@@ -1,8 +1,9 @@
 """Rules of special functions, of products of many factors and of triangular systems: see `running_rules`.
 
-A monotonic function of one operand is bounded by `equivtest.oracle.running_rules.curve`.  If a function has a minimum,
-that counts too.  If the slope of a function has a bound, the slope bounds the error.  A further operand, such as the
-order of a gamma function, must be exact, or no bound is known.
+A monotonic function of one operand is bounded by `equivtest.oracle.running_rules.curve`.  If a function has a minimum
+that an inexact operand may reach, the distance from the value to the minimum is added to the bound.  If the slope of a
+function has a bound, the slope bounds the error.  A further operand, such as the order of a gamma function, must be
+exact, or no bound is known.
 
 Source: DLMF 5.4 (the minimum of gamma), 8.2, 10.25; for triangular systems Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., theorem 8.5: for any order of substitution, (T + D) x = b, with |D| at most gamma_n |T|.
@@ -77,9 +78,10 @@ def hypotenuse(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def angle(r: Roundings, left: Any, right: Any) -> Parts:
-    """Computes atan2; the error is at most an arc over the distance from the origin.
+    """Computes atan2, the angle of the point (right, left).
 
-    There is no bound if that distance may be zero, or if the point may cross the cut along the negative x-axis.
+    If the point is off by at most e, and at least d from the origin, the angle is off by at most (pi / 2) e / d.  There
+    is no bound if d is zero, or if the point may cross the cut along the negative x-axis.
     """
     a, b = Parts.of(left), Parts.of(right)
     value, off = torch.atan2(a.value, b.value), a.error + b.error

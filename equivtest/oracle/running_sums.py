@@ -32,9 +32,10 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
-    """Returns the largest element; a correct program's lies between the largest value - error and value + error.
+    """Returns the largest element x, of elements that each have a value and an error.
 
-    So the errors of much smaller elements have no influence.  Both limits are rounded once here.
+    In a correct program x lies between max(value - error) and max(value + error), so the errors of much smaller
+    elements have no influence.  Both limits are rounded once here.
     """
     a = Parts.of(operand)
     dims = dims_of(a.value, dim)

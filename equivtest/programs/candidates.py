@@ -266,7 +266,7 @@ def _by_parts(
 
 
 def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tuple[Any, ...]:
-    """Returns the choices whose batch has at least one row for each rank.
+    """Returns the choices (values of `x_shape` or `sizes`) whose batch has at least one row for each rank.
 
     Raises:
         Misuse: no choice has enough rows.

@@ -1,4 +1,7 @@
-"""`equivtest.program`: the property of a user's program, in one line of a test file; a rank imports little of it."""
+"""`equivtest.program`: the property of a user's program, in one line of a test file.
+
+The module imports little at its top level, because every rank imports it with the user's file.
+"""
 
 from __future__ import annotations
 

@@ -132,7 +132,12 @@ def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, w
 
 
 def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
-    """Yields, for each of the three weights, the row of errors whose weighted sum leans most to one side."""
+    """Yields, for each of the three weights of the module's docstring, the row whose weighted sum leans most.
+
+    Args:
+        rows: Errors, right values and allowances, (3, number of rows, width).
+        what: Description of a row, for the message.
+    """
     errors, right, allowed = rows
     if not errors.numel():
         return

@@ -41,9 +41,9 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 
 
 def write_brief_message(verdict: Verdict, replay: str) -> str:
-    """Describes the failure; in five lines, without the traceback, if every rank of a user's program raised the same.
+    """Describes the failure like `write_message`, or in five lines if every rank of a user's program raised the same.
 
-    The replay file has the traceback.
+    The five lines leave out the traceback, which the replay file has.
     """
     first, *others = verdict.detail.splitlines() or [""]
     frames = [_FRAME.fullmatch(line) for line in others if line.startswith("  ")]

@@ -52,7 +52,7 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 def _of_parameters(expected: Expected) -> list[str]:
     """Returns the names of all tensors except 'input', 'output' and the gradients of these two.
 
-    Torch may choose the layout of an input, an output and their gradients, so no claim fixes it.
+    Torch may choose the layout of an input, an output and their gradients.
     """
     return [name for name in expected.tensors if not {"input", "output"} & {*name.split(".")}]
 

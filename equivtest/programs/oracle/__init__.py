@@ -43,7 +43,9 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """Returns the right answers like `expect_module`, but derives some of them from the ranks' answers, `held`.
+    """Returns right outputs, parameters and gradients, some of them derived from the ranks' answers, `held`.
+
+    Without `by_parts` and without training, nothing is derived from them, and the result is that of `expect_module`.
 
     If the case is judged by parts, each part starts from the ranks' values at its beginning.  If the module is trained,
     each step starts from the ranks' parameters after the step before.
@@ -81,7 +83,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     """Returns a function that looks up the boundaries of the unsharded module, which runs in this process.
 
-    The oracle uses it like one that assembles the ranks' boundaries.
+    It stands in for the function that assembles the boundaries from the ranks.
     """
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}

@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
     """Returns the right value of every answer to all micro-batches, named as `at_micro_batch` names them.
 
-    A parameter has one gradient: the sum over all micro-batches, and over the parts of the batch their sum or mean.
+    A parameter has one gradient: the sum over all micro-batches of the sum or mean over the parts of the batch.
     Its bound allows any order of additions: over the micro-batches first, or over the ranks first.
     """
 

@@ -1,21 +1,21 @@
 """Assembles the ranks' tensors at a boundary inside a module, under a layout that is declared or inferred.
 
 A DTensor declares which part of the whole each rank has.  For a plain tensor the oracle infers the layout.  It tries
-all layouts of `_candidates`, and takes the first under which the ranks' tensors agree with the reference and all
-replicas have the same bits.  Without such a layout it takes the nearest one that agrees, because under a wide bound
-several may agree.
+all layouts of `_candidates`, and takes the first under which the ranks' tensors agree with the reference, within its
+bound, and are no operands of a sum, and all replicas have the same bits.  If there is no such layout, several others
+may agree, because a bound may be wide.  The oracle then takes the one with the smallest errors.
 
 Two arrangements have no layout.  Along one dim, some slices may be replicas and the others operands of a sum: all ranks
 use some results of a projection, for example, and each rank uses a part of the others.  Or the slices of one dim may
 be in any order, as in merged projections.
 
-If the batch is divided, another rank may have some rows of a rank among its own, as when tokens go to the ranks of
-their experts.
+If the batch is divided, rows may move between ranks, as when each token goes to the rank of its expert.  The rows of
+one rank's part of the batch are then found among the rows of all ranks.
 
-A wrong guess hides no fault.  The assembled value agrees with the reference, so the oracle judges all later parts from
-right values.  The ranks continue from the values that they really have.  The two differ at the first part that does not
-map one to the other, at the latest in the outputs and in the gradients of inputs and parameters.  The case declares the
-layouts of all these.
+A wrong guess hides no fault.  Whatever layout the oracle guesses, the value that it assembles agrees with the
+reference, so the oracle judges all later parts from right values.  The ranks continue from the values that they really
+have.  If these are wrong, a later part gives results that differ from the oracle's, at the latest an output, or the
+gradient of an input or a parameter.  There the oracle guesses nothing, because the case declares their layouts.
 """
 
 from __future__ import annotations
