@@ -47,8 +47,8 @@ class OperatorCase(Case):
         placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, only for floating-point
             operands, 'partial(OP)'. Each rank has its own term of a partial operand.
         other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
-        holds: Contents of each operand: a domain of numbers, 'bools', 'whole', or 'below 5' for int64 from 0 to 4;
-            empty: the contents in the operator's entry of the table.
+        holds: Contents of each operand: a domain of numbers such as 'positive', 'bools', 'whole' for int64, or 'below
+            5' for int64 from 0 to 4; empty: the contents in the operator's entry of the table.
         cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
         requires_grad: Numbers of the operands that require a gradient.
         strided: Numbers of the operands that have their last two dims swapped in memory.
@@ -154,7 +154,10 @@ class OperatorCase(Case):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Describes each result of the unsharded call: shape, dtype, and the operands that it has a gradient for."""
+        """Describes each result of the unsharded call.
+
+        That is its shape, its dtype, and the numbers of the operands that it is differentiable for.
+        """
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         named = tuple(name or self.dtype for name in dtypes)
         return results_of(self.operator, self.operands, self.arguments, named, self.holds)
@@ -181,7 +184,7 @@ class OperatorCase(Case):
 
     @property
     def dim(self) -> Argument:
-        """Returns the value of the call's argument `dim`, or None if it has none."""
+        """Returns the value of the call's argument `dim`, or None if the call has no such argument."""
         return dict(self.arguments).get("dim")
 
     def kind_of(self, number: int) -> str:
@@ -198,7 +201,7 @@ class OperatorCase(Case):
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """Returns the size of the first operand's dim that the call's index operand points into."""
+        """Returns the size of the dim that the call's index operand points into, a dim of the first operand."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
@@ -225,7 +228,10 @@ class OperatorCase(Case):
         return Layout(tuple(map(parse_placement, texts)))
 
     def graded(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands that require a gradient and that some result is differentiable for."""
+        """Returns the numbers of the operands that get a gradient.
+
+        These require one, and some result is differentiable for them.
+        """
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 

@@ -32,20 +32,26 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns one signature with one operand of square matrices: `(2, 4, 3) -> (2, 3, 3)`."""
+    """Returns one signature with one operand, square matrices as wide as the shape's last dim.
+
+    For example the shape (2, 4, 3) gives two matrices of shape (3, 3).
+    """
     return (Signature((_square(shape),)),)
 
 
 def _beside_columns(shape: Shape) -> Signatures:
-    """Returns two signatures: square matrices, and right-hand sides with two columns or with as many as they have."""
+    """Returns two signatures with square matrices and right-hand sides.
+
+    The right-hand sides have two columns in the first signature, and as many as the matrices in the second.
+    """
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns a form whose operands are Householder vectors and their factors.
+    """Returns a form: for a shape, it gives one signature with Householder vectors and their factors.
 
-    With `columns` there is a third operand, a matrix of two columns that the reflections multiply.
+    With `columns` the signature has a third operand, matrices of two columns that the reflections multiply.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -58,8 +64,8 @@ def _reflections(*, columns: bool = False) -> Form:
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
     """Returns an operator whose results must be exact.
 
-    `domain` names the contents of the first operand, or is a tuple for the first operands. All further operands have
-    integers.
+    `domain` names the contents of the first operand; a tuple names those of the first operands, one after the other.
+    All further operands have integers.
     """
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))
@@ -72,7 +78,7 @@ def _crossed(shape: Shape) -> Signatures:
 
 
 def _reduced_rows(shape: Shape) -> Signatures:
-    """Returns calls of `index_reduce`, which reduces rows of the third operand into indexed rows of the first."""
+    """Returns signatures of `index_reduce`, which reduces rows of the third operand into indexed rows of the first."""
     found = []
     for signature in along()(shape):
         dim = dict(signature.arguments)["dim"]
@@ -85,7 +91,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns calls of `diagonal_scatter`: a matrix, and the values for its diagonal or for the diagonal above."""
+    """Returns signatures of `diagonal_scatter`: a matrix, and values for its diagonal or for the one above it."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

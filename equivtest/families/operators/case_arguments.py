@@ -1,6 +1,7 @@
 """Builds arguments and signatures from a shape, for operators that split tensors, or that move or pick elements.
 
-Each function returns the simplest first, like the forms in `equivtest.families.operators.case_forms`.
+A signature has the shapes of all operands and the arguments of one call. Each function returns the simplest arguments
+or signature first, like the forms in `equivtest.families.operators.case_forms`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from equivtest.families.operators.case_forms import (
 
 
 def reshapes(shape: Shape) -> list[Arguments]:
-    """Returns the argument `shape` for each way to reshape.
+    """Returns the argument `shape` of each call that reshapes a tensor of this shape.
 
-    The ways are: flat, two neighbouring dims merged, a dim of size 1 added, an even dim split in two.
+    The calls flatten the tensor, merge two neighbouring dims, add a dim of size 1, or split an even dim in two.
     """
     found: list[Shape] = [(-1,)]
     for dim in range(len(shape) - 1):
@@ -55,7 +56,7 @@ def narrows(shape: Shape) -> list[Arguments]:
 
 
 def per_dim(name: str, *values: int, **arguments: Any) -> Callable[[Shape], list[Arguments]]:
-    """Returns a function from a shape to the arguments of calls, one call for each dim and value.
+    """Returns a function that gives, for a shape, the arguments of one call for each dim and value.
 
     For example `per_dim("k", 1, 2)` gives `dim=DIM, k=1` and `dim=DIM, k=2` for each dim. Every call also has
     `arguments`.
@@ -152,7 +153,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """Returns calls with two operands that broadcast to the shape; the first operand always has the whole shape."""
+    """Returns signatures with two operands: one of the shape, and one that broadcasts to it."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 
@@ -170,7 +171,7 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns the arguments of calls that slice one dim, counted from the front.
+    """Returns the arguments of calls that slice one dim, each dim in turn; `dim` is counted from the front.
 
     findings/52 is about dims counted from the end.
     """
@@ -186,7 +187,7 @@ def uneven_splits(shape: Shape) -> list[Arguments]:
 
 
 def selected_beside(shape: Shape) -> Signatures:
-    """Returns calls of `select_scatter`, which writes the second operand into one row of the first."""
+    """Returns signatures of `select_scatter`, which writes the second operand into one row of the first."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     return tuple(
         Signature((shape, (*shape[:front], *shape[front + 1 :])), (("dim", dim), ("index", index)))
@@ -196,7 +197,7 @@ def selected_beside(shape: Shape) -> Signatures:
 
 
 def sliced_beside(shape: Shape) -> Signatures:
-    """Returns calls of `slice_scatter`, which writes the second operand into all rows of the first except row 0."""
+    """Returns signatures of `slice_scatter`, which writes the second operand into the first from row 1 on."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape) if shape[dim] > 1]
     return tuple(
         Signature((shape, (*shape[:front], shape[front] - 1, *shape[front + 1 :])), (("dim", dim), ("start", 1)))
@@ -205,16 +206,17 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """Returns calls with an operand, an index of one or two rows along `dim`, and rows to write or add at the index."""
+    """Returns signatures with an operand, an index of one or two rows along `dim`, and rows to write or add there."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
 def images(*, transposed: bool = False) -> Form:
-    """Returns a form for convolutions: an input (N, C, 3, W) or (N, C, W), a kernel, and in some signatures a bias.
+    """Returns a form for convolutions: it gives signatures with an input, a kernel and, in some of them, a bias.
 
-    N, C and W are the sizes of the shape. The kernel gives two channels; with `groups=C` it gives C channels.
+    For a shape (N, C, W) the input is (N, C, 3, W) or (N, C, W): N images of C channels. The kernel gives two channels;
+    with `groups=C` it gives C channels.
     """
 
     def form(shape: Shape) -> Signatures:

@@ -21,7 +21,10 @@ _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
 
 
 def _alike(*each: dict[str, Argument]) -> Form:
-    """Returns a form with two operands of the shape, and one signature for each of these dicts of arguments."""
+    """Returns a form: for a shape, it gives one signature for each of these dicts of arguments.
+
+    Both operands of a signature have the shape.
+    """
     return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
 
 

@@ -37,12 +37,12 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns a form with one signature: one operand, whose shape is the form's argument."""
+    """Returns a form: for a shape, it gives one signature, with one operand of that shape and these arguments."""
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns a form with two operands that broadcast to the form's shape.
+    """Returns a form: for a shape, it gives signatures with two operands that broadcast to the shape.
 
     One operand has that shape; the other may have one dim of size 1 instead, or lack some or all of the first dims.
     """
@@ -58,9 +58,9 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns a form with three operands.
+    """Returns a form: for a shape, it gives signatures with three operands that broadcast to the shape.
 
-    All have the form's shape, or the second or the third is smaller and is broadcast.
+    All have the shape, or the second or the third is smaller.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -72,7 +72,10 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns a form with one operand, and one signature for each of `values`, passed as the argument `name`."""
+    """Returns a form: for a shape, it gives one signature for each of `values`, passed as the argument `name`.
+
+    The only operand has the shape.
+    """
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
 
@@ -82,12 +85,19 @@ def dims_of(shape: Shape) -> tuple[int, ...]:
 
 
 def along(**arguments: Argument) -> Form:
-    """Returns a form with one operand and the argument `dim`, which takes every dim."""
+    """Returns a form: for a shape, it gives one signature for each dim, passed as the argument `dim`.
+
+    The only operand has the shape. A dim is counted once from the front and once from the end.
+    """
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
 
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
-    """Returns a form with one operand and the dims that are reduced: all, one or several, with or without `keepdim`."""
+    """Returns a form: for a shape, it gives signatures with one operand and different reduced dims.
+
+    A signature names one dim, several (if `several`) or none, which reduces all (if `all_dims`). Each that names dims
+    also occurs with `keepdim=True`, unless the argument `keepdim` is False.
+    """
 
     def form(shape: Shape) -> Signatures:
         found: list[Arguments] = [()] if all_dims else []
@@ -104,12 +114,15 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 
 
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
-    """Returns a form with one operand, and with arguments that `make` computes from its shape."""
+    """Returns a form: for a shape, it gives one signature for each entry of `make(shape)`, a list of arguments.
+
+    The only operand has the shape.
+    """
     return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
 
 
 def indexed(*, same_dims: bool) -> Form:
-    """Returns a form with an operand, the argument `dim`, and an index into that dim.
+    """Returns a form: for a shape, it gives signatures with an operand, the argument `dim`, and an index into that dim.
 
     With `same_dims` the index has as many dims as the operand; its size in a dim other than `dim` is at most the
     operand's. Without `same_dims` the index has one dim.
@@ -131,7 +144,7 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Returns a form with operands to join along each dim.
+    """Returns a form: for a shape, it gives signatures of operands to join along each dim.
 
     There are two equal operands, or two of which the second is longer in that dim, or three equal ones. With `new_dim`
     the operator stacks operands along a new dim, and there are only two equal ones.
@@ -149,9 +162,11 @@ def joined(*, new_dim: bool) -> Form:
 
 
 def products(*dims: str) -> Form:
-    """Returns a form for matrix products, whose operands' dims are named by letters: `products("mk", "kn")`.
+    """Returns a form for matrix products: for a shape, it gives one signature, whose dims are named by letters.
 
-    The sizes of b, m and k come from the shape's first, last but one and last dim; n is 2 and o is 3.
+    For example `products("mk", "kn")` multiplies a matrix (m, k) by one (k, n). The size of the letter b is that of the
+    shape's first dim, m of the last but one, k of the last; n is 2 and o is 3. A shape of fewer than two dims gives no
+    signature.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -164,5 +179,5 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Returns a form with the signatures of all these forms, in order."""
+    """Returns a form: for a shape, it gives the signatures of all these forms, in order."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

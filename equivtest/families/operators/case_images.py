@@ -15,22 +15,23 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _beside(*tails: tuple[int, ...]) -> Form:
-    """Returns a form with one operand, images (N, C, H, W), and one signature for each (H, W) in `tails`.
+    """Returns a form: for a shape (N, C, ...), it gives one signature for each of `tails`.
 
-    N and C are the first two sizes of the form's shape.
+    The only operand of a signature is N images of C channels, of shape (N, C, *tail).
     """
     return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
 
 
 def _volumes(shape: Shape) -> Signatures:
-    """Returns one signature with one operand, volumes (C, D, H, 2), where (C, D, H) is the shape."""
+    """Returns one signature with one operand of shape (*shape, 2): volumes, if the shape has three dims."""
     return (Signature(((*shape, 2),)),)
 
 
 def _scaled(*how: str) -> Form:
-    """Returns a form with an input, a weight and a bias, for an operator that normalizes.
+    """Returns a form: for a shape, it gives one signature with an input, a weight and a bias, for a normalization.
 
-    Weight and bias have the size of the input's last dim; `_scaled("channels")` gives them the size of dim 1.
+    The input has the shape. Weight and bias have the size of its last dim; `_scaled("channels")` gives them the size of
+    dim 1.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -78,7 +79,10 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """Returns signatures with images (N, C, 2, 3) and the argument `size`: the images' own size, or twice that size."""
+    """Returns two signatures with images of 2 by 3 pixels and the argument `size`: this size, or twice this size.
+
+    The first two sizes of the shape are the numbers of images and of channels.
+    """
     x = (shape[0], shape[1], 2, 3)
     return tuple(Signature((x,), (("size", size),)) for size in ((2, 3), (4, 6)))
 
@@ -88,7 +92,7 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
 
 
 def _corners(num_dims: int) -> Form:
-    """Returns a form for `grid_sampler`: images or volumes, and a grid of points.
+    """Returns a form for `grid_sampler`: for a shape, it gives images or volumes, and a grid of points.
 
     The grid's values are -1 or 1, so that every point is a corner of the image.
     """

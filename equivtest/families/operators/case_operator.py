@@ -49,10 +49,10 @@ class Operator:
 
     Attributes:
         name: The name in torch's list of operators, followed by a word for a special form.
-        call: Takes the operands in order, and the arguments by name.
-        form: Returns the signatures for one shape.
-        kinds: Kinds of the first operands; all further operands are floats.
-        domain: Domain of the values of operands that are floats.
+        call: The function that is called; it takes the operands in order, and the arguments by name.
+        form: Function that returns, for one shape, the signatures: operands' shapes and arguments of one call each.
+        kinds: Kinds of the first operands, such as index or bools; all further operands are floats.
+        domain: Domain of the values of operands that are floats, such as 'positive'.
         domains: Domains of the first operands if they differ; all further operands have ANY.
         is_exact: True if results must equal the oracle's, because they are values of the domain or have no more bits.
             Sums and products need no mark: the certificate proves them exact.

@@ -32,7 +32,7 @@ _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 
 def name_of(operator: str, way: str) -> str:
-    """Returns the operator's name in the table if it is called in that way.
+    """Returns the name that the table gives to an operator that is called in this way.
 
     For example `name_of("add", "in place") == "add in place"`.
     """
@@ -49,7 +49,11 @@ def function_of(operator: str) -> Callable[..., Any] | None:
 
 
 def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Calls an operator of the table with the arguments that the text of a form lists, and returns its results."""
+    """Calls an operator of the table and returns its results.
+
+    `call` is the text of a form, the argument list of the call: in "x0, 2, dim=x1" the names x0 and x1 stand for the
+    operands.
+    """
     way = way_of(name)
     operator = name.removesuffix(f" {way}") if way else name
     positional, named = _arguments(call, tuple(operands))
@@ -71,12 +75,18 @@ def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def way_of(name: str) -> str:
-    """Returns the way of calling that a name in the table ends with: `way_of("add in place") -> "in place"`."""
+    """Returns the way of calling that a name in the table ends with: `way_of("add in place") -> "in place"`.
+
+    Returns '' for an operator that is called as a function.
+    """
     return next((way for way in WAYS[1:] if name.endswith(f" {way}")), "")
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluates the text of a form and returns the positional arguments and the keyword arguments."""
+    """Evaluates an argument list given as text, and returns its positional arguments and its keyword arguments.
+
+    In "x0, 2, dim=x1" the names x0 and x1 stand for the operands.
+    """
     tree = _parsed(call)
     positional = [_value(each, operands) for each in tree.args]
     return positional, {str(each.arg): _value(each.value, operands) for each in tree.keywords}

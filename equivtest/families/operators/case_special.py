@@ -30,12 +30,12 @@ _OF_ONE: tuple[tuple[str, Call, str], ...] = (
 
 
 def _complex(shape: Shape) -> Signatures:
-    """Returns one signature with one operand: the shape and one more dim of size 2, for real and imaginary parts."""
+    """Returns one signature with one operand of shape (*shape, 2): real and imaginary parts of complex numbers."""
     return (Signature(((*shape, 2),)),)
 
 
 def _equal(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Calls `torch.equal` on x and a copy of x, then on x and another tensor; returns each result as a number."""
+    """Calls `torch.equal` on x and a copy of x, then on x and `other`; returns both results, as the numbers 0 or 1."""
     return tuple(x.new_full((1, 1), float(torch.equal(x, one))) for one in (x.mul(1), other))
 
 

@@ -60,7 +60,7 @@ OPERATORS = {
 
 
 def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any, ...]:
-    """Calls the operator and returns its results in order, as a tuple.
+    """Calls the operator with this name in the table and returns its results in order, as a tuple.
 
     Hides warnings about NaN, because NaN is judged like any other value.
     """
@@ -74,7 +74,8 @@ def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any
 def signatures_of(name: str, shape: Shape) -> Signatures:
     """Returns the signatures that the installed torch accepts for this operator and shape, simplest first.
 
-    Each was tried in an unsharded call in float64.
+    A signature has the shapes of all operands and the arguments of one call. Each was tried in an unsharded call in
+    float64.
     """
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:
@@ -83,7 +84,7 @@ def signatures_of(name: str, shape: Shape) -> Signatures:
 
 
 def is_taken(name: str, signature: Signature, dtype: str) -> bool:
-    """True if the unsharded operator accepts the signature when every operand has this dtype."""
+    """True if torch accepts an unsharded call with this signature, in which every operand has this dtype."""
     try:
         dtypes = (dtype,) * len(signature.shapes)
         results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)
@@ -98,7 +99,7 @@ class Result:
 
     Attributes:
         operands: Numbers of the operands for which the result has a gradient.
-        requires_grad: The flag of the result if all operands require a gradient.
+        requires_grad: The result's requires_grad in a call whose floating-point operands all require a gradient.
     """
 
     shape: Shape
@@ -113,8 +114,11 @@ def results_of(
 ) -> tuple[Result, ...]:
     """Describes the results of the unsharded operator on operands of these shapes and dtypes.
 
+    Args:
+        holds: Contents of each operand; empty: those in the operator's entry of the table.
+
     Raises:
-        RuntimeError, IndexError, ValueError, TypeError: the operator does not take them.
+        RuntimeError, IndexError, ValueError, TypeError: the operator does not accept the operands or arguments.
     """
     operator = OPERATORS[name]
     operands = tuple(
@@ -146,9 +150,9 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 
 
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the kind of operand `number`.
+    """Returns the kind of operand `number`, such as 'floats' or 'index'.
 
-    It follows from the operand's content in `holds`, or is the operator's own if `holds` is empty.
+    It follows from the operand's content in `holds`. If `holds` is empty, the operator's entry of the table names it.
     """
     if not holds:
         return operator.kind_of(number)
@@ -157,14 +161,17 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 
 
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
-    """Returns the content of operand `number` in `holds`, or the operator's own domain for it if `holds` is empty."""
+    """Returns the content of operand `number`, such as 'positive' or 'below 5'.
+
+    It is the one in `holds`. If `holds` is empty, the operator's entry of the table names it.
+    """
     return holds[number] if holds else operator.domain_of(number)
 
 
 def plain_operand(kind: str, domain: str, shape: Shape, dtype: str) -> torch.Tensor:
-    """Returns an operand for a trial call.
+    """Returns an operand of simple values for a trial call.
 
-    Its values are True for bools, 0 for integers, unit matrices for a domain of matrices, and 0.5 for other numbers.
+    The values are True for bools, 0 for integers, unit matrices for a domain of matrices, and 0.5 for other numbers.
     """
     if kind == BOOLS:
         return torch.ones(shape, dtype=torch.bool, device="cpu")

@@ -8,10 +8,10 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def operator_collectives(case: OperatorCase, rank: int) -> Collectives:
-    """Returns an empty tuple: a sum of an operand that is not partial takes no collective.
+    """Returns an empty tuple: the documented calls are sums of operands that are not partial, which take no collective.
 
-    A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards. No other
-    operator's case records collectives.
+    A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards. Cases of other
+    operators do not record collectives.
 
     Source: common_reduction_strategy in torch/distributed/tensor/_ops/_math_ops.py (2.13.0).
     """

@@ -40,14 +40,14 @@ def counts_dim_from_end(case: OperatorCase) -> bool:
 
 
 def is_dim_divided(case: OperatorCase) -> bool:
-    """True if the first operand is sharded along the argument `dim`."""
+    """True if the first operand is sharded along the dim that the argument `dim` names."""
     if not isinstance(case.dim, int) or not case.operands[0]:
         return False
     return f"shard({case.dim % len(case.operands[0])})" in case.placements[0]
 
 
 def has_shorter_index(case: OperatorCase) -> bool:
-    """True if an index is shorter than the first operand in a dim other than the indexed one."""
+    """True if an index has as many dims as the first operand, but is shorter than the operand in a dim not indexed."""
     if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
         return False
     pairs = enumerate(zip(*case.operands, strict=True))
@@ -66,7 +66,7 @@ def is_divided(case: OperatorCase) -> bool:
 
 
 def reduced_by(case: OperatorCase) -> str:
-    """Returns the reduction by which the first operand is partial, such as 'sum', or ''."""
+    """Returns the reduction by which the first operand is partial, such as 'sum'; '' if it is not partial."""
     return case.reduction(0)[0]
 
 
@@ -81,7 +81,10 @@ def has_partial(case: OperatorCase) -> bool:
 
 
 def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
-    """True if some rank's shard is empty along a reduced dim. All dims are reduced if the call names none."""
+    """True if some rank's shard of the first operand is empty along a reduced dim.
+
+    A call without the argument `dim` reduces all dims.
+    """
     num_dims, dim = len(case.operands[0]), case.dim
     if not num_dims:
         return False
@@ -90,9 +93,10 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if the first operand is sharded along a negative `dim`, which is its first dim, or -1 under a condition.
+    """True if `dim` is negative, the first operand is sharded along it, and it is the operand's first dim.
 
-    The condition for -1 is that some rank's shard has size 1 along dim 0. Always False on one rank.
+    Also True if `dim` is -1, the operand is sharded along it, and some rank's shard has size 1 along dim 0. Always
+    False on one rank.
     """
     if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
@@ -101,9 +105,10 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 
 
 def picks_one_of_nothing(case: OperatorCase) -> bool:
-    """True if a replicated index picks one row along `dim`, and shards along `dim` would leave some rank without a row.
+    """True if a replicated index picks one row, and torch's sharding of the rows leaves some rank without a row.
 
-    The operand must be sharded along `dim`, or partial. Always False with two mesh axes, or with fewer rows than ranks.
+    The rows are those of the first operand along `dim`. The operand must be sharded along `dim`, or partial. Always
+    False with two mesh axes, or with fewer rows than ranks.
     """
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:
         return False
@@ -115,7 +120,10 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
 
 
 def divides_index_otherwise(case: OperatorCase) -> bool:
-    """True if some rank's index has more rows than the rank's operand along a dim that is not indexed."""
+    """True if some rank has more rows of the index than of the first operand, along a dim that is not indexed.
+
+    Both are counted under each placement that shards one of the operands.
+    """
     if not has_shorter_index(case):
         return False
     texts = {text for placements in case.placements for text in placements if text.startswith("shard")}
@@ -133,7 +141,10 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
 
 
 def compares_beyond_dims(case: OperatorCase) -> bool:
-    """True if, of two operands, the one with more shards is sharded along a dim that the other does not have."""
+    """True if the operand with more shards is sharded along a dim that the other one does not have.
+
+    False unless there are two operands with dims.
+    """
     if len(case.operands) != 2 or not all(case.operands):
         return False
     pairs = [zip(case.mesh_shape, case.operand_layout(n).placements, strict=True) for n in (0, 1)]
@@ -143,7 +154,7 @@ def compares_beyond_dims(case: OperatorCase) -> bool:
 
 
 def squeezes_a_row(case: OperatorCase) -> bool:
-    """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards along dim 1."""
+    """True if a vector is multiplied by a matrix, and the vector is partial or the matrix has no shards of dim 1."""
     if [len(shape) for shape in case.operands] != [1, 2]:
         return False
     is_partial = bool(case.reduction(0)[0]) and math.prod(case.mesh_shape) > 1
@@ -153,7 +164,8 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 def pads_other_rows(case: OperatorCase) -> bool:
     """True if, in the backward of `narrow`, some rank's cotangent has a wrong number of rows along `dim`.
 
-    The right number is 1, or what `narrow` gives of the rank's shard if the operand is laid out like the cotangent.
+    Suppose that the operand has the cotangent's layout. The right number is then what `narrow` gives of the rank's
+    shard; 1 is right too.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
@@ -191,7 +203,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """True if `squeeze` removes a dim, and no sharded dim is at or after a removed one."""
+    """True if `squeeze` removes a dim, and no dim from the first removed one on is sharded."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]
@@ -200,7 +212,7 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the argument list, as text, of a form from torch's own list; '' for any other form."""
+    """Returns the argument list, as text, if the call is from torch's own list of samples; otherwise ''."""
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text
@@ -217,12 +229,16 @@ def is_whole(case: OperatorCase) -> bool:
 
 
 def takes_mean(case: OperatorCase) -> bool:
-    """True if a loss is reduced to its mean, which is torch's default."""
+    """True if a loss takes the mean, by its argument `reduction` or by default."""
     return "reduction=" not in call(case) or "reduction='mean'" in call(case)
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True if a convolution is sharded otherwise than by batch, or if some rank has no row of the batch."""
+    """True if a convolution is sharded otherwise than by batch, or if some rank has no row of the batch.
+
+    False if its input is replicated or sharded by batch, each rank has a row of the batch, and all other operands are
+    replicated.
+    """
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]
     is_right = set(first) <= {"replicate", "shard(0)"} and all(rows_of_ranks)

@@ -47,7 +47,10 @@ Founds = Mapping[str, Found]
 
 @expect.register
 def expect_operators(case: OperatorCase, index: int) -> Expected:
-    """Returns every result and gradient under replicated placements; `expect_held_operators` replaces the layouts."""
+    """Returns every result and gradient, all under replicated placements.
+
+    `expect_held_operators` gives them the placements that the ranks answered.
+    """
     layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
     tensors = {
         name: ExpectedTensor(
@@ -66,10 +69,10 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
-    """Returns the results of `expect_operators` under the layouts that the first rank answered.
+    """Returns the expected results and gradients, under the layouts that the first rank answered.
 
     If every rank refused the operator with the same text, only that text is expected. If every rank refused the
-    backward so, the results are expected and that text instead of the gradients.
+    backward with the same text, the results are expected, and that text instead of the gradients.
     """
     first = held[0]
     for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
@@ -94,7 +97,10 @@ def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
 
 
 def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
-    """Gives each expected tensor the layout that the first rank answered. All other ranks must answer the same."""
+    """Returns the expected tensors, each with the layout that the first rank answered.
+
+    All other ranks must answer the same layout.
+    """
     layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
     found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
     return Expected(found, {})
@@ -126,7 +132,10 @@ def judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _undivided(case: OperatorCase) -> OperatorCase:
-    """Returns the case with replicated operands, because shards do not change the right results. Partial ones stay."""
+    """Returns the case with replicated instead of sharded operands, because shards do not change the right results.
+
+    Partial operands stay partial.
+    """
     placements = tuple(
         tuple(text if text.startswith("partial") else "replicate" for text in texts) for texts in case.placements
     )
@@ -154,14 +163,21 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 
 
 def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) -> bool:
-    """True if the answer `name` is not floating-point, or if the operator only chooses its values from operands."""
+    """True if the answer `name` is exact without a proof.
+
+    It is exact if it is not floating-point, or if the operator only chooses values. A gradient of such an operator may
+    be a sum of cotangents. Then even the sum of all cotangents must be small enough to be exact.
+    """
     if not value.is_floating_point():
         return True
     return case.definition.is_exact and (name.startswith("output.") or _adds_exactly(case, index))
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """True if gradients only add up cotangents, and even the sum of all of them is small enough to be exact."""
+    """True if the operator's gradients only add up cotangents, and no sum of them rounds.
+
+    None rounds if even the sum of the magnitudes of all cotangents is small enough to be exact.
+    """
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
     total = sum(float(each.double().abs().sum()) for each in _cotangents(draw(case, index)).values())
@@ -170,7 +186,7 @@ def _adds_exactly(case: OperatorCase, index: int) -> bool:
 
 
 def _knows_operands(case: OperatorCase, index: int) -> bool:
-    """True if every order of reduction gives each partial operand the same value."""
+    """True if each partial operand has the same value in every order of its reduction."""
     numbers = range(len(case.operands))
     if case.values[index][0] != EXACT_MODE:
         return not any(case.reduction(number)[0] in ("sum", "avg") for number in numbers)
@@ -183,7 +199,7 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """Returns results that are proved exact or bounded; if there are none, the reasons why."""
+    """Returns (results, ''), proved exact or bounded, or ({}, reasons) if the results can be neither."""
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
         found = _followed(lambda: _proved(case, given))
@@ -203,7 +219,7 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _followed(way: Callable[[], Founds]) -> Founds | str:
-    """Calls `way`, which proves or bounds results. Returns its results, or the reason why it has none."""
+    """Calls `way`, which proves results exact or bounds them. Returns the results, or the reason why `way` has none."""
     try:
         return way()
     except InexactData as error:
@@ -243,7 +259,7 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """Returns the results and gradients of the whole call, computed in the case's dtypes, without bounds."""
+    """Returns the results and gradients of the whole call by name, computed in the case's dtypes, without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 
@@ -262,7 +278,7 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """Returns results that the certificate proves exact in the dtype with the fewest bits.
+    """Returns results and gradients, if the certificate proves that all are exact in the dtype with the fewest bits.
 
     DTensor may divide a replicated tensor by the number of ranks before it adds it to a partial one (2.13.0); the proof
     leaves bits for that.
@@ -294,7 +310,10 @@ def _whole(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -
 
 
 def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int) -> torch.Tensor:
-    """Returns the sum of the absolute values of the terms that reduce to operand `number`."""
+    """Returns the sum of the absolute values of the terms that reduce to operand `number`.
+
+    Returns operands that are not floats unchanged.
+    """
     tensor, (op, num) = given[f"operand.{number}"], case.reduction(number)
     if case.kind_of(number) != FLOATS:
         return tensor.clone()
@@ -308,7 +327,7 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
     """Returns results and gradients with their bounds, by running error analysis.
 
-    The value of a partial operand is a bounded sum of its terms, or exact if the draw is.
+    The value of a partial operand is a sum of its terms with a bound. In an exact draw it is exact.
 
     Raises:
         InexactData: no bound is known for some operation.
@@ -336,7 +355,10 @@ def _exactly_reduced(case: OperatorCase, given: Tensors, number: int) -> torch.T
 
 
 def _summed(case: OperatorCase, stack: torch.Tensor, number: int) -> torch.Tensor:
-    """Reduces the terms of operand `number`, with a bound for any order. Must run within the running error mode."""
+    """Returns operand `number`, reduced from its terms in `stack`, with a bound for any order of the additions.
+
+    Must run within the running error mode.
+    """
     op, num = case.reduction(number)
     if not op:
         return stack.detach()

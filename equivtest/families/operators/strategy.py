@@ -88,9 +88,9 @@ def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns sizes of a dim: 1 to 3, sizes near once and twice the number of ranks, and 0.
+    """Returns sizes to draw a dim from: 1 to 3, sizes near once and twice the number of ranks, and 0.
 
-    Uneven sizes occur three times.
+    Sizes that the ranks do not divide evenly occur three times.
     """
     w = world_size
     near = sorted({1, 2, 3, w - 1, w, w + 1, 2 * w - 1, 2 * w, 2 * w + 1} - {0})
@@ -99,7 +99,7 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the operators that can be judged in the dtype; all operators if there are none."""
+    """Returns the operators that can be judged in the dtype, or all operators if none can."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -171,25 +171,28 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
 
 
 def _picks_one(name: str, signature: Signature) -> bool:
-    """True if the index picks one row along its dim; findings/56 is about this on two mesh axes."""
+    """True if the call is a gather whose index picks one row along its dim.
+
+    findings/56 is about such calls on two mesh axes.
+    """
     dim = dict(signature.arguments).get("dim")
     return name in ("gather", "take_along_dim") and isinstance(dim, int) and signature.shapes[1][dim] == 1
 
 
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
-    """Returns placements for a convolution's input, each of them 'shard(0)', by batch, or 'replicate'.
+    """Returns the placements of a convolution's operand, changed to 'shard(0)' or 'replicate' on each mesh axis.
 
-    If `may_divide`, every placement other than 'replicate' becomes 'shard(0)'; otherwise all become 'replicate'.
-    findings/62 is about other placements.
+    If `may_divide`, every placement other than 'replicate' becomes 'shard(0)', which shards the batch; otherwise all
+    become 'replicate'. findings/62 is about other placements.
     """
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Returns the right-hand sides' placements, with 'replicate' on each mesh axis where theirs is not allowed.
+    """Returns the right-hand sides' placements `columns`, with 'replicate' where a placement is not allowed.
 
-    'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if the matrices are 'shard(0)' there and
-    `may_divide`.
+    On a mesh axis, 'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if `may_divide` and the matrices are
+    'shard(0)' on that axis.
     """
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
@@ -199,19 +202,26 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if sharding one of the first two dims over all ranks, or over two, leaves a shard empty."""
+    """True if some rank's shard would be empty, were one of the first two dims sharded over all ranks, or over two."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the operands that require a gradient; never only the bias of a convolution: findings/62."""
+    """Returns the numbers of the operands that require a gradient: `numbers`, except in two groups of operators.
+
+    A convolution never has a gradient for the bias alone (findings/62). An operator of `WHOLE_ALONE` has all three or
+    none.
+    """
     if name in WHOLE_ALONE:
         return (0, 1, 2) if numbers else ()
     return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 
 
 def _without_nested(name: str, placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Replicates along the second mesh axis if both axes would shard the same dim of a view: findings/55."""
+    """Returns the placements, with 'replicate' on the second mesh axis if both axes would shard the same dim of a view.
+
+    findings/55 is about such shards.
+    """
     is_nested = name in VIEWED and len(placements) == 2 and len(set(placements)) == 1
     return (placements[0], "replicate") if is_nested and placements[0].startswith("shard") else placements
 
@@ -235,19 +245,19 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Returns signatures for another shape, for an operator that accepts none for the drawn shape.
+    """Returns the signatures for the first of some small shapes for which torch accepts any.
 
-    There are none if the installed torch does not accept the operator at all.
+    They replace those of a drawn shape that has none. Returns () if torch does not accept the operator at all.
     """
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())
 
 
 def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
-    """Returns the first operator that the installed torch accepts, and its signatures.
+    """Returns the name of the first of these operators that the installed torch accepts, and its signatures.
 
     Raises:
-        Misuse: torch takes none of the operators.
+        Misuse: torch accepts none of the operators.
     """
     for name in names:
         if signatures := _simplest(name):
@@ -257,7 +267,10 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns every combination of placements of one operand, replicated first. At most one reduction occurs."""
+    """Returns every combination of placements, one per mesh axis, that an operand may have, replicated first.
+
+    No combination has two different reductions.
+    """
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
     one += [f"partial({op})" for op in OPS] if kind == FLOATS else []
@@ -273,7 +286,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if this operand may have them; otherwise its own."""
+    """Returns the first operand's placements if operand `number` may have them; otherwise that operand's own."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -283,7 +296,8 @@ def _pick_dtypes(
 ) -> tuple[str, ...]:
     """Draws `OperatorCase.other_dtypes`, mostly empty.
 
-    Only operators of `PROMOTING` get other dtypes, on some of their floating-point operands.
+    Only operators of `PROMOTING`, which accept operands of several dtypes, get any, on some of their floating-point
+    operands.
     """
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:
@@ -303,7 +317,7 @@ PROMOTING = frozenset(
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns replicated placements for the cotangents, or in one of three draws placements that shard a dim."""
+    """Returns () in two of three draws: the cotangents are replicated. Else returns placements that shard them."""
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]

@@ -1,10 +1,11 @@
 """Enumerates calls: every form of every operator, under combinations of its operands' placements.
 
-The axes of a call are the form, the placement of each operand and of the cotangents, and the mode of values. Five more
-axes are whether all operands have one placement, which operand is the only partial one, which dim is sharded in every
-operand that has it, and whether a dim is sharded that the call names, or that has another size in the result. For each
-operator, a table of strength 1 has each value of each axis, and one of strength 2 each pair of values of two axes. The
-calls of one operator follow each other in one process, so that a wrong cache would show.
+A form says which shapes the operands have, and with which arguments the operator is called. The axes of a call are the
+form, the placement of each operand and of the cotangents, and the mode of values. Five more axes are whether all
+operands have one placement, which operand is the only partial one, which dim is sharded in every operand that has it,
+and whether a dim is sharded that the call names, or that has another size in the result. For each operator, a table of
+strength 1 has each value of each axis, and one of strength 2 each pair of values of two axes. The calls of one operator
+follow each other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ PARTS = 8
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. `depth` is the
-    strength of the tables, 1 or 2. Neighbours in the table of operators are in different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. With `depth` 1
+    the calls of an operator have each value of each axis, with 2 each pair of values of two axes. Neighbours in the
+    table of operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = ENUMERATED[part::PARTS] if dtype else ()
@@ -85,7 +87,11 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 
 @lru_cache(maxsize=2**11)
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
-    """Returns the enumerated calls of one operator on `world_size` ranks."""
+    """Returns the enumerated calls of one operator on `world_size` ranks.
+
+    With `strength` 1 they have each value of each axis, such as each placement of each operand; with 2 each pair of
+    values of two axes.
+    """
     rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     way = way_of(name)
     is_limited = OPERATORS[name].has_samples and (way or strength == 1)
@@ -95,9 +101,9 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 
 @cache
 def forms_of(name: str) -> Signatures:
-    """Returns at most MAX_FORMS signatures of an operator.
+    """Returns at most MAX_FORMS signatures of an operator: shapes of the operands and arguments of a call.
 
-    Each next signature is the one with the most features that no signature before it has.
+    Each next signature is the one with the most features (`_features`) that no signature before it has.
     """
     operator = OPERATORS[name]
     shapes = [each for each in SHAPES if operator.has_samples or len(each) in operator.num_dims]
@@ -115,7 +121,10 @@ def forms_of(name: str) -> Signatures:
 
 
 def _features(signature: Signature) -> frozenset[object]:
-    """Returns what tells a signature from others: arguments, numbers of dims, and which operands have equal shapes."""
+    """Returns what tells a signature from others.
+
+    That is its arguments, the operands' numbers of dims, and which operands are as large as the first.
+    """
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
 
@@ -125,9 +134,11 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 
 
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
-    """Yields the combinations of one signature that shard an operand or have a partial one.
+    """Yields the combinations for one signature in which some operand is sharded or partial.
 
-    Calls on replicated operands show nothing more: DTensor replicates operands in many other calls.
+    A combination has the signature, the placement of each operand, that of the cotangents, and the mode of values. If
+    no operand can be sharded or partial, yields calls on replicated operands. Other calls on replicated operands would
+    show nothing more: DTensor replicates operands in many other calls.
     """
     numbers = range(len(signature.shapes))
     if name in WHOLE_ALONE:
@@ -148,7 +159,7 @@ def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
 
 
 def _spread(rows: Sequence[T], num: int) -> list[T]:
-    """Returns the rows of a product of axes if there are at most `num`, else `num` of them.
+    """Returns `rows`, all combinations of the values of some axes, or `num` of them if there are more.
 
     Each value of each axis occurs about equally often among these.
     """
@@ -159,7 +170,10 @@ def _spread(rows: Sequence[T], num: int) -> list[T]:
 
 
 def _modes(operator: Operator) -> tuple[str, ...]:
-    """Returns the modes of values to alternate. Real values show rounding; integers are judged by equality."""
+    """Returns the modes of values that the calls of an operator have in turn.
+
+    Real values show rounding; integers are judged by equality.
+    """
     return (EXACT_MODE,) if operator.is_exact else (REAL_MODE,) if operator.rounds else (EXACT_MODE, REAL_MODE)
 
 
@@ -171,9 +185,10 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few rows that contain each value of each axis, or at strength 2 each pair of values.
+    """Returns few rows that contain each value of each axis, or at strength 2 each pair of values of two axes.
 
-    Each next row is the one with the most values, or pairs, that no row before it has.
+    A row is one combination of values. Each next row is the one with the most values, or pairs, that no row before it
+    has.
     """
     seen: set[tuple[object, ...]] = set()
     kept, left = [], [(row, frozenset(itertools.combinations(_values(name, row), strength))) for row in rows]
@@ -205,9 +220,9 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
 
 
 def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Returns what is special about the placements of several operands.
+    """Returns a value for each of these facts that is true of the operands' placements `texts`.
 
-    They may be all equal, one operand may be the only partial one, or all dims of one letter may be sharded.
+    All are equal; one operand alone is partial and all others are replicated; all dims of one letter are sharded.
     """
     if len(texts) < 2:
         return []
@@ -221,9 +236,10 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
 
 @cache
 def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns, for each letter that several operands share: placements that shard this dim of each operand -> a label.
+    """Returns placements -> label, one entry for each letter that several operands share.
 
-    The label is the letters of all operands, followed by that letter.
+    The placements shard the dim with this letter in each operand that has it. The label is the letters of all operands,
+    followed by that letter.
     """
     operands = signature.letters
     shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)
@@ -236,7 +252,7 @@ def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ..
 
 @cache
 def _changed(name: str, signature: Signature) -> frozenset[str]:
-    """Returns the shards of the first operand along dims that have another size in the first result."""
+    """Returns the placements that shard the first operand along a dim whose size differs in the first result."""
     shape, dtypes = signature.shapes[0], ("float32",) * len(signature.shapes)
     made = results_of(name, signature.shapes, signature.arguments, dtypes, signature.holds)[0].shape
     pairs = enumerate(zip(shape, made[len(made) - len(shape) :], strict=True)) if len(made) >= len(shape) else ()

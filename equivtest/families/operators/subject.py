@@ -57,7 +57,10 @@ def call_torch(case: OperatorCase, operands: tuple[DTensor, ...], arguments: Arg
 
 
 def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call) -> Answers:
-    """Runs forward, by `call`, and backward on this rank. If DTensor refuses, answers the error's text."""
+    """Runs one call on this rank, forward by `call` and then backward; returns its results and gradients by name.
+
+    If DTensor refuses the forward or the backward, returns the error's text instead of results or gradients.
+    """
     operands = tuple(operand_of(case, mesh, given, number) for number in range(len(case.operands)))
     try:
         results = call(case, operands, case.arguments)
@@ -79,10 +82,10 @@ def run_operator(case: OperatorCase, mesh: DeviceMesh, given: Given, call: Call)
 
 
 def told(error: Exception, mesh: DeviceMesh) -> Placed:
-    """Returns the text of DTensor's refusal as a tensor of bytes, so that it can be compared between ranks.
+    """Returns the text of DTensor's refusal as a tensor of bytes, which the harness compares between ranks.
 
     Raises:
-        Exception: the error if it is no refusal.
+        Exception: the error itself, if it is no refusal.
     """
     text = str(error)
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
@@ -93,7 +96,7 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
 
 
 def operand_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int) -> DTensor:
-    """Makes operand `number` from this rank's local tensor, as a leaf DTensor, without a collective."""
+    """Returns operand `number` as a leaf DTensor, made from this rank's local tensor without a collective."""
     name, layout = f"operand.{number}", case.operand_layout(number)
     local, placements = own_operand(given[name], layout), placements_of(layout)
     made = dtensor_of(local, mesh, placements, case.operands[number], is_contiguous=case.tensors[name].is_contiguous)
@@ -107,9 +110,9 @@ def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """Returns the result as it is if the harness can describe its placements; otherwise DTensor replicates it.
+    """Returns the result unchanged if the harness can describe its placements; otherwise replicated by DTensor.
 
-    The harness cannot describe two reductions of one tensor, nor a placement that is not `is_known`.
+    The harness cannot describe two different reductions of one tensor, nor a placement for which `is_known` is False.
     """
     if result is None:
         return None

@@ -43,10 +43,11 @@ _LARGEST = {8: 1, 11: 1}
 
 @draw.register
 def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the operands and the cotangents. A partial operand is the stack of the ranks' terms.
+    """Draws the operands and the cotangents. A partial operand is the stack of its terms, one per rank.
 
     Modes:
-        dense: Integers, of whatever the operator's domain says; a partial operand is reduced to such integers exactly.
+        dense: Integers of the operator's domain, such as positive ones; a partial operand reduces to such integers
+            exactly.
         real: Numbers that use the whole significand.
     """
     mode, seed = case.values[index]
@@ -87,7 +88,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Draws values of the domain for which the operators are exact in the dtype; `of` is (dtype, domain)."""
+    """Draws values of a domain for which operators are exact in a dtype; `of` is (dtype, domain)."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)
@@ -133,10 +134,10 @@ def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tens
 
 
 def _parts_of(value: torch.Tensor, op: str, num: int, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Returns `num` terms of shape `value.shape`, of mixed sign, that `op` reduces to `value`: (num, *value.shape).
+    """Returns `num` terms of mixed sign that `op` reduces to `value`: (num, *value.shape).
 
     Args:
-        of: The mode and the content of the values.
+        of: The mode of the draw, and the content of the operand, such as 'positive'.
     """
     if not op:
         return value.unsqueeze(0)

@@ -103,7 +103,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """Returns the placements to redistribute to: the target's, or invalid ones in a case that must be refused."""
+    """Returns the placements to request from torch: those of the output, or invalid ones if the case is refused."""
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

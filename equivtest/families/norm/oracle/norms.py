@@ -208,7 +208,7 @@ def _over_tokens(
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of one storage in 16 bits; 0 if the storage dtype is the accumulator's."""
+    """Returns the relative error of storing a number in the tensors' dtype; 0 if sums accumulate in that dtype too."""
     return 0.0 if arithmetic.dtype == arithmetic.accumulate else arithmetic.u_o
 
 

@@ -94,7 +94,10 @@ class ChainCase(OperatorCase):
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """Returns the numbers of the operands that are plain tensors, which `implicit_replication` makes DTensors."""
+        """Returns the numbers of the operands that are plain tensors.
+
+        Within torch's context `implicit_replication` an operator takes them as replicated DTensors.
+        """
         if self.context != IMPLICIT:
             return ()
         first = {sources[0] for _, sources, _ in self.steps}
@@ -117,12 +120,12 @@ def unsharded_context(name: str) -> AbstractContextManager[Any]:
 
 
 def placements_named(step: Step) -> tuple[Placement, ...]:
-    """Returns the placements that the step's argument `placements` lists, one per mesh axis."""
+    """Returns the placements in the step's argument `placements`, one per mesh axis."""
     return tuple(map(parse_placement, str(dict(step[2]).get("placements", "")).split()))
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Copies x, multiplies the step's view of the copy by the step's factor in place, and returns the copy."""
+    """Returns a copy of x in which the step's view of the copy is multiplied, in place, by the step's factor."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)
@@ -130,7 +133,10 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of a MODULE step: its factor with alternating signs, one per element of the last dim."""
+    """Returns the weight of a step that calls a module (MODULE): one element per element of x's last dim.
+
+    Each element is the step's factor, with alternating signs.
+    """
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
 
@@ -142,7 +148,7 @@ def factor_of(step: Step) -> float:
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Computes a step of `SPECIALS`, which is no operator, on the whole tensor x."""
+    """Returns the result of a step on the whole tensor x; the step is one of `SPECIALS`, which are no operators."""
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -151,7 +157,10 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
-    """Runs the steps and returns the first result of each step. `special` runs the steps of `SPECIALS`."""
+    """Runs the steps and returns the first result of each step.
+
+    A step takes operands and results of earlier steps. `special` runs the steps of `SPECIALS`, which are no operators.
+    """
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
         name, sources, arguments = step
@@ -164,10 +173,10 @@ def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) 
 def results_of_chain(
     steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
 ) -> tuple[Result, ...]:
-    """Describes the first result of each step of the unsharded chain.
+    """Describes the first result of each step of the unsharded chain: shape, dtype, and operands with a gradient.
 
     Raises:
-        RuntimeError, IndexError, ValueError, TypeError: an operator does not take its inputs.
+        RuntimeError, IndexError, ValueError, TypeError: an operator does not accept its inputs.
     """
     operands = tuple(
         torch.full(shape, 0.5, dtype=getattr(torch, dtype), device="cpu").requires_grad_()

@@ -76,7 +76,7 @@ class _Chain:
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Appends the step and its new operands if the chain stays valid. Returns True if it was appended."""
+        """Appends the step and its new operands, if the chain stays valid. Returns True if it has appended them."""
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -137,7 +137,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Returns the operands' placements, with 'replicate' for each operand that no step takes as its first input."""
+    """Returns the operands' placements, replicated for each operand that no step takes as its first input."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -145,7 +145,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """Returns the context, or '' if the context would have no effect."""
+    """Returns the context's name, or '' if the context would have no effect with this dtype and mesh."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 
@@ -184,7 +184,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """False for the calls that findings 40, 51 and 52 are about, which count a dim from the end."""
+    """True unless the call counts a dim from the end and is one of those that findings 40, 51 and 52 are about."""
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 
@@ -207,7 +207,7 @@ def _special(draw: DrawFn, number: int, name: str, shape: Shape, mesh: Shape) ->
 
 
 def _is_even(text: str, shape: Shape, num_ranks: int) -> bool:
-    """True if the placement divides its dim evenly among the ranks, or divides no dim."""
+    """True if the placement shards its dim evenly among the ranks, or shards no dim."""
     placement = parse_placement(text)
     return not isinstance(placement, Shard) or shape[placement.dim] % num_ranks == 0
 
@@ -218,7 +218,10 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tu
 
 
 def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Replicates along the second mesh axis if both axes would shard the same dim: findings/55."""
+    """Returns the placements, with 'replicate' on the second mesh axis if both axes would shard the same dim.
+
+    findings/55 is about such shards.
+    """
     is_nested = len(placements) == 2 and placements[0] == placements[1] and placements[0].startswith("shard")
     return (placements[0], "replicate") if is_nested else placements
 

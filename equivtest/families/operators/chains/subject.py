@@ -57,11 +57,11 @@ def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
 def run_steps(
     case: ChainCase, mesh: DeviceMesh, given: Given, other: Special, wrap: Wrap = wrapped_implicitly
 ) -> Answers:
-    """Runs the chain on this rank and returns its answers.
+    """Runs the chain on this rank, forward and backward, and returns its answers.
 
     Args:
         other: Runs a step of `SPECIALS`, which is no operator, on a DTensor.
-        wrap: Makes an operand of `case.plain` a plain local tensor.
+        wrap: Makes the local tensor of an operand that `case.plain` names a plain tensor.
     """
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Computes a step of `SPECIALS`, which is no operator, on the DTensor x."""
+    """Returns the result of a step on the DTensor x; the step is one of `SPECIALS`, which are no operators."""
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -111,7 +111,10 @@ def special(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(step: Step, x: DTensor, gradient: tuple[Placement, ...] | None = None) -> torch.Tensor:
-    """Returns x times the step's factor, which `local_map` multiplies on each local tensor after it redistributed x."""
+    """Returns x, redistributed to the step's placements by `local_map`, times the step's factor.
+
+    `local_map` multiplies each rank's local tensor.
+    """
     factor, placements = factor_of(step), tuple(placements_of(Layout(placements_named(step))))
     call = local_map(
         lambda local: local * factor,
