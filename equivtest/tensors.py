@@ -153,10 +153,11 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """Assembles tensors that may list their elements' indices; also returns the first rank that has each element.
+    """Assembles the global tensor from local parts, of which some list their elements' indices instead of a layout.
 
-    That rank is -1 if no rank has the element.  A rank that has one element twice with different bits disagrees with
-    itself.
+    Returns:
+        (global tensor, first rank that has each element). The rank is -1 if no rank has the element. If one rank has an
+            element twice with different bits, the pair (rank, rank) is among the disagreeing pairs.
 
     Raises:
         ValueError: a tensor does not have the shape of its shard, or of its list.

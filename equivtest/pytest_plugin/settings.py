@@ -38,7 +38,7 @@ class Settings:
     Attributes:
         subjects: Pairs (name of a property or of its subject, subject to judge in its place); empty: all properties.
         known_failures: Files with known failures; SHIPPED_LIST stands for the one that comes with the package.
-        start: How ranks begin, see `Backend`.
+        start: How ranks begin: 'forkserver', 'spawn' or 'auto', see `Backend`.
         arithmetic: 'package.module:NAME' of the backend's own arithmetic; '' for torch's on the CPU.
         manifest: File in which a vendor says what the backend can do. These settings already include what it says.
         bundle: File to write for `equivtest verify`; None: no such file.

@@ -94,7 +94,7 @@ class Server:
         return self._process.poll() is None
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Forks the ranks of a world one after the other, see `Launcher.fork_ranks`.
+        """Forks the ranks of a world one after the other and yields them; each rank waits for its `Start` message.
 
         Raises:
             BrokenSetup: the server does not start or has died, or the system cannot fork.

@@ -241,7 +241,7 @@ class SentNotes(io.BytesIO):
 
 
 def serve_store(host: str) -> Any:
-    """Starts a TCPStore in this process, at a free port, for ranks on several hosts."""
+    """Starts a TCPStore in this process, at a free port, for ranks on several hosts, and returns it."""
     limit = timedelta(seconds=limits.START_S)
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
 

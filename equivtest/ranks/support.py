@@ -160,7 +160,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Changes the outcome 'declined' to 'raised' if some rank that took part did not decline, since all ranks must."""
+    """Returns the replies, with 'raised' in place of 'declined' if a rank that took part did not decline: all must."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:
@@ -175,7 +175,7 @@ def _as_declined(replies: list[Reply]) -> list[Reply]:
 
 
 def _as_agreed(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Changes the outcome of replies that name a refused collective to 'raised', unless the refusal is credible.
+    """Returns the replies; a reply that names a refused collective gets 'raised', unless the refusal is credible.
 
     A refusal is credible if all ranks name the same collectives and no probe of them worked. A collective without a
     probe may be refused.
@@ -208,7 +208,7 @@ def _in_short(known: Sequence[Support], name: str) -> str:
 
 
 def _as_refused(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
-    """Changes the outcome of all replies to 'not_supported' if each rank raised a refusal that a probe also raised.
+    """Returns the replies, all with 'not_supported' if each rank raised a refusal that a probe also raised.
 
     Ranks that took no part do not count. The traceback shows the collective; if it does not, the error text names all
     collectives with this refusal.

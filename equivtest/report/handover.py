@@ -115,7 +115,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 def listed_of(
     prop: Property, *, path: str, name: str, planned: tuple[str, ...], has_audit: bool, line: int | None = None
 ) -> Listed:
-    """Describes a property for the list of a run; see `Listed` for the arguments."""
+    """Returns the description of a property for the list of a run; the other arguments are fields of `Listed`."""
     return Listed(
         path=path,
         name=name,

@@ -52,7 +52,7 @@ def audit(
     *,
     is_thorough: bool = False,
 ) -> Audit:
-    """Spoils the collectives of a property's subject, and records which claims reject each fault.
+    """Spoils the collectives of a property's subject, and returns which claims reject each fault.
 
     Args:
         world_sizes: At least one of them is above 1; a world of one rank is left out.

@@ -145,7 +145,11 @@ def cells_of(prop: Property, chunk: Chunk) -> set[Cell]:
 
 
 def draws_by_cell(prop: Property, case: Case, is_judged: Callable[[Case, str], bool] = always) -> Counter[Cell]:
-    """Counts for each cell how many draws of a case are judged on the cell's claim."""
+    """Counts for each cell how many draws of a case are judged on the cell's claim.
+
+    Args:
+        is_judged: Function of (case, name of a claim): True if the claim judges the case's draws.
+    """
     found = Counter[Cell]()
     for claim in prop.claims:
         judged = sum(claim.applies(case, draw) for draw in range(len(case.values)))

@@ -152,7 +152,7 @@ class KnownFailures:
 
     @classmethod
     def load(cls, *paths: Path) -> KnownFailures:
-        """Reads the entries of files.
+        """Returns the entries of files about installed versions; expired entries are only in `expired`.
 
         Raises:
             Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
@@ -161,7 +161,7 @@ class KnownFailures:
 
     @classmethod
     def on_day(cls, entries: Iterable[KnownFailure], day: datetime.date) -> KnownFailures:
-        """Selects the entries about the installed versions, and separates those that expired before `day`."""
+        """Returns the entries about installed versions; entries that expired before `day` are only in `expired`."""
         found = [entry for entry in entries if entry.of_installed]
         expired = tuple(entry for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)

@@ -227,7 +227,7 @@ class Searching:
             yield case
 
     def explained(self, smallest: Verdict) -> Verdict:
-        """Adds two things to the smallest failure: its history, and a line on the first failure that was found.
+        """Returns the smallest failure with two additions: its history, and a line on the first failure that was found.
 
         The line is left out if both failures concern the same tensor. The history says whether the case fails alone in
         new ranks.
@@ -241,7 +241,7 @@ class Searching:
         return self.with_history(smallest)
 
     def with_history(self, failure: Verdict) -> Verdict:
-        """Runs the failing case alone in new ranks, and adds a line to the failure if the case does not fail there.
+        """Returns the failure, with one more line if its case does not fail when it runs alone in new ranks.
 
         A case that timed out gets a shorter limit when it runs alone, see `_run`; if it exceeds that too, no line is
         added.

@@ -314,7 +314,7 @@ def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
 
 
 def unsharded(run: CapturedRun, observed: Held, name: str, shape: Shape, what: str = "") -> torch.Tensor:
-    """Assembles a tensor from the shards of all ranks.
+    """Returns the unsharded tensor `name`, assembled from the shards of all ranks.
 
     Raises:
         Misuse: the shards do not fit, or a rank has none.

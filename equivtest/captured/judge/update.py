@@ -46,7 +46,7 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _parameter(run: CapturedRun, observed: Observed, name: str, shape: Shape) -> Held:
-    """Assembles a parameter, its gradient and its optimizer state from the shards of all ranks.
+    """Returns a parameter, its gradient and its optimizer state, assembled from the shards of all ranks.
 
     An entry of the state is a number, or a tensor of the parameter's shape.
     """

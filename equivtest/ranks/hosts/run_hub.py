@@ -120,7 +120,7 @@ class RunHub:
 
 @contextlib.contextmanager
 def pool_on_hosts(backend: Backend, listen: str) -> Iterator[Pool]:
-    """Opens a pool with ranks on the hosts that connect to the address `listen`; '' for ranks on this machine.
+    """Yields a pool with ranks on the hosts that connect to the address `listen`; '' for ranks on this machine.
 
     Raises:
         Misuse: `listen` is no address, or there is no secret; see also `Pool`.

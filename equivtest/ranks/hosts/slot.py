@@ -42,7 +42,7 @@ _decoder = msgspec.msgpack.Decoder(messages.ToSlot)
 
 
 def hello_of(environment: Mapping[str, str]) -> messages.SlotHello:
-    """Describes this slot to the hub, from the environment variables of torchrun.
+    """Returns the message that introduces this slot to the hub, made from the environment variables of torchrun.
 
     Raises:
         Misuse: torchrun's variables are missing or invalid.
@@ -129,7 +129,7 @@ class Slot:
         return None
 
     def _introduced(self, hello: messages.Hello) -> socket.socket:
-        """Connects to the hub, proves the secret on both sides, and sends `hello`.
+        """Connects to the hub, proves the secret on both sides, sends `hello`, and returns the connection.
 
         Raises:
             OSError, EOFError: no process listens there now.

@@ -182,7 +182,7 @@ class Watch:
         return Watched(work, [end], failed)
 
     def coalesced(self, work: Any) -> Any:
-        """Wraps the work of a coalesced call: when it is complete, the results of all its collectives are noted."""
+        """Wraps and returns the work of a coalesced call; once it is complete, all results of the call are noted."""
         ends, self._unended = self._unended, []
         return work if work is None else Watched(work, ends, lambda error: None)
 
@@ -395,7 +395,7 @@ def _has_another_meaning(func: Any) -> bool:
 
 
 def _in_parts(value: Any) -> Any:
-    """Replaces each DTensor in nested lists by a `Part`, or by its spec if parts cannot make up the whole tensor."""
+    """Returns nested lists with a `Part` for each DTensor, or its spec if parts cannot make up the whole tensor."""
     if isinstance(value, list | tuple):
         return [_in_parts(each) for each in value]
     if not isinstance(value, DTensor):
