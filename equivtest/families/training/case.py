@@ -36,7 +36,8 @@ Every other answer of that step has the role state.
 class PerceptronCase(TrainingCase):
     """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    Subclasses say which rank holds which shard. Each step has its own x and its own cotangent.
+    W1 and b1 are the weight and bias of the layer in_proj, W2 and b2 those of out_proj. Subclasses say which rank holds
+    which shard. Each step has its own x and its own cotangent.
 
     Names of the answers, for the weight of in_proj:
 
@@ -53,17 +54,17 @@ class PerceptronCase(TrainingCase):
         storages                        if the weight is tied, 0-dim: how many storages a rank has for it; must be 1
 
     Attributes:
-        leading: Leading dims of the activations, one to three; x is (*leading, K).
+        leading: Leading dims of the activations, one to three; x is (*leading, in_features).
         biases: The layers that have a bias, in the order of LAYERS. The values of biases are not zero.
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and 'out_proj.bias' need a
             gradient, in this order.
-        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that K = H = N; 'transposed':
-            out_proj uses the transpose of in_proj's weight, so that K = N; '': two parameters. A tied weight is called
-            in_proj.weight.
+        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that in_features, hidden_features
+            and out_features are equal; 'transposed': out_proj uses the transpose of in_proj's weight, so that
+            in_features and out_features are equal; '': two parameters. A tied weight is called in_proj.weight.
         checkpointed: What the backward computes again, so that the forward does not store it. '': nothing; 'in_proj' or
             'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each layer separately, in
             torch's wrapper module. If a layer is computed twice, the captures are from the second time.
-        x_contiguous, cotangent_contiguous: Whether the harness passes a contiguous tensor.
+        x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = EXACT_MODES + REAL_MODES
@@ -124,19 +125,19 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_averaged(self) -> int:
-        """Returns the number of ranks that a parameter's gradient is averaged over; 1 if it is summed."""
+        """Returns the number of ranks whose gradients of a parameter are averaged; 1 if gradients are summed."""
         return 1
 
     @property
     def narrowest(self) -> str:
-        """Returns the dtype that exact values, and their sums, must fit in."""
+        """Returns the dtype that all values of an exact draw, and their sums, must fit in."""
         return self.dtype
 
     @property
     def num_sums(self) -> int:
-        """Returns the number of equal parts that the batch is cut into for sums over tokens.
+        """Returns the number of equal parts of the batch whose sums over tokens are proved exact separately.
 
-        Only the sum over one part must fit `narrowest`.
+        So only the sum over one part must fit the dtype `narrowest`.
         """
         return 1
 
@@ -166,12 +167,15 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
-        """Returns the names under which the module has parameters: a tied weight has two."""
+        """Returns the names under which the module has parameters, such as 'out_proj.weight'; a tied weight has two."""
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
     def parameter_at(self, place: str) -> str:
-        """Returns the parameter that the module has under this name: `out_proj.weight -> in_proj.weight` if tied."""
+        """Returns the name of the parameter that the module has under the name `place`.
+
+        For a tied weight 'out_proj.weight' gives 'in_proj.weight'; otherwise `place` is the name.
+        """
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
     def is_used_in_out_proj(self, name: str) -> bool:
@@ -187,7 +191,7 @@ class PerceptronCase(TrainingCase):
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
-        """Returns the names in `requires_grad` that get a gradient in that step."""
+        """Returns the names of x and of parameters that require a gradient and get one in that step."""
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
@@ -202,14 +206,14 @@ class PerceptronCase(TrainingCase):
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
 
     def num_updates(self, name: str, step: int) -> int:
-        """Returns how often a trained parameter is updated from step 1 to that step."""
+        """Returns how often a trained parameter is updated in the steps from 1 to `step`."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which an update has the answer `state`.
+        """Returns the names of the parameters for which a rank answers `state` after an update.
 
         Args:
-            state: One of `state_names`: 'param', or a state of the optimizer such as 'exp_avg'.
+            state: 'param' for the parameter's value, or a state of the optimizer such as 'exp_avg'.
         """
         return self.trained_names()
 
@@ -236,11 +240,11 @@ class PerceptronCase(TrainingCase):
         return tensors
 
     def layout_of(self, name: str, shape: Shape) -> Layout:
-        """Returns the layout that the contract requires of the answer or input activation `name`."""
+        """Returns the layout that the tensor `name`, an answer or an input activation, must have."""
         raise NotImplementedError
 
     def _shapes(self) -> dict[str, Shape]:
-        """Returns the global shape of every tensor, by its `base_of` name."""
+        """Returns the global shapes of tensors, by name without step and prefix (`base_of`)."""
         layers = {
             "in_proj": (self.hidden_features, self.in_features),
             "out_proj": (self.out_features, self.hidden_features),

@@ -90,15 +90,15 @@ class TrainingCase(Case):
 
     @property
     def norm_axes(self) -> tuple[int, ...]:
-        """Returns the number of ranks along each mesh axis that the norm of the gradients is reduced over."""
+        """Returns the numbers of ranks along the mesh axes over which the norm of the gradients is reduced."""
         return self.mesh_shape
 
     def lr_at(self, step: int) -> float:
-        """Returns the learning rate of an update, counted from 1."""
+        """Returns the learning rate of update number `step`, counted from 1."""
         return self.lr * 0.5 ** (step - 1) if self.between_steps == "halve" else self.lr
 
     def state_names(self) -> tuple[str, ...]:
-        """Returns what each trained parameter has after an update: 'param', then the names of its optimizer state."""
+        """Returns the names of what an update gives for each parameter: 'param', then the optimizer's states."""
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.variant == "amsgrad" else ()))
         return ("param", "momentum") if self.momentum else ("param",)

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: PerceptronCase) -> int:
-    """Returns the size of the dim before the features."""
+    """Returns the size of the last dim of x before the features."""
     return case.leading[-1]
 
 
 def has_sharded_gradient(case: PerceptronCase) -> bool:
-    """True if a parameter with a dim of hidden features needs a gradient."""
+    """True if a parameter that has a dim of hidden features, such as a weight, needs a gradient."""
     return any(name not in ("x", "out_proj.bias") for name in case.requires_grad)

@@ -73,7 +73,7 @@ def training_cases(draw: Draw, space: Space) -> MlpCase:
 
 
 def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
-    """Draws the fields of an optimizer and its steps.
+    """Draws the fields of an optimizer and its steps; returns their values by name.
 
     If the drawn variant is one that only the other optimizer has, the case has no variant.
     """
@@ -94,7 +94,7 @@ def _pick_training(draw: Draw, *, adamw: bool) -> dict[str, Any]:
 
 
 def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
-    """Draws the fields of an MlpCase with one forward and backward, except activation and values.
+    """Draws the fields of an MlpCase with one forward and backward, except activation and values; returns them by name.
 
     If the hidden activation is a plain tensor, torch computes its global size as local size times ranks and refuses
     uneven shards. So three in four of these cases are even.
@@ -118,7 +118,7 @@ def _pick_mlp(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_perceptron(draw: Draw, space: Space) -> dict[str, Any]:
-    """Draws the fields of any perceptron, except leading dims, training, activation and values."""
+    """Draws the fields that any perceptron has, except leading dims, training, activation and values, by name."""
     world_size = pick(draw, "world_size", space.world_sizes)
     biases = pick(draw, "biases", BIASES)
     names = tuple(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))

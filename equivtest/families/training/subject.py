@@ -30,7 +30,7 @@ class Mlp(nn.Module):
     """The unsharded module, replicated on every rank, as a user builds it before parallelizing it.
 
     Attributes:
-        stops_at_hidden: Whether the backward of the next forward ends at the hidden activation.
+        stops_at_hidden: Whether the backward ends at the hidden activation; set before the forward.
     """
 
     stops_at_hidden = False
@@ -57,12 +57,12 @@ class Mlp(nn.Module):
             self.out_proj.weight = self.in_proj.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the output (*leading, N) for x (*leading, K)."""
+        """Returns the output (*leading, out_features) for x (*leading, in_features)."""
         hidden = self.run("hidden", lambda x: self.activation(self.run("in_proj", self.in_proj, x)), x)
         return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
 
     def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Returns function(x). If `part` is checkpointed, the backward computes it again."""
+        """Returns function(x). If the case checkpoints `part`, such as 'hidden', the backward computes it again."""
         if part != self.checkpointed:
             return function(x)
         output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
@@ -98,7 +98,7 @@ class PerceptronRun:
         raise NotImplementedError
 
     def parameter(self, name: str) -> torch.Tensor:
-        """Returns this rank's shard of a parameter."""
+        """Returns this rank's shard of the parameter `name`."""
         return self.model.get_parameter(name)
 
     def trained(self, name: str) -> torch.Tensor:
@@ -106,7 +106,7 @@ class PerceptronRun:
         return self.model.get_parameter(name)
 
     def updated(self) -> list[torch.Tensor]:
-        """Returns the tensors that the optimizer is created with, one per trained parameter."""
+        """Returns the tensors to create the optimizer with, one per trained parameter."""
         return [self.trained(name) for name in self.case.trained_names()]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -142,7 +142,7 @@ class PerceptronRun:
         return self.found
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Runs between two steps, and returns the optimizer for the next step.
+        """Does what the case says between two steps, and returns the optimizer for the step after `step`.
 
         A subclass may replace the engine here.
         """
@@ -162,7 +162,10 @@ class PerceptronRun:
         return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
 
     def memory(self, place: str) -> torch.Tensor:
-        """Returns the local tensor in which this rank stores its shard of a parameter."""
+        """Returns the local tensor in which this rank stores its shard of the parameter at `place`.
+
+        A place is a name in the module, such as 'out_proj.weight'.
+        """
         found = self.parameter(place)
         return found.to_local() if isinstance(found, DTensor) else found
 
@@ -217,7 +220,7 @@ class PerceptronRun:
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Records a copy of the tensor as the answer `name`. A plain tensor gets the layout of the contract."""
+        """Records a copy of the tensor as the answer `name`. A plain tensor gets the layout that the case requires."""
         if tensor is None:
             self.found[name] = None
             return

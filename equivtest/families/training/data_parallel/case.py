@@ -25,9 +25,10 @@ MAX_MICRO_BATCHES = 8
 class DataParallelCase(PerceptronCase):
     """Fixes a perceptron under data parallelism: every rank has equally many rows of the batch.
 
-    `leading` is the shape of one micro-batch on one rank. Globally x is (w M leading[0], *leading[1:], K): rank after
-    rank, and for each rank micro-batch after micro-batch. A rank answers the activations of all its micro-batches, in
-    order. A parameter's gradient is the gradient of the whole batch divided by w; the gradient of x is not averaged.
+    `leading` is the shape of one micro-batch on one rank. The first dim of the global x is leading[0] times the numbers
+    of ranks and of micro-batches: rank after rank, and for each rank micro-batch after micro-batch. A rank answers the
+    activations of all its micro-batches, in order. A parameter's gradient is the gradient of the whole batch divided by
+    the number of ranks; the gradient of x is not averaged.
 
     Attributes:
         style: How parameters and their gradients lie on the ranks: 'ddp': replicated; 'fsdp2': sharded on one dim,
@@ -122,9 +123,10 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which an update has the answer `state`.
+        """Returns the names of the parameters for which a rank answers `state` after an update.
 
-        'param' is answered also for frozen parameters, which no update may change.
+        `state` is 'param' or a state of the optimizer. Ranks answer 'param' for frozen parameters too, which no update
+        may change.
         """
         return self.parameter_names() if state == "param" else self.trained_names()
 

@@ -43,7 +43,11 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Yields the number of bytes that each layer fetches, in order, for the layers that have something to fetch."""
+    """Yields the number of bytes of each layer's fetch, in order, without layers that have nothing to fetch.
+
+    A parameter that an earlier layer has fetched is not fetched again. `padded` has the number of bytes of each
+    parameter, padding included.
+    """
     fetched: set[str] = set()
     for layer in layers:
         needed = {case.parameter_at(place) for place in case.place_names() if place.startswith(layer)} - fetched

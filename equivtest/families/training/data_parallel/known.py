@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
-    """True if in_proj runs one kernel on x and another kernel on a view of x with the same elements.
+    """True if in_proj runs one kernel on x and another one on a view of x that has the same elements.
 
-    This happens if x is not contiguous and all its dims before tokens and features have size 1. The outer strides of
-    the view then fit the inner ones, but the strides of x do not. If the weight needs a gradient, the kernel does not
-    depend on strides (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
+    This happens if x is not contiguous, all its dims before tokens and features have size 1, and x needs a gradient,
+    but the weight does not. The outer strides of the view then fit the inner ones, but the strides of x do not
+    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading
     is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and case.in_features > 1

@@ -69,7 +69,7 @@ def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = ""
 def _pick_data_parallel(
     draw: Draw, space: Space, style: str, fetch: str, ties: tuple[str, ...] = TIES_DRAWN
 ) -> dict[str, Any]:
-    """Draws the value of every field of a DataParallelCase."""
+    """Draws the fields of a DataParallelCase; returns their values by name."""
     fields = _pick_perceptron(draw, space)
     fields |= _of_more_elements(fields)
     fields |= _tie(fields, pick(draw, "tied", ties))
@@ -111,16 +111,20 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes to change, with their new value 2: in bfloat16 all sizes of 1 except one, else none.
+    """Returns the sizes to change, by name, each with the new value 2.
 
-    A sum of one element often cancels, and is then inconclusive.
+    In bfloat16 these are all sizes of 1 except one, because a sum of one element often cancels and is then
+    inconclusive. In other dtypes there are none.
     """
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}
 
 
 def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
-    """Returns the fields that a tied weight fixes: `tied`, the sizes, and which parameters need a gradient."""
+    """Returns the fields that a tied weight fixes, by name.
+
+    These are `tied`, the sizes, and which parameters need a gradient.
+    """
     if not tied:
         return {"tied": ""}
     size, flags = fields["hidden_features" if tied == "same" else "in_features"], fields["requires_grad"]
@@ -131,9 +135,9 @@ def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
 
 
 def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the field `by_columns`, and the fields of the numbers of columns of these weights.
+    """Returns the field `by_columns` and the sizes that are the numbers of columns of these weights, by name.
 
-    Each number is rounded up to a multiple of the world size.
+    Each of these sizes is rounded up to a multiple of the world size.
     """
     tied, sizes = fields["tied"], {"in_proj.weight": "in_features", "out_proj.weight": "hidden_features"}
     columns = tuple(name for name in columns if not tied or name == "in_proj.weight")
@@ -145,15 +149,18 @@ def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[
 
 
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Replaces modes in which the tied weight takes the whole significand, because it is multiplied with itself."""
+    """Returns the draws' (mode, seed) for a tied weight, without modes in which the weight takes the whole significand.
+
+    Such a mode is replaced, because a tied weight is multiplied by itself.
+    """
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)
 
 
 def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `lr`, `momentum` and `weight_decay` of at most 0.25, for bfloat16.
+    """Returns the fields `lr`, `momentum` and `weight_decay`, each at most 0.25, for bfloat16.
 
-    There a momentum of 0.9 left one draw in seven inconclusive.
+    In bfloat16 a momentum of 0.9 left one draw in seven inconclusive.
     """
     return {
         "lr": min(training["lr"], 0.25),
@@ -163,6 +170,6 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick_clipping(draw: Draw) -> dict[str, Any]:
-    """Draws the norm that gradients are clipped to; half of the draws do not clip."""
+    """Draws the fields of gradient clipping; half of the draws do not clip."""
     clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

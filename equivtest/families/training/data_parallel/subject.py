@@ -69,7 +69,7 @@ class DataParallelRun(PerceptronRun):
         return found | ({"grad.x": x.grad} if "x" in case.graded_names(step) else {})
 
     def backward(self, output: torch.Tensor, cotangent: torch.Tensor) -> None:
-        """Runs the backward of this micro-batch, which adds to the gradients of the step."""
+        """Runs the backward of one micro-batch, which adds to the gradients of the step."""
         torch.autograd.backward(output, cotangent)
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -128,11 +128,11 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """Returns the placement that a parameter is sharded by; None for FSDP2's default, dim 0."""
+        """Returns the placement by which a parameter is sharded, or None for FSDP2's default, shards of dim 0."""
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
-        """Returns the mixed-precision policy: here none, all dtypes stay as they are."""
+        """Returns the mixed-precision policy. Here it keeps all dtypes as they are."""
         return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:

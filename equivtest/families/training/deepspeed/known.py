@@ -9,5 +9,8 @@ if TYPE_CHECKING:
 
 
 def leaf_input_requires_grad(case: EngineCase) -> bool:
-    """True if there is no leaf module, or if x needs a gradient so that the backward passes through the leaf."""
+    """True if the case has no leaf module, or if x needs a gradient.
+
+    In the second case the backward passes through the leaf.
+    """
     return not case.leaf or "x" in case.requires_grad

@@ -45,7 +45,15 @@ SCALING_ROUNDINGS = 4
 @expect.register
 @expect_held.register
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer of every step; for arguments and errors see `expect_mlp`."""
+    """Returns every answer of every step, each step starting from the state that the step before it left.
+
+    Args:
+        held: Each rank's answers. If given, each operation is judged from the ranks' operands; otherwise it takes the
+            float64 result of the operation before.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
     given = draw(case, index)
     reference = EngineReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
@@ -80,6 +88,7 @@ def clipped(gradients: dict[str, Operand], limit: float, num_ranks: int, arithme
     """Returns the clipped gradients with their bounds, or the same gradients if clipping certainly does nothing.
 
     Args:
+        gradients: The ranks' averaged gradients, by parameter.
         limit: Largest norm of all gradients together, above 0.
     """
     held = {name: gradient for name, gradient in gradients.items() if isinstance(gradient, torch.Tensor)}
@@ -108,7 +117,7 @@ def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> in
 
 
 def _scaled(gradient: torch.Tensor, factor: float, beyond: float, why: str, arithmetic: Arithmetic) -> Bounded:
-    """Bounds gradient * factor, if the exact factor lies within `beyond` of `factor`."""
+    """Returns gradient * factor with its bound, if the exact factor differs from `factor` by at most `beyond`."""
     magnitude = gradient.double().abs()
     error = beyond * magnitude + growth((3, arithmetic.u_o)) * (factor + beyond) * magnitude + arithmetic.eta
     return bounded(gradient.double() * factor, error, magnitude * factor, 2, why)

@@ -80,14 +80,17 @@ def whole_engine_cases(draw: DrawFn, space: Space) -> EngineCase:
 
 
 def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dict[str, Any]:
-    """Draws the fields `predivide_factor` and `prescales`; none if gradients are reduced by reduce_scatter."""
+    """Draws the fields `predivide_factor` and `prescales`; returns {} if gradients are reduced by reduce_scatter."""
     kind, prescales = pick(draw, "predivide", PREDIVIDE_FACTORS), pick(draw, "prescales", (False, False, False, True))
     factor = {"none": 1.0, "two": 2.0, "half": 0.5, "three": 3.0, "ranks": float(world_size)}[kind]
     return {} if reduce_scatter else {"predivide_factor": factor, "prescales": prescales}
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
-    """Draws a size just below, at or above one of `numels`, or one that is smaller or larger than all of them."""
+    """Draws a number of elements: just below, at or above one of `numels`, or smaller or larger than all of them.
+
+    `kinds` are the choices among these.
+    """
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]
     return {"nothing": 0, "below": numel - 1, "at": numel, "above": numel + 1, "everything": EVERYTHING}[kind]

@@ -24,8 +24,8 @@ class MixedCase(DataParallelCase):
     micro-batches and reduced over ranks in `reduce_dtype`.
 
     Attributes:
-        param_dtype: One of NARROW.
-        reduce_dtype: 'float32' or one of NARROW; '': param_dtype.
+        param_dtype: 'bfloat16' or 'float16' (NARROW).
+        reduce_dtype: 'float32', 'bfloat16' or 'float16'; '': param_dtype.
         output_dtype: 'float32' or param_dtype; '': param_dtype.
         casts_inputs: Whether FSDP2 casts inputs to param_dtype; if not, x already has that dtype, and so have outputs.
 
@@ -57,9 +57,9 @@ class MixedCase(DataParallelCase):
         return tuple(dict.fromkeys((self.dtype, self.param_dtype, self.reduced_dtype, self.activation_dtype)))
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if a run that has these dtypes may draw the case.
+        """True if a run with these dtypes may draw the case, because they include all dtypes of the case.
 
-        If the run has no dtype of NARROW, all of NARROW are allowed.
+        If a run has no dtype of NARROW, the case may have any of NARROW.
         """
         others = () if set(NARROW) & set(dtypes) else NARROW
         return super().is_within((*dtypes, *others))

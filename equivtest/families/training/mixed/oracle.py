@@ -35,7 +35,15 @@ from equivtest.tensors import DTYPES
 @expect.register
 @expect_held.register
 def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer of every step; for arguments and errors see `expect_mlp`."""
+    """Returns every answer of every step, each step starting from the state that the step before it left.
+
+    Args:
+        held: Each rank's answers. If given, each operation is judged from the ranks' operands; otherwise it takes the
+            float64 result of the operation before.
+
+    Raises:
+        InexactData: the drawn values break the conditions of exactness.
+    """
     given = draw(case, index)
     reference = MixedReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
@@ -50,7 +58,10 @@ class PartedOperations(Operations):
     def product(
         self, left: torch.Tensor, right: torch.Tensor, *, plus: torch.Tensor | None = None, split: str = ""
     ) -> Found:
-        """Multiplies like the base class, but proves each block of rows of `left` (R, C) exact separately."""
+        """Returns left @ right + plus, like the base class, but proves each block of rows of `left` exact separately.
+
+        There are `num_parts` blocks.
+        """
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]
         inexact = [each for each in found if each.allowed is not None]
@@ -87,9 +98,9 @@ class MixedReference(Reference):
         return Averages(operations, self.case.num_averaged, self.case.micro_batches, self.case.reduced_dtype)
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the activation of `before`, computed in the dtype of the layers' outputs, then rounded to P.
+        """Returns the activation of `before`, rounded to `param_dtype`.
 
-        P is `param_dtype`.
+        It is computed in the dtype of the layers' outputs.
         """
         found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
         if self.case.activation_dtype == operations.dtype:

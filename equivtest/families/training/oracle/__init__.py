@@ -47,8 +47,8 @@ def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Ex
     """Returns every answer of every step, each step starting from the state that the step before it left.
 
     Args:
-        held: Each rank's answers.  Without them each operation takes the float64 result of the one before
-            it, which equals the ranks' value only if everything is exact.
+        held: Each rank's answers. If given, each operation is judged from the ranks' operands. Otherwise it takes the
+            float64 result of the operation before, which equals the ranks' value only if everything is exact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -65,11 +65,11 @@ class TokenSums:
     operations: Operations
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """Returns left (C, T) @ right (T, D): (C, D)."""
+        """Returns left @ right, a sum over tokens: the last dim of `left` and the first dim of `right`."""
         return self.operations.product(left, right, split="tokens")
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of terms (T, C) over tokens: (C,)."""
+        """Returns the sum of `terms` over their first dim, the tokens."""
         return self.operations.total(terms)
 
 
@@ -77,10 +77,11 @@ class TokenSums:
 class Reference:
     """Computes the unsharded module and its training step by step, and collects the expected answers.
 
-    Leading dims are flattened into T tokens.
+    Leading dims are flattened into one dim of tokens.
 
     Attributes:
         given: Global tensors of the case's dtype.
+        held: Each rank's answers; None if they are unknown.
         is_real: True if the values are real numbers, so that results are rounded.
     """
 
@@ -151,15 +152,18 @@ class Reference:
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the activation of in_proj's output, which is out_proj's input."""
+        """Returns the hidden activation, out_proj's input; `before` is in_proj's output."""
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Returns the gradient of in_proj's output."""
+        """Returns the gradient of in_proj's output, `before`; `cotangent` is the gradient of the hidden activation."""
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
-        """Returns the parameters' gradients after clipping, or unchanged if the case does not clip."""
+        """Returns the parameters' gradients that the update takes: clipped, or `gradients` if the case does not clip.
+
+        Records the norm and the clipped gradients as expected answers.
+        """
         case = self.case
         if not case.clips:
             return gradients
@@ -173,9 +177,9 @@ class Reference:
         }
 
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-        """Records an unchanged parameter and optimizer state after this step's update.
+        """Records that this step's update changes neither a parameter nor its optimizer state.
 
-        This is so for a frozen parameter, and for one without a gradient in this step.
+        Call it for a frozen parameter, or for one without a gradient in this step.
         """
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():
@@ -191,7 +195,10 @@ class Reference:
         state: dict[str, torch.Tensor],
         gradient: Operand,
     ) -> torch.Tensor:
-        """Returns the parameter after update number `step`, and replaces its optimizer state in `state`."""
+        """Returns the parameter after the update of `step`, and replaces its optimizer state in `state`.
+
+        Records both as expected answers.
+        """
 
         def add(kind: str, result: Found) -> torch.Tensor:
             state[f"{kind}.{name}"] = self.add(f"step{step}.{kind}.{name}", result)
@@ -213,10 +220,10 @@ class Reference:
         return add("param", sgd_parameter(case, operations, parameter, gradient, lr, decays=not case.momentum))
 
     def run_step(self, step: int, operations: Operations, parameters: dict[str, torch.Tensor]) -> dict[str, Operand]:
-        """Records forward and backward of one step; returns the gradients that the update takes, by parameter.
+        """Records the expected answers of one step's forward and backward; returns the gradients by name.
 
         Args:
-            parameters: W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), float64, global, before the step.
+            parameters: Weights and biases by name, float64, global, before the step.
         """
         case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())
@@ -249,7 +256,7 @@ class Reference:
 
 
 def written(case: PerceptronCase, found: dict[str, Found]) -> Expected:
-    """Returns the expected answers in the case's order, each with its global shape and its contract layout."""
+    """Returns the expected answers in the case's order, each with its global shape and the layout that it must have."""
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     outputs = {at_step(step, "output") for step in range(1, case.steps + 1)}
     tensors = {}

@@ -41,7 +41,7 @@ EPS = 1e-6
 
 
 def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable[int], operations: Operations) -> Found:
-    """Returns the norm of all elements of all gradients, with its bound: 0-dim.
+    """Returns the norm of all elements of all gradients, a 0-dim tensor, with its bound.
 
     Args:
         gradients: float64, global, any shapes; at least one element together.
@@ -88,7 +88,10 @@ def _norm_within(
 
 
 def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> torch.Tensor:
-    """Bounds the error of the norm if the sum of powers has the error `relative` * sum + `absolute`; 0-dim."""
+    """Returns a bound for the error of the norm, 0-dim. The norm is the p-th root of a sum of powers.
+
+    `relative` * sum + `absolute` is the error of that sum.
+    """
     power = norm.pow(p)
     share = relative + absolute / power
     low, high = (1 - share).clamp(min=0).pow(1 / p), (1 + share).pow(1 / p)
@@ -100,7 +103,8 @@ def clipped(gradient: torch.Tensor, norm: torch.Tensor, max_norm: float, arithme
 
     Args:
         gradient: float64, global, any shape.
-        norm: 0-dim, float64, the ranks' value of the norm over all parameters.
+        norm: The ranks' value of the norm over all parameters: 0-dim, float64.
+        max_norm: Largest norm that is not clipped.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     shifted = Interval.of(norm).plus(Interval.of(torch.tensor(EPS, dtype=torch.float64)))

@@ -129,7 +129,7 @@ class Interval:
         return cls(value - error, value + error)
 
     def widened(self, relative: float, underflow: float) -> Interval:
-        """Returns the interval widened by relative roundings and underflow.
+        """Returns the interval, wider by `relative` times its ends and by `underflow`.
 
         Elements that are certainly zero stay zero. The roundings of this float64 evaluation are included.
         """
@@ -151,7 +151,7 @@ class Interval:
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:
-        """Divides by a positive interval. The result is unbounded where the other interval may contain zero."""
+        """Returns the quotient by a positive interval; it is unbounded for elements where `other` may contain zero."""
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
         lost = other.low <= 0
         low = torch.where(lost, -torch.inf, corners.amin(0))
@@ -215,9 +215,10 @@ def _adamw_exact(
 
 
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses the first moment after torch's lerp between m = `exp_avg` and g = `grad`.
+    """Encloses AdamW's first moment after the step, which torch computes by lerp, in an interval per element.
 
-    torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, else g - beta1 (g - m). The terms may cancel.
+    With m = `exp_avg` and g = `grad`, torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, else g - beta1 (g - m). The
+    terms may cancel.
     """
     m, g = Interval.of(exp_avg), Interval.of(grad)
     size_m, size_g = (torch.maximum(i.low.abs(), i.high.abs()) for i in (m, g))
@@ -230,9 +231,10 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 
 
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
-    """Encloses beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`.
+    """Encloses AdamW's second moment after the step in an interval per element.
 
-    The left product has two roundings and the right one three; both products and their sum are stored.
+    It is beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`. The left product has two roundings and the
+    right one three; both products and their sum are stored.
     """
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])

@@ -26,7 +26,7 @@ ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one pa
 
 
 def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the weight (N, H) that the second layer multiplies by."""
+    """Returns the weight (out_features, hidden_features) that the second layer multiplies by."""
     weight = parameters[case.parameter_at("out_proj.weight")]
     return weight.T if case.tied == "transposed" else weight
 
@@ -37,11 +37,12 @@ def grad_of_tied(
     in_use: tuple[torch.Tensor, torch.Tensor],
     out_use: tuple[torch.Tensor, torch.Tensor],
 ) -> Found:
-    """Returns the tied weight's gradient, averaged over the ranks: (H, K).
+    """Returns the tied weight's gradient, averaged over the ranks: (hidden_features, in_features).
 
     Args:
-        in_use: a' (R, H) and x (R, K); a' has no elements if the backward does not reach in_proj.
-        out_use: G (R, N) and h (R, H).
+        in_use: Gradient of in_proj's output and its input x, one row per row of the batch; the gradient has no elements
+            if the backward does not reach in_proj.
+        out_use: Cotangent and hidden activation, one row per row of the batch.
     """
     pairs = [in_use] if in_use[0].numel() else []
     pairs.append(out_use if case.tied == "same" else (out_use[1], out_use[0]))

@@ -25,7 +25,10 @@ from equivtest.oracle.rounding import Bounded, Operand
 
 
 def maximizing(gradient: Operand) -> Operand:
-    """Returns the gradient with the other sign, which rounds nothing: the optimizer maximizes by subtracting it."""
+    """Returns the gradient with the other sign, which rounds nothing.
+
+    An optimizer with the option `maximize` subtracts this gradient.
+    """
     return replace(gradient, value=-gradient.value) if isinstance(gradient, Bounded) else -gradient
 
 
@@ -60,9 +63,9 @@ def sgd_momentum(
 def sgd_parameter(
     case: PerceptronCase, operations: Operations, parameter: torch.Tensor, step: Operand, lr: float, *, decays: bool
 ) -> Found:
-    """Returns parameter - lr * step.
+    """Returns parameter - lr * step, where `step` is the momentum buffer or the gradient.
 
-    If `decays`, the weight decay is added here, because `step` does not contain it.
+    If `decays`, weight_decay * parameter is added to `step` first, because a gradient does not contain it.
     """
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-lr, step), (-lr * weight_decay, parameter)]
@@ -116,7 +119,7 @@ def adamw(
     gradient: Operand,
     lr: float,
 ) -> dict[str, Found]:
-    """Returns the state and 'param' after update `number`, counted from 1, always with bounds.
+    """Returns 'param' and the optimizer's states after update `number`, counted from 1, always with bounds.
 
     Args:
         moments: 'exp_avg', 'exp_avg_sq' and with amsgrad 'max_exp_avg_sq', before the update.

@@ -14,7 +14,7 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MlpCase(PerceptronCase):
-    """Fixes a perceptron with x and y sharded along the sequence, and W1 and W2 sharded along H.
+    """Fixes a perceptron with x and output sharded along the sequence, and both weights along the hidden features.
 
     Attributes:
         sequence_dim: The leading dim that is divided among the ranks.
@@ -63,5 +63,8 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worse kind of the sequence's and the hidden features' shards: 'even', 'uneven', 'empty'."""
+        """Returns the worse one of two kinds of shards: those of the sequence and those of the hidden features.
+
+        A kind is 'even', 'uneven' or 'empty', which is the worst.
+        """
         return self.worst_shard_kind(("x", "param.in_proj.weight"))

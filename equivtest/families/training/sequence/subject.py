@@ -22,7 +22,7 @@ from equivtest.families.training.subject import Mlp, PerceptronRun
 
 
 def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains Linear, activation, Linear, with x and output sharded along the sequence and weights along H."""
+    """Trains the perceptron, with x and output sharded along the sequence and weights along the hidden features."""
     return Run(case, mesh, given).answers()
 
 

@@ -19,10 +19,10 @@ TWO_AXIS_STYLES = ("fsdp2_tp", "hsdp")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TwoAxisCase(DataParallelCase):
-    """Fixes a data-parallel case on a mesh of d x t ranks, numbered row by row.
+    """Fixes a data-parallel case on a mesh of two axes, whose ranks are numbered row by row.
 
     Attributes:
-        mesh: (d, t).
+        mesh: (d, t): d rows of t ranks.
         style: 'fsdp2_tp': the t ranks of a mesh row divide the hidden features. The d ranks of a mesh column divide
             each of the resulting shards of a parameter once more, on dim 0. The ranks of one mesh row have the same
             part of the batch, each mesh row another part. 'hsdp': the t ranks of a mesh row divide each parameter,
@@ -75,7 +75,10 @@ class TwoAxisCase(DataParallelCase):
         return Layout((Shard(0), Shard(self.num_dims - 1) if is_hidden else Replicate()))
 
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
-        """Returns the layout of a parameter. fsdp2_tp shards dim 0 along the second axis before the first."""
+        """Returns the layout of the parameter `base`.
+
+        For fsdp2_tp it shards dim 0 along the second axis first, then each shard along the first axis.
+        """
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))
         if base == "out_proj.bias":

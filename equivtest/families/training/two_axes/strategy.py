@@ -19,9 +19,9 @@ No collectives of clipping are documented, and nearly half of the cases clip.
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns for each axis whether it has several ranks: `(2, 1) -> (True, False)`.
+    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
 
-    `Draw.pick` takes it as the label of a mesh.
+    `Draw.pick` takes the result as the label of a mesh.
     """
     return tuple(map(is_several, mesh))
 

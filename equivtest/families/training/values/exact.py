@@ -41,13 +41,13 @@ _FINER_BITS = 8  # bits by which the unit of every other part of a batch is fine
 
 
 def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the parameters, and global x (*leading, K) and cotangent (*leading, N) of each step.
+    """Draws the parameters, and the global x and cotangent of each step.
 
     Modes:
         dense: Odd integers, as dense and as large as the sums allow.
-        wide-x, wide-in, wide-out, wide-g: x, W1, W2 or G takes the whole significand; each hidden
-            feature depends on one feature, each output on one hidden feature, and each output's
-            gradient on one token.
+        wide-x, wide-in, wide-out, wide-g: x, in_proj's weight, out_proj's weight or the cotangent takes the whole
+            significand; each hidden feature depends on one feature, each output on one hidden feature, and each
+            output's gradient on one token.
     """
     mode, seed = case.values[index]
     shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)
@@ -86,7 +86,7 @@ def _divisor(case: PerceptronCase) -> int:
 
 
 def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
-    """Draws the integers of W1, b1, W2 and b2, int64."""
+    """Draws the integers of both layers' weights and biases, by parameter name, int64."""
     sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
     low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
     cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
@@ -99,11 +99,11 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 
 
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
-    """Draws the integers of x and cotangent for one step, `num_sums` times T rows, int64.
+    """Draws the integers of x and cotangent for one step, by name, int64.
 
-    If the batch has several parts, every other part of the cotangent has a finer unit, because only the sums within a
-    part must be exact. After an update sums are rounded, and a sum over tokens that nearly cancels would conclude
-    nothing. So in later steps most rows of a feature have one sign.
+    The batch has `num_sums` equal parts. If there are several, every other part of the cotangent has a finer unit,
+    because only the sums within a part must be exact. After an update sums are rounded, and a sum over tokens that
+    nearly cancels would conclude nothing. So in later steps most rows of a feature have one sign.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -120,21 +120,24 @@ def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> di
 
 
 def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Changes signs so that seven in eight rows of each column lie on the same side of zero."""
+    """Returns the rows with changed signs: seven in eight elements of each column lie on the same side of zero."""
     sides = odd_integers(rows.shape[1:], 1, 1, source)
     kept = torch.randint(4, rows.shape, generator=source, device="cpu") == 0
     return torch.where(kept, rows, rows.abs() * sides)
 
 
 def _lowest(mode: str, name: str, largest: int) -> int:
-    """Returns the smallest magnitude to draw: 1, or above half the largest if the mode fills the whole significand."""
+    """Returns the smallest magnitude to draw for the tensor `name`, whose largest magnitude is `largest`.
+
+    That is 1, or above half the largest if the tensor takes the whole significand in this mode.
+    """
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers (num_rows, num_columns), int64, and keeps at most `cap` of them in each row and each column.
+    """Returns integers (num_rows, num_columns), int64, of which at most `cap` in each row and column are not zero.
 
-    All others become zero. The kept places are random.
+    These are odd, from `low` to `high` in magnitude, at random places.
     """
     longer = max(num_rows, num_columns)
     rows = permutation(num_rows, source) * (longer // num_rows)
@@ -144,10 +147,11 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 
 
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
-    """Changes the signs of most hidden features, in place, so that one token activates each of them.
+    """Changes the signs of weights and biases of hidden features, in place, so that tokens activate them.
 
-    The tokens differ between features. With random signs a case of one token and one hidden feature would be zero half
-    of the time.
+    Feature after feature looks at the next token. If the feature's sum of products is negative for its token, all its
+    signs change, except in every fourth feature. With random signs a case of one token and one hidden feature would be
+    zero half of the time.
     """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
@@ -160,9 +164,9 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 
 
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
-    """Returns the largest magnitude of the first step's parameter gradients, summed over all tokens, in units.
+    """Returns the largest magnitude of an element of the first step's parameter gradients, summed over all tokens.
 
-    For a tied weight it is the larger of each layer's gradient and their sum.
+    It is in units of the integers. A tied weight has two gradients, one per layer; their sum counts too.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)
@@ -174,7 +178,10 @@ def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
-    """Returns each tensor's power of two. x and cotangent have the same one in every step."""
+    """Returns by name the exponent of the power of two that each tensor's integers are multiplied by.
+
+    x and the cotangent have the same one in every step.
+    """
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT
     found = {name: _LOWEST_EXPONENT + hash_of(mode, seed, f"{name} exponent") % span for name in names}

@@ -20,13 +20,14 @@ class Plan:
     """Says how large and how dense the tensors of one draw are.
 
     Attributes:
-        tokens, features, hidden, outputs: T, K, H, N.
-        x, w1, b1, w2, b2, g: The largest magnitude in each tensor, an odd number. b1 is 0 without a bias; b2 is later
-            multiplied by the world size.
-        cap1, cap2, cap_g: Largest number of nonzero elements in a row, and in a column, of W1, W2 and G.
-        averaged: Factor by which G is later multiplied.
-        tied: True if W2 is W1 or its transpose. The one weight then has the smaller cap and the smaller magnitude of
-            both.
+        tokens, features, hidden, outputs: Numbers of tokens, in_features, hidden_features and out_features.
+        x, w1, b1, w2, b2, g: The largest magnitude in x, the weight and bias of in_proj (1) and of out_proj (2), and
+            the cotangent (g), each an odd number. b1 is 0 without a bias; b2 is later multiplied by the world size.
+        cap1, cap2, cap_g: Largest number of nonzero elements in a row, and in a column, of both weights and the
+            cotangent.
+        averaged: Factor by which the cotangent is later multiplied.
+        tied: True if out_proj's weight is in_proj's or its transpose. The one weight then has the smaller cap and the
+            smaller magnitude of both.
     """
 
     tokens: int
@@ -47,9 +48,10 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """Returns caps -> largest sum of the magnitudes of the terms behind one element.
+        """Returns caps -> largest sum of the magnitudes of the terms behind one element of an answer.
 
-        A key names the caps that this sum depends on: 'cap1 cap2' is for the output, which sums over W1 and W2.
+        A key names the caps, numbers of nonzero elements, that the sum depends on: 'cap1 cap2' is for the output, which
+        sums products with both weights.
         """
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
@@ -88,8 +90,13 @@ def choose_plan(
 
     In mode dense, as many elements are nonzero as fit with magnitudes of 1. Then magnitudes grow as far as they fit, or
     stay 1 if `small`. In a mode wide-*, each row and column has one nonzero element, and one tensor is as large as
-    fits. W2 and G are multiplied by hidden features of up to 1 + b1, and so take one bit less if there is a bias. The
-    gradient of a tied weight is a sum over both layers.
+    fits. out_proj's weight and the cotangent are multiplied by hidden features of up to 1 + (in_proj's bias), and so
+    take one bit less if there is a bias. The gradient of a tied weight is a sum over both layers.
+
+    Args:
+        limit: Largest sum of the magnitudes of the terms behind one element: 2**p for p significand bits.
+        has_b1: True if in_proj has a bias.
+        averaged: Factor by which the cotangent is later multiplied.
     """
     b2 = 1 if small else odd_floor(max(1, limit // 8 // world_size))
     plan = Plan(tokens, features, hidden, outputs, world_size, int(has_b1), b2, averaged=averaged, tied=tied)
@@ -104,7 +111,7 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with a smaller value of the largest cap that a sum above `limit` depends on."""
+    """Returns a plan with fewer nonzero elements: it lowers the largest cap that a sum above `limit` depends on."""
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)
@@ -113,7 +120,10 @@ def _thinner(plan: Plan, limit: int) -> Plan:
 
 
 def _larger(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with magnitudes that were raised in turn, in large steps first, until no larger plan fits."""
+    """Returns a plan with larger magnitudes, raised in turn until no larger plan has all sums within `limit`.
+
+    Steps are large at first.
+    """
     for doubling in (True, False):
         raised = True
         while raised:

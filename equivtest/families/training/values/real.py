@@ -30,11 +30,11 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     """Draws global x, parameters and each step's cotangent: nearly normal numbers, each tensor with its own scale.
 
     Weights are divided by the root of the number of summed terms, as layers are initialised, so that the activation
-    gets arguments of either sign on both sides of its bend. Most hidden features get signs so that one token, another
-    for each feature, activates them. Cotangents are divided by the number of tokens that a gradient sums over, like the
-    gradient of a mean, because training continues from the updated parameters, and float16 overflows soon. AdamW moves
-    a bias by its learning rate, for any gradient. So out_proj's bias begins on the side of zero from which it moves
-    away, in_proj's bias at one or more, and so does the weight of a layer of few features.
+    gets arguments of either sign on both sides of its bend. The weights of most hidden features get signs so that a
+    token activates the feature, each feature by another token. Cotangents are divided by the number of tokens that a
+    gradient sums over, like the gradient of a mean, because training continues from the updated parameters, and float16
+    overflows soon. AdamW moves a bias by its learning rate, for any gradient. So out_proj's bias begins on the side of
+    zero from which it moves away, in_proj's bias at one or more, and so does the weight of a layer of few features.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -60,9 +60,10 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
-    """Changes the signs of three in four hidden features so that a token activates each of them.
+    """Changes the signs of weights and biases of hidden features, so that tokens activate them.
 
-    The tokens differ between features, from number `first` on. A feature that its token activates already stays.
+    Feature after feature looks at the next token, the first at token number `first`. If the feature's sum of products
+    is negative for its token, all its signs change, except in every fourth feature.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")

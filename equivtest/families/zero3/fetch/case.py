@@ -22,12 +22,12 @@ class FetchCase(Case):
 
     Attributes:
         parameters: Shape of each parameter, including 0-dim and zero-numel ones.
-        padding: Fill value of padding: 'nan' or a 'large' finite number.  ZeRO leaves it
-            uninitialised, so no answer may depend on it.
+        padding: Fill value of padding: 'nan' or a 'large' finite number.  ZeRO leaves it uninitialised, so no answer
+            may depend on it.
         contiguous: Whether the harness passes parameters contiguous in memory.
-        requires_grad: requires_grad of each parameter.
-        collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is
-            documented. A recorded fetch must name it.
+        requires_grad: Whether each parameter requires a gradient, in order.
+        collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is documented. A
+            recorded fetch must name it.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES

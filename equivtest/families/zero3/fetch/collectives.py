@@ -14,10 +14,10 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """Returns one all_gather or one all_reduce, as the case's `collective` says; nothing if there are no elements.
+    """Returns one all_gather or one all_reduce, as the case's `collective` says, or () if there are no elements.
 
-    A rank gives to an all_gather its partitions of all parameters, sum(s_i) elements. It gives to an all_reduce a
-    buffer with room for all ranks' partitions, sum(A_i) elements.
+    A rank gives to an all_gather its partitions of all parameters. It gives to an all_reduce a buffer with room for all
+    ranks' partitions, padding included.
 
     Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8), _all_gather_dtype and
     _allgather_params_coalesced: one collective for all parameters.

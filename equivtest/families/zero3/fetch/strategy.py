@@ -74,7 +74,7 @@ def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
 
 
 def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]:
-    """Draws a parameter's shape and its requires_grad. One shape in sixteen has no elements.
+    """Draws a parameter's shape and whether it requires a gradient. One shape in sixteen has no elements.
 
     The draws of one parameter follow each other, so that shrinking can drop a parameter. A covering array covers the
     first parameter only.
@@ -87,7 +87,10 @@ def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]
 
 
 def _without_padding(shape: Shape, world_size: int) -> Shape:
-    """Returns the shape, with a longer first dim if its number of elements is no multiple of the world size."""
+    """Returns the shape of a parameter that needs no padding.
+
+    If its number of elements is no multiple of the world size, its first dim is made longer.
+    """
     if math.prod(shape) % world_size == 0:
         return shape
     return (shape[0] * world_size, *shape[1:]) if shape else (world_size,)

@@ -52,8 +52,8 @@ class PartitionedParameter:
     """A parameter under ZeRO-3: this rank's partition of it, and the whole parameter while it is fetched.
 
     Attributes:
-        partition: (padded numel / w,), local.
-        whole: `shape`, global; its values are valid only while the status is AVAILABLE.
+        partition: This rank's part of the flattened and padded parameter, of one dim.
+        whole: The parameter, of shape `shape`; its values are valid only while the status is AVAILABLE.
     """
 
     shape: torch.Size
@@ -85,7 +85,10 @@ class Fetch:
 
 
 def partition(parameter: torch.Tensor, mesh: DeviceMesh, *, padding: float) -> PartitionedParameter:
-    """Returns this rank's partition of a whole parameter of any shape, filled up at its end with `padding`."""
+    """Returns this rank's partition of a whole parameter of any shape.
+
+    The parameter is flattened and filled up at its end with `padding`, so that all partitions have equal size.
+    """
     size = -(-parameter.numel() // mesh.size())
     start = min(mesh.get_local_rank() * size, parameter.numel())
     stop = min(start + size, parameter.numel())
@@ -101,7 +104,7 @@ def release(parameters: Sequence[PartitionedParameter]) -> None:
 
 
 def launch(parameters: Sequence[PartitionedParameter]) -> None:
-    """Marks the parameters IN_FLIGHT.
+    """Marks the parameters IN_FLIGHT, the status while a fetch runs.
 
     Raises:
         StatusError: a parameter is not NOT_AVAILABLE, or is listed twice.
@@ -131,7 +134,10 @@ def launching(parameters: Sequence[PartitionedParameter]) -> Iterator[None]:
 
 
 def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: DeviceMesh) -> Fetch:
-    """Starts one all_gather of all partitions. `Fetch.wait` then takes the gathered buffer apart."""
+    """Starts one all_gather of all partitions, and returns the running fetch.
+
+    `Fetch.wait` copies the whole parameters from the gathered buffer.
+    """
     with launching(parameters):
         own = torch.cat([parameter.partition for parameter in parameters])
         gathered = own.new_empty((mesh.size(), own.numel()))  # (rank, its partitions one after the other)
@@ -151,7 +157,10 @@ def fetch_by_all_gather(parameters: Sequence[PartitionedParameter], mesh: Device
 
 
 def zeros(like: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns a flat buffer of zeros: this rank then adds nothing to the elements of other ranks' partitions."""
+    """Returns a flat buffer of `numel` zeros, of the dtype and on the device of `like`.
+
+    In an all_reduce this rank then adds nothing to the elements of other ranks' partitions.
+    """
     return like.new_zeros((numel,))
 
 
@@ -160,7 +169,9 @@ def fetch_by_all_reduce(
     mesh: DeviceMesh,
     make_buffer: Callable[[torch.Tensor, int], torch.Tensor] = zeros,
 ) -> Fetch:
-    """Starts one all_reduce of one flat buffer. The whole parameters are views of it from the start.
+    """Starts one all_reduce of one flat buffer, and returns the running fetch.
+
+    The whole parameters are views of the buffer from the start.
 
     Args:
         make_buffer: (a partition, number of elements) -> a flat buffer of that many elements, of the partition's dtype
@@ -185,7 +196,10 @@ Fetcher = Callable[[Sequence[PartitionedParameter], DeviceMesh], Fetch]
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], fetch: Fetcher
 ) -> dict[str, Placed]:
-    """Partitions the given parameters, fetches them all by `fetch`, and answers partitions and whole parameters."""
+    """Partitions the given parameters and fetches them all by `fetch`.
+
+    Returns the partitions and the whole parameters, by name.
+    """
     wholes = [given[name] for name in case.given_names()]
     parameters = [partition(whole, mesh, padding=padding_value(case, whole.dtype)) for whole in wholes]
     fetching = fetch(parameters, mesh)

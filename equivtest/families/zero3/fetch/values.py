@@ -15,7 +15,7 @@ from equivtest.tensors import DTYPES, SIGNIFICAND_BITS
 
 @draw.register
 def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global parameters `param.i`.
+    """Draws the global parameters, named `param.i` with their number i.
 
     Modes, the first three without zeros:
 

@@ -88,14 +88,15 @@ def parse_operation(text: str) -> Operation:
 class LifecycleCase(Case):
     """Fixes some parameters and a sequence of operations on them.
 
-    Inputs are `param.i`; `op{k}.x.i` and `op{k}.cotangent.i` of a use, (w, *shape), one slice per rank; `op{k}.new.i`
-    of an update. The subject answers after every operation: the reason of a refusal, each parameter's status and
-    whether it has a gradient, all partitions, the available whole parameters, the existing gradients, the outputs of a
-    use, and the memory if the case measures it.
+    The inputs for parameter number i are `param.i`, its value at first; for operation number k also `op{k}.x.i` and
+    `op{k}.cotangent.i` if it is a use, each with one slice per rank, and `op{k}.new.i` if it is an update. The subject
+    answers after every operation: the reason of a refusal, each parameter's status and whether it has a gradient, all
+    partitions, the available whole parameters, the existing gradients, the outputs of a use, and the memory if the case
+    measures it.
 
     Attributes:
         parameters: Shape of each parameter, including 0-dim and zero-numel ones.
-        requires_grad: requires_grad of each parameter.
+        requires_grad: Whether each parameter requires a gradient, in order.
         operations: The operations in order, at most MAX_OPERATIONS.
         mixed_dtypes: Whether every second parameter has another dtype than `dtype`.
         padding: Fill value of padding: 'nan' or a 'large' finite number.
@@ -132,7 +133,7 @@ class LifecycleCase(Case):
 
     @property
     def num_parameters(self) -> int:
-        """Returns the number n of parameters."""
+        """Returns the number of parameters."""
         return len(self.parameters)
 
     def sequence(self) -> list[Operation]:
@@ -176,7 +177,10 @@ class LifecycleCase(Case):
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all inputs and all answers that are possible; the oracle computes which ones there are."""
+        """Describes all inputs, and all answers that any sequence of operations may have.
+
+        The oracle computes which of the answers exist.
+        """
         given = {
             f"param.{index}": CaseTensor(shape, replicated(), needs_grad=self.requires_grad[index])
             for index, shape in enumerate(self.parameters)

@@ -66,10 +66,10 @@ class Course:
         return away if verb in FETCHES else sorted(self.available)
 
     def lead(self, verb: str, how: str) -> str:
-        """Returns `verb` if it is possible now, else the verb that has to come first.
+        """Returns `verb` if it is possible now, else the verb of an operation that makes it possible.
 
-        If `how` is 'after a change' and no saved parameter has changed since it was saved, it does the same for
-        'update'.
+        If `how` is 'after a change' and no saved parameter has changed since it was saved, returns 'update', or the
+        verb that makes that possible.
         """
         if how == "after a change" and self.saved and not self.changed:
             verb = "update"
@@ -78,7 +78,10 @@ class Course:
         return verb
 
     def _before(self, verb: str) -> str:
-        """Returns the verb that has to come before this one; '' if this one is possible now, or if nothing helps."""
+        """Returns the verb that has to come before this one.
+
+        Returns '' if this one is possible now, or if no other verb would make it possible.
+        """
         if verb == "step":
             return "use" if not self.used else "release" if self.used & self.available else ""
         if verb == "load" and not self.saved:

@@ -32,7 +32,7 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
         dense: Parameters and their new values are odd integers of random sign.
         index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value shows its origin.
 
-    x are random signs; cotangents are w times odd integers of random sign, in every mode.
+    In every mode x has random signs, and a cotangent is the number of ranks times odd integers of random sign.
     """
     mode, seed = case.values[index]
     bits = min(SIGNIFICAND_BITS[case.dtype_of(number)] for number in range(case.num_parameters))
@@ -56,9 +56,9 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
-    """Returns m, the number of ranks with nonzero cotangents, and two odd limits, g and b.
+    """Returns the largest numbers with which no operation rounds: the number of ranks with nonzero cotangents, g and b.
 
-    g is the largest cotangent divided by the world size, b the largest magnitude of a parameter.
+    g is the largest cotangent divided by the world size, b the largest magnitude of a parameter; both are odd.
     """
     largest = 2**significand_bits
     contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)

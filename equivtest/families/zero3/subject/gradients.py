@@ -15,7 +15,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class Gradients:
-    """Holds this rank's partitions of gradients by parameter name, each (padded numel / w,)."""
+    """Holds this rank's partitions of gradients by parameter name, each a tensor of one dim, padding included."""
 
     def __init__(self, mesh: DeviceMesh, *, padding: float) -> None:
         self.mesh, self.padding = mesh, padding

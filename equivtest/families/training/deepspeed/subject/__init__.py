@@ -69,7 +69,7 @@ def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
 
 
 def number_alike(init: Any, mesh: DeviceMesh) -> None:
-    """Makes all ranks give the same numbers to the parameters of their next engine.
+    """Makes all ranks count the parameters of their next engine from the same number.
 
     DeepSpeed counts the parameters of a process and compares the counts between ranks. It refuses an engine if one rank
     has partitioned more parameters before, for example in a mesh without the other ranks (0.19.8).
@@ -127,9 +127,9 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """Returns the options that only stage 3 has, about partitioned parameters.
+        """Returns the options of DeepSpeed's configuration that only stage 3 has, about partitioned parameters.
 
-        The subclass for other stages returns theirs.
+        A subclass for other stages returns their options.
         """
         case = self.case
         return {
@@ -143,7 +143,10 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option `stage3_allgather_sequential` if the case requests it; DeepSpeed has it since 0.18."""
+        """Returns the option `stage3_allgather_sequential` if the case requests it, else {}.
+
+        DeepSpeed has this option since 0.18.
+        """
         if not self.case.sequential:
             return {}
         if "allgather_sequential" not in self.options.model_fields:
@@ -185,9 +188,10 @@ class DeepSpeedRun(DataParallelRun):
         self.engine.step()
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Returns the optimizer for the next step.
+        """Returns the optimizer for the step after `step`.
 
-        After step `saved_after` it saves a checkpoint, and replaces the engine by a new one that loads the checkpoint.
+        After step `saved_after` it saves a checkpoint, replaces the engine by a new one that loads the checkpoint, and
+        returns the new engine's optimizer.
         """
         if step != self.case.saved_after:
             return optimizer

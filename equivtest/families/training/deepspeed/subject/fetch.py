@@ -45,7 +45,10 @@ def deepspeed_fetch_all_reduce(
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], *, by_all_reduce: bool
 ) -> dict[str, Placed]:
-    """Partitions the given parameters, fetches them all together, and answers partitions and fetched parameters."""
+    """Partitions the given parameters and fetches them all together.
+
+    Returns the partitions and the fetched parameters, by name.
+    """
     deepspeed = joined_deepspeed(mesh.device_type)
     wholes = [given[name].detach() for name in case.given_names()]
     flagged = zip(wholes, case.requires_grad, strict=True)

@@ -20,9 +20,9 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
 
     Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together. If
     gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
-    shard along the column. Each rank's shard of a parameter is ceil(rows / t) rows, padded, or 1 / t of its columns. A
-    row of one rank gathers and scatters nothing; a column of one rank still takes its all_reduce. The backward gathers
-    the next layer ahead, whether or not gradients reach it.
+    shard along the column. Each of the t ranks of a row has ceil(rows / t) rows of a parameter, padded, or 1 / t of its
+    columns. A row of one rank gathers and scatters nothing; a column of one rank still takes its all_reduce. The
+    backward gathers the next layer ahead, whether or not gradients reach it.
 
     Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the gathered and reduced tensors;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in
@@ -50,7 +50,7 @@ def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
 
 
 def _part_bytes(case: TwoAxisCase, layers: tuple[str, ...], names: Iterable[str]) -> int:
-    """Returns the number of bytes of the layers' parameters that one rank has, padding included."""
+    """Returns the number of bytes that one rank has of these parameters of the layers, padding included."""
     numel = sum(_part_numel(case, name) for name in names if name.startswith(layers))
     return numel * DTYPES[case.dtype].itemsize
 
@@ -63,5 +63,5 @@ def _part_numel(case: TwoAxisCase, name: str) -> int:
 
 
 def name_group(case: TwoAxisCase, ranks: range) -> str:
-    """Returns the name of the group of these ranks, for `Collective.group`."""
+    """Returns the name by which a `Collective` names the group of these ranks."""
     return "mesh" if len(ranks) == case.world_size else f"processes {', '.join(map(str, ranks))}"

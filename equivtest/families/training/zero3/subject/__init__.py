@@ -49,13 +49,13 @@ class Zero3Run(DataParallelRun):
         return model
 
     def held(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's partition without padding, as a view."""
+        """Returns `partition`, this rank's part of a parameter, without its padding, as a view."""
         start = self.mesh.get_local_rank() * partition.numel()
         numel = self.engine.partitioned(name).numel
         return partition.detach()[: max(0, min(partition.numel(), numel - start))]
 
     def padded(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Returns a new partition that begins with `held` and is filled up with padding."""
+        """Returns a new partition: the elements of `held`, filled up with padding."""
         partition = torch.full_like(self.parameter(name), self.padding, requires_grad=False)
         partition[: held.numel()] = held
         return partition
@@ -74,7 +74,7 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the partitions once. No layer may be whole meanwhile, because it would keep the old values.
+        """Updates the partitions once. No layer may be whole while that happens, because it would keep the old values.
 
         Raises:
             RuntimeError: a layer is still whole.
@@ -95,7 +95,7 @@ class Zero3Run(DataParallelRun):
         return norm
 
     def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of all ranks' partitions, which have no padding here: 0-dim, of the case's dtype."""
+        """Returns the norm of all ranks' `gradients`, partitions without padding: 0-dim, of the case's dtype."""
         return global_norm(gradients, float(self.case.norm_type), self.mesh)
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:

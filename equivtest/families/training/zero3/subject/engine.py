@@ -28,7 +28,7 @@ class Engine:
 
     Attributes:
         layers: Layers by name.
-        gradients: Partitions of the gradients so far.
+        gradients: This rank's partitions of the gradients, added up since they were last cleared.
     """
 
     layer_class: ClassVar[type[Layer]] = Layer

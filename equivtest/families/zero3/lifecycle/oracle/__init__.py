@@ -53,5 +53,8 @@ def _values(case: LifecycleCase, moment: Moment) -> dict[str, tuple[torch.Tensor
 
 
 def _flag(case: LifecycleCase, name: str) -> bool | None:
-    """Returns the requires_grad of a whole parameter's answer; None for other answers, which may have any."""
+    """Returns the requires_grad of the answer `name` if it is a whole parameter.
+
+    Returns None for any other answer, whose requires_grad does not matter.
+    """
     return case.requires_grad[int(name.rpartition(".")[2])] if ".param." in name else None

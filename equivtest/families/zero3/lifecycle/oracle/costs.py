@@ -52,12 +52,12 @@ def _calls_of(case: LifecycleCase, moment: Moment) -> list[Collective]:
 
 
 def padded_bytes(case: LifecycleCase, index: int) -> int:
-    """Returns A_i b, the number of bytes of parameter i with padding."""
+    """Returns the number of bytes of parameter `index`, padding included."""
     return case.padded_numel(index) * DTYPES[case.dtype_of(index)].itemsize
 
 
 def memory_after(case: LifecycleCase, moment: Moment) -> list[int]:
-    """Returns the number of bytes that each rank has after the operation, in the order of MEMORY."""
+    """Returns the numbers of bytes that each rank has after the operation, one for each kind of memory in MEMORY."""
     padded = {index: padded_bytes(case, index) for index in moment.parameters}
     parameters = moment.parameters.items()
     held = {

@@ -49,7 +49,7 @@ class Model:
     """Applies operations to unpartitioned parameters. A refused operation changes no parameter.
 
     Attributes:
-        outputs: Outputs of the last operation, by parameter: (w, *shape), float64.
+        outputs: Outputs of the last operation, by parameter, each with one slice per rank; float64.
     """
 
     case: LifecycleCase
@@ -62,7 +62,7 @@ class Model:
         self.parameters = {index: Parameter(self.given[f"param.{index}"].double()) for index in numbers}
 
     def run(self, number: int, operation: Operation) -> str:
-        """Applies the operation. Returns the reason if it is refused, or 'none'; see REFUSALS."""
+        """Applies operation number `number`. Returns the reason of its refusal, one of REFUSALS, or 'none'."""
         self.outputs = {}
         refusal = self.refusal(operation)
         if refusal == "none":

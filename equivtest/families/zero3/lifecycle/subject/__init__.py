@@ -56,7 +56,7 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Life:
-    """Runs a case on this rank: applies each operation to a `Store` and answers the state after it.
+    """Runs a case on this rank: applies each operation to a `Store` of parameters, and answers the state after it.
 
     Each rank lists the parameters of an operation in an order that differs between ranks, and waits for their fetches
     in that order.
@@ -83,7 +83,7 @@ class Life:
         return answers
 
     def attempt(self, number: int, operation: Operation) -> str:
-        """Runs an operation. Returns the reason if it is refused, or 'none'."""
+        """Runs operation number `number`. Returns the reason if it is refused, or 'none'."""
         self.outputs = {}
         try:
             with self.meter or nullcontext():
@@ -122,11 +122,11 @@ class Life:
         return indices[start:] + indices[:start]
 
     def rows(self, number: int, kind: str, indices: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Returns this rank's slices of x or cotangent, by parameter."""
+        """Returns this rank's slices of the tensors `kind`, 'x' or 'cotangent', of one operation, by parameter."""
         return {index: self.given[f"op{number}.{kind}.{index}"][0] for index in indices}
 
     def look(self, number: int, refusal: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields copies of everything that exists after operation `number`, by name."""
+        """Yields by name copies of all tensors that exist after operation `number`, and the code of its refusal."""
         here, store = f"after{number}", self.store
         yield f"{here}.refusal", torch.tensor(REFUSALS.index(refusal))
         yield f"{here}.status", torch.tensor([COUNTED.index(parameter.status) for _, parameter in self.parameters()])
@@ -145,7 +145,7 @@ class Life:
             yield f"memory.{here}", self.memory(self.meter)
 
     def memory(self, meter: Meter) -> torch.Tensor:
-        """Returns the bytes in use, in the order of MEMORY: (len(MEMORY),), int64.
+        """Returns the numbers of bytes in use, one for each kind of memory in MEMORY, int64.
 
         Outputs do not count, because they belong to the caller. A fetch in flight may use memory besides the whole
         parameters.
@@ -163,7 +163,7 @@ class Life:
         return torch.tensor([sizes[kind] for kind in MEMORY])
 
     def parameters(self) -> Iterator[tuple[int, PartitionedParameter]]:
-        """Returns pairs (number, parameter)."""
+        """Yields pairs (number, parameter)."""
         return enumerate(self.store.parameters)
 
 

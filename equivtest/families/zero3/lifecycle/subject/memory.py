@@ -45,9 +45,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes alive besides the storages of `tensors`.
+        """Returns the bytes of recorded storages that are alive and are not storages of `tensors`.
 
-        Waits until the backend's threads have released theirs, at most limits.SETTLE_S.
+        Waits until the backend's threads have released their storages, at most limits.SETTLE_S.
         """
         accounted, until_s = storages(tensors), time.monotonic() + limits.SETTLE_S
         while True:

@@ -34,8 +34,8 @@ class Store:
     """Stores parameters by number. Each is partitioned, and whole only while it is fetched.
 
     Args:
-        wholes: The parameters, whole, of any shape.
-        fetcher: Makes several whole with one collective.
+        wholes: The parameters, not yet partitioned, of any shape.
+        fetcher: Makes several parameters whole with one collective.
         padding: Fill value of the partitions' padding.
 
     Attributes:
@@ -53,7 +53,7 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of the gradients since the last step, (padded numel / w,), or None."""
+        """Returns this rank's partition of a parameter's gradient, added up since the last step, or None."""
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
@@ -93,13 +93,13 @@ class Store:
     def use(
         self, indices: Sequence[int], x: Mapping[int, torch.Tensor], cotangent: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Runs forward and backward of parameter * x. Adds the ranks' average gradients to the gradients before.
+        """Runs forward and backward of parameter * x; adds the average of the ranks' gradients to earlier gradients.
 
         Args:
             x, cotangent: Tensors by parameter, of its shape and dtype, different on each rank.
 
         Returns:
-            whole * x by parameter.
+            The outputs, parameter * x, by number of the parameter.
 
         Raises:
             StatusError: a parameter is not AVAILABLE.
@@ -130,7 +130,7 @@ class Store:
         self.gradients.clear()
 
     def descend(self, index: int, lr: float) -> None:
-        """Subtracts lr times the gradient from one partition."""
+        """Subtracts lr times the gradient from this rank's partition of a parameter."""
         gradient = self.gradient(index)
         assert gradient is not None
         self.parameters[index].partition.sub_(gradient, alpha=lr)
