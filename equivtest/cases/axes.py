@@ -142,8 +142,8 @@ def pick_shape(
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: False to let a covering array leave out combinations of the number of dims, the large size and its
-            place with other fields.
+        covers: False to let a covering array ignore which number of dims, which large size and which large dim is
+            drawn.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -241,8 +241,8 @@ def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = ME
     the ranks in reversed order if MEMBERS has no entry for the world size.
 
     Args:
-        drawn: The table that is drawn from: None for (), or a number, which counts modulo the length of
-            MEMBERS[world_size].
+        drawn: The table to draw from.  An entry is None, which stands for (), or an index into MEMBERS[world_size],
+            taken modulo its length.
     """
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
     number = draw.pick("members", drawn, _kinds_of_mesh(meshes))

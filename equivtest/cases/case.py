@@ -129,7 +129,7 @@ class Case:
     def __repr__(self) -> str:
         """Returns code that makes the case again; fields at their default are left out.
 
-        Subclasses pass repr=False to `dataclass` to keep it.
+        Subclasses pass repr=False to `dataclass`, so that they inherit this method.
         """
         defaults = defaults_of(type(self))
         code = [f"{name}={_code_of(value)}" for name, value in fields_of(self).items() if value != defaults[name]]
@@ -164,7 +164,7 @@ class Case:
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if the case needs only these dtypes, so that a run with them may have it."""
+        """True if the case needs no other dtypes than these, so that a run that is limited to these may draw it."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -238,7 +238,10 @@ class Case:
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Words for what the case covers, 'even' or 'uneven'; a search on each number of ranks must cover all words."""
+        """Words for what the case covers, such as 'even' or 'uneven'.
+
+        The cases that a search draws for one number of ranks must together have every word that the property lists.
+        """
         return frozenset({"even" if self.shard_kind == "even" else "uneven"})
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:

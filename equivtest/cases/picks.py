@@ -46,9 +46,9 @@ NUM_SEQUENCE_DIMS = (1, 1, 2, 2, 3)
 class Drawing:
     """Picks entries of tables by Hypothesis.
 
-    Each entry carries the name of its axis.  Without it, the tables of two axes can be equal, and Hypothesis treats
-    draws from both as the same draw.  It then spends five examples in six on copies of another example, in which the
-    value of one draw is repeated in place of another draw's value.
+    Each entry carries the name of its axis.  Without the name, the tables of two axes can be equal, and Hypothesis
+    treats draws from both as the same draw.  Hypothesis then spends five examples in six on copies of another
+    example, in which the value of one draw is repeated in place of another draw's value.
     Source: ConjectureRunner.generate_mutations_from, Hypothesis 6.170.
     """
 

@@ -156,7 +156,7 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
     """Adds factor * tensor over all terms, exact, after a proof that no order of summation rounds in `dtype`.
 
     Raises:
-        InexactData: magnitudes add up to more than 2**p units.
+        InexactData: the magnitudes of the terms add up to more than the significand of `dtype` can represent.
     """
     scaled = []
     for factor, tensor in terms:

@@ -55,7 +55,7 @@ def _sum(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
 def _sum_and_more(kernel: Kernel, *args: Any, **kwargs: Any) -> Out:
     """Computes a matrix product plus a third operand; the kernel stores twice, first the product, then the sum.
 
-    On several ranks these may be the ranks' shares of the product and of the sum.
+    On several ranks, each rank may store its shares of the product and of the sum.
     """
     return Out(kernel.func(*args, **kwargs), stores=2, is_sum=True)
 

@@ -270,9 +270,9 @@ def power(r: Roundings, operand: Any, exponent: Any) -> Parts:
 
 
 def _negative_power(r: Roundings, a: Parts, exponent: Any) -> Parts:
-    """Computes 1 over a product of equal factors; it may be 0 if the product overflows.
+    """Computes 1 over a product of equal factors.
 
-    If the product may underflow, there is no bound.
+    If the product may overflow, the bound allows a result of 0.  If the product may underflow, there is no bound.
 
     Source: pow_tensor_scalar_kernel of ATen/native/cpu/PowKernel.cpp (2.13.0), which in bfloat16 stores the square.
     """

@@ -35,7 +35,7 @@ OTHER_WORDS = {
 
 
 def answers_wrong_names(group: type[T]) -> type[T]:
-    """Decorates a class, so that its constructor raises Misuse for an unknown argument or one without a name.
+    """Decorates a class, so that its constructor raises Misuse for an unknown or a positional argument.
 
     The message suggests the name to write instead.
     """
@@ -245,7 +245,12 @@ def complete(training: Training | None, world: World | None, judge: Judge | None
 
 
 def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[Training, World, Judge]:
-    """Makes the three groups from one dict of fields; raises Misuse for an unknown name, and suggests `others`."""
+    """Makes the three groups from one dict of their fields; raises Misuse for an unknown name.
+
+    Args:
+        what: The caller, for the message.
+        others: Further names that the message may suggest, beside those of the fields.
+    """
     fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]
     refuse_unknown(what, given, [*sorted(set().union(*fields_of)), *others])
     training, world, judge = ({name: value for name, value in given.items() if name in own} for own in fields_of)

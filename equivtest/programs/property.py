@@ -209,7 +209,10 @@ def require_shapes(x_shapes: object, called: str) -> None:
 
 
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
-    """Asks the ranks if the parallel module reduces gradients; if so, returns the property with divided batches."""
+    """Asks the ranks if the parallel module reduces gradients, and returns the property with the answer.
+
+    If the module reduces gradients, the cases of the returned property divide the batch, else they do not.
+    """
     asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
     return replace(
         prop,
@@ -233,7 +236,7 @@ def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
     """Makes a case in each dtype of `dtypes` that the unsharded module takes.
 
-    If there is none, a case with an optimizer or a step is made in one of REAL_DTYPES.
+    If it takes none of them, and the case has an optimizer or a step, makes one case, in one of REAL_DTYPES.
 
     Raises:
         Misuse: The module takes none of these dtypes.
@@ -265,11 +268,11 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
     """Returns 'mean of parts' or 'whole', as the ranks decide with the first case whose dtype they can compute in.
 
     If the ranks can compute in no dtype, because the backend refuses a call of `parallelize` or `parallelize` declines,
-    it is 'whole': the answer does not matter then, because every case will end in the same way.
+    the result is 'whole': it does not matter then, because every case will end in the same way.
 
     Raises:
         Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
-            `parallelize` declines the mesh of that case, one of several.
+            `parallelize` declines the mesh of that case, which has several axes, but may support other meshes.
     """
     declined = ""
     for each in cases:

@@ -1,9 +1,9 @@
 """The claim on chance: the number of dropped elements is likely, and different shards drop different elements.
 
 Every count here is binomial if a subject is right.  Elements are dropped independently of one another, and
-so are the elements that two ranks hold of different parts.  That two independent elements are both kept or both dropped
-is also an event of this kind.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
-which is divided equally among the counts of the draw.
+so are the elements that two ranks hold of different parts.  The number of pairs of
+such elements that are both kept or both dropped is binomial too.  A right subject fails on one draw with a probability
+of at most limits.FALSE_ALARM, which is divided equally among the counts of the draw.
 """
 
 from __future__ import annotations

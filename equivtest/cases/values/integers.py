@@ -14,7 +14,7 @@ import torch
 
 
 def hash_of(mode: str, seed: int, name: str) -> int:
-    """Returns 63 bits that depend only on the arguments."""
+    """Returns a number of 63 bits, a hash of the arguments, which is the same in every process."""
     digest = hashlib.blake2b(f"{mode}/{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -60,7 +60,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of layers with a norm behind it."""
+    """A stack of layers, followed by a norm."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()

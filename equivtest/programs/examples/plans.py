@@ -37,7 +37,7 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides tokens outside of the layers and hidden features inside: all_gather before, reduce_scatter after.
 
-    The block takes all tokens and returns all; each rank adds the change to its own tokens of x.
+    The block takes all tokens and returns all; each rank adds the result of `GatedBlock.change` to its own tokens of x.
     """
     tokens = Shard(0)
     prepared = PrepareModuleInputOutput(
@@ -90,7 +90,10 @@ def fully_sharded(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def fully_sharded_by_layers(block: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> nn.Module:
-    """Shards each layer separately by FSDP2, then the block; layers may keep their parameters until the backward."""
+    """Shards each layer separately by FSDP2, then the block.
+
+    Without `reshard_after_forward`, a layer keeps its whole parameters until the backward.
+    """
     for layer in block.children():
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_sharded(block, mesh)

@@ -83,6 +83,10 @@ def multiple_of(
     Factors of boundaries nearer to the loss are tried first, and alone if the bound is too wide to estimate another.
 
     Args:
+        held: Function that assembles the ranks' values at a boundary.
+        name: Name of the boundary.
+        whole: The ranks' values there.
+        right: The right values, with their bound.
         rounded: Extra errors of the values if a program scales them.
         known: Factors of boundaries nearer to the loss, in the order in which to try them.
     """

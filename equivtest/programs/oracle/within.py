@@ -117,7 +117,7 @@ def _way_out(error: InexactData) -> str:
 
 
 def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
-    """Tracks errors of floating-point tensors only; integers stay as they are."""
+    """Returns a floating-point tensor with an error of 0, which `counted` tracks from here on; an integer unchanged."""
     return counted.exactly(tensor) if tensor.is_floating_point() else tensor
 
 

@@ -207,10 +207,10 @@ def named_inputs(
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     """Names the inputs of a call by the parameters of the module's forward, and lists the inputs passed by position.
 
-    None and default values are left out.
+    Leaves out an input that is None or has its default value.
 
     Raises:
-        Misuse: another input is not a tensor.
+        Misuse: any other input is not a tensor.
     """
     signature = inspect.signature(unwrapped(module).forward)
     by_place = [

@@ -52,7 +52,12 @@ Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Finds the tensors of this rank that contain elements of each parameter, and which elements these are.
+    """Returns name of a parameter -> each tensor of this rank that contains elements of it, and which elements.
+
+    Args:
+        shapes: Shape of each parameter of the unsharded module, by its name.
+        make: Makes the parallel module from whole parameters, and returns its local tensors by name.
+        who: The program, for messages.
 
     Raises:
         Misuse: the module computes from the parameters, or differs from run to run.
@@ -88,8 +93,8 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 def code_words(num: int) -> torch.Tensor:
     """Returns a different word for each of `num` elements: (runs, num), float64, with one sign in each run.
 
-    The words are spread evenly over all possible words: element i has number i * step modulo their number.  The step is
-    near their number divided by the golden ratio, and shares no factor with it.
+    The words are spread evenly over all N possible words: element i has the word of number i * step modulo N.  The step
+    is near N divided by the golden ratio, and shares no factor with N.
     """
     num_runs = 2
     while ALPHABET**num_runs < SPARSENESS * num:
