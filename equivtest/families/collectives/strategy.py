@@ -66,11 +66,14 @@ def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
 
 
 def _pick_numels(draw: Draw) -> tuple[int, ...]:
-    """Draws up to five different sizes; one element if none is drawn."""
+    """Draws up to five different sizes, numbers of elements; returns (1,) if none is drawn."""
     numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the kind of a size: 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'."""
+    """Returns the label of a size, for `Draw.pick`.
+
+    It is 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'.
+    """
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

@@ -88,7 +88,10 @@ def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def _others(room: Room) -> list[int]:
-    """Returns all other ranks, lowest first. In this order no two pairs of ranks wait for each other."""
+    """Returns all other ranks, lowest first.
+
+    If every rank exchanges messages in this order, no rank waits forever.
+    """
     return [rank for rank in range(room.ranks) if rank != room.rank]
 
 

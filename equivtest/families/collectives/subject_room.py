@@ -153,7 +153,7 @@ class Room:
 
 
 def _factors(numel: int) -> tuple[int, int]:
-    """Returns two factors of the number: the largest one up to its root, and the other one."""
+    """Returns two factors whose product is `numel`: the largest one up to its square root, and the other one."""
     first = next((factor for factor in range(math.isqrt(numel), 0, -1) if numel % factor == 0), 1)
     return first, numel // first
 
@@ -169,7 +169,7 @@ class Begun:
     result: Callable[[], torch.Tensor]
 
     def end(self) -> torch.Tensor:
-        """Waits for all works and returns a copy of the result."""
+        """Waits for all works of the call and returns a copy of its result."""
         for work in self.works:
             if work is not None:
                 work.wait()

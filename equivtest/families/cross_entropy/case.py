@@ -26,8 +26,9 @@ class CrossEntropyCase(ActivationCase):
     """Fixes a loss, the sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
-        positions: Dims of the target, none to four; the logits x are (C,) or (N, C, ...).
-        num_classes: C, the dim of x that is divided among the ranks.
+        positions: Dims of the target, none to four. The logits x have one dim more, of the classes: the only dim or the
+            second.
+        num_classes: Size of the dim of classes, which is divided among the ranks.
         reduction: 'none', 'sum' or 'mean'. A mean is the sum divided by the sum of the weights of all targets that
             count.
         ignore_index: The target that does not count: a class, or any other number.
@@ -112,8 +113,8 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
 
     Attributes:
         misfit: 'label_smoothing': this option is set; 'probabilities': the target has the logits' shape and dtype;
-            'replicated': the logits are replicated; 'weight': the weight has one class too many; 'above', 'below':
-            one target is C or -1.
+            'replicated': the logits are replicated; 'weight': the weight has one class too many; 'above', 'below': one
+            target is num_classes or -1.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "label_smoothing"

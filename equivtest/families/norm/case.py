@@ -23,17 +23,18 @@ PARAMETERS = ("weight", "bias")
 class NormCase(ActivationCase):
     """Fixes y = norm(x) weight + bias, normalized over the last dim, with x and y sharded along the sequence.
 
-    Weight and bias are replicated. D is the number of features.
+    Weight and bias are replicated.
 
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.
-        leading: Leading dims of the activation, one to three; x is (*leading, D).
+        leading: Leading dims of the activation, one to three; x is (*leading, features).
         sequence_dim: The leading dim that is divided among the ranks.
-        features: D; with one or two a norm preserves little except signs, and bounds conclude nothing.
+        features: Size of the last dim. With one or two features the output has little more than signs, and bounds
+            conclude nothing.
         parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
         eps: The number that is added to the variance or to the mean square.
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
-            computes the global shape of a plain tensor as local size times ranks.
+        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain
+            tensor as local size times ranks.
         use_local_output: Option of torch's style: answer a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight' and 'bias' need a gradient, in this order.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.

@@ -11,7 +11,7 @@ from equivtest.families.operators.case_operator import Call, Operator
 
 
 def _of_either(of_lines: Call, of_images: Call) -> Call:
-    """Returns a call that runs the first function for input (N, C, W) and the second for input (N, C, H, W)."""
+    """Returns a call that runs `of_lines` if its input has three dims, and `of_images` if it has four."""
     return lambda x, *others, **how: (of_images if x.dim() == 4 else of_lines)(x, *others, **how)
 
 

@@ -3,8 +3,8 @@
 For each result and each gradient the oracle uses the first rule that applies:
 
 1. equality, if the operator only copies or chooses exactly known values, or returns no floating-point numbers;
-2. equality, if the certificate proves that nothing rounds;
-3. a bound by running error analysis;
+2. equality, if a proof for these values, operation by operation, shows that nothing rounds (the certificate);
+3. a bound by running error analysis, which adds up the roundings of each operation;
 4. an infinite allowed error, so that nothing is concluded.
 """
 

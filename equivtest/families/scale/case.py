@@ -23,7 +23,7 @@ class ScaleCase(ActivationCase):
     Attributes:
         shape: Shape of x and of y.
         dim: The dim that is divided among the ranks.
-        factor: One of FACTORS.
+        factor: The number that x is multiplied by, one of FACTORS.
         requires_grad: ('x',) or ().
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """

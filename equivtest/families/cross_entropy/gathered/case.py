@@ -21,7 +21,8 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
     It may have label smoothing, which moves a fraction of each target to all classes.
 
     Attributes:
-        label_smoothing: s, 0 to 1, in (1 - s) * loss + s / C * the sum of all classes' losses.
+        label_smoothing: The fraction s, 0 to 1. The smoothed loss is (1 - s) * loss + s * the average of all classes'
+            losses.
         shares: The sharded dim of the logits: 'classes', which torch gathers, or 'positions', their first dim. A mean
             needs equally many positions on each rank.
     """
@@ -71,8 +72,8 @@ class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
     """Fixes a cross entropy of DTensors that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'above', 'below': one target is C or -1; 'plain_target', 'plain_weight': these are no
-            DTensors, and have two elements or more, since DTensor accepts one element as a number;
+        misfit: 'above', 'below': one target is num_classes or -1; 'plain_target', 'plain_weight': the target, or the
+            weight, is no DTensor, and has two elements or more, since DTensor accepts one element as a number;
             'batch_mean': a mean over positions that are divided unequally among the ranks.
     """
 

@@ -39,10 +39,10 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """Returns SGD's momentum buffer after an update.
+    """Returns SGD's momentum buffer after an update; `momentum` is the buffer before, None at the first update.
 
-    That is momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter).  Before the first update there
-    is no buffer, and nothing is dampened.
+    The buffer becomes case.momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter). At the first
+    update there is no buffer to add, and nothing is dampened.
     """
     dampening = DAMPENING if case.variant == "dampened" and momentum is not None else 0.0
     terms = [(1.0 - dampening, gradient)]
@@ -85,9 +85,10 @@ def nesterov_parameter(
     gradient: Operand,
     lr: float,
 ) -> Found:
-    """Returns parameter - lr * (gradient + weight_decay * parameter + momentum * buffer).
+    """Returns the parameter after an update of SGD with Nesterov's momentum.
 
-    The argument `momentum` is the buffer after the update.
+    The parameter becomes parameter - lr * (gradient + weight_decay * parameter + case.momentum * buffer). The argument
+    `momentum` is the buffer after that update.
     """
     terms = [(1.0, parameter), (-lr, gradient), (-lr * case.momentum, momentum)]
     terms += [(-lr * case.weight_decay, parameter)] if case.weight_decay else []

@@ -63,7 +63,7 @@ class Operation:
 
 @functools.lru_cache(maxsize=2**10)
 def parse_operation(text: str) -> Operation:
-    """Parses an operation such as 'fetch 0 1'.
+    """Returns the verb and the parameters of an operation that is written as, for example, 'fetch 0 1'.
 
     Raises:
         Misuse: the verb is unknown, a name is no number, or a verb without parameters names one.
