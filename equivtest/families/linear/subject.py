@@ -16,12 +16,18 @@ from equivtest.families.linear.case import LinearCase
 
 
 def colwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear with its weight and bias sharded on out_features by ColwiseParallel."""
+    """Runs nn.Linear forward and backward, with weight and bias sharded on out_features by ColwiseParallel.
+
+    Returns the output, the parameters and the gradients that the case requires.
+    """
     return run_linear(case, mesh, given, ColwiseParallel)
 
 
 def rowwise_linear(case: LinearCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.Linear with its weight sharded on in_features by RowwiseParallel, and its bias replicated."""
+    """Runs nn.Linear forward and backward, with its weight sharded on in_features by RowwiseParallel.
+
+    The bias is replicated. Returns the output, the parameters and the gradients that the case requires.
+    """
     return run_linear(case, mesh, given, RowwiseParallel)
 
 

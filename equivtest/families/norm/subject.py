@@ -16,13 +16,19 @@ from equivtest.families.norm.case import NormCase
 
 
 def sequence_layer_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.LayerNorm forward and backward on activations sharded along the sequence."""
+    """Runs nn.LayerNorm forward and backward on activations sharded along the sequence.
+
+    Returns the output, the parameters and the gradients that the case requires.
+    """
     layer = nn.LayerNorm(case.features, case.eps, bool(case.parameters), bias="bias" in case.parameters, device="meta")
     return run_norm(case, mesh, given, layer)
 
 
 def sequence_rms_norm(case: NormCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs nn.RMSNorm forward and backward on activations sharded along the sequence."""
+    """Runs nn.RMSNorm forward and backward on activations sharded along the sequence.
+
+    Returns the output, the parameters and the gradients that the case requires.
+    """
     return run_norm(case, mesh, given, nn.RMSNorm(case.features, case.eps, bool(case.parameters), device="meta"))
 
 

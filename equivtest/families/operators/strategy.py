@@ -79,7 +79,10 @@ def operator_cases(space: Space, *, operators: Sequence[str] = tuple(HAND_WRITTE
 
 @st.composite
 def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
-    """Draws cases of the operators in `REDUCTIONS`. Some sums have no gradient and record their collectives."""
+    """Draws cases of the operators in `REDUCTIONS`, such as `sum`.
+
+    Some cases of `sum` have no gradient, and their collectives are recorded and judged.
+    """
     case = draw(operator_cases(space, operators=REDUCTIONS))
     records = pick(draw, "records", RECORDS)
     forward = replace(case, requires_grad=())

@@ -64,7 +64,7 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes the loss and its gradient for the log-softmax y, one operation after the other as torch, with bounds.
+    """Computes the loss and the gradient of the log-softmax y, one operation after the other as torch, with bounds.
 
     Attributes:
         weights: One weight per class, float64; ones if the case has none.
@@ -115,7 +115,7 @@ class _Loss:
         return self._times((value, error), self.smoothing / self.case.num_classes)
 
     def backward(self, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the gradient for the log-softmax and its error, each of shape (positions, classes).
+        """Returns the gradient of the log-softmax and its error, each of shape (positions, classes).
 
         g is the cotangent of the loss.
         """
@@ -170,7 +170,7 @@ class _Loss:
 
 
 def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns grad.x with a bound that includes `e_g`, the error of the gradient for the log-softmax y.
+    """Returns grad.x with a bound that includes `e_g`, the error of the gradient of the log-softmax y.
 
     Args:
         right: grad.x, with its bound for an exact gradient of y.

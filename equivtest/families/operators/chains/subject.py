@@ -50,7 +50,7 @@ def wrapped_implicitly(x: DTensor) -> torch.Tensor:
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the chain on this rank; answers the first result of each step, and the gradients that the case requires."""
+    """Runs the chain on this rank; returns the first result of each step, and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 

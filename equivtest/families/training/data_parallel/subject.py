@@ -29,12 +29,18 @@ TINY_BUCKET_MIB = 1e-6
 
 
 def ddp_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DistributedDataParallel, which replicates parameters and reduces gradients in buckets."""
+    """Trains the perceptron with DistributedDataParallel, and returns the answers of all steps by name.
+
+    DDP replicates parameters and reduces gradients in buckets.
+    """
     return DdpRun(case, mesh, given).answers()
 
 
 def fsdp2_mlp(case: DataParallelCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with `fully_shard` on each layer and the whole module."""
+    """Trains the perceptron with `fully_shard` on each layer and the whole module.
+
+    Returns the answers of all steps by name.
+    """
     run = RefusedRun if isinstance(case, RefusedShardingCase) else Fsdp2Run
     return run(case, mesh, given).answers()
 

@@ -15,7 +15,10 @@ from equivtest.tensors import DTYPES
 
 
 def fsdp2_mixed_mlp(case: MixedCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with `fully_shard` on each layer and the whole module, all with one mixed-precision policy."""
+    """Trains the perceptron with `fully_shard` on each layer and the whole module, all with one mixed-precision policy.
+
+    Returns the answers of all steps by name.
+    """
     return MixedRun(case, mesh, given).answers()
 
 

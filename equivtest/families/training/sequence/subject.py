@@ -22,7 +22,10 @@ from equivtest.families.training.subject import Mlp, PerceptronRun
 
 
 def sequence_parallel_mlp(case: MlpCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains the perceptron, with x and output sharded along the sequence and weights along the hidden features."""
+    """Trains the perceptron, with x and output sharded along the sequence and weights along the hidden features.
+
+    Returns the answers of all steps by name.
+    """
     return Run(case, mesh, given).answers()
 
 

@@ -22,12 +22,18 @@ from equivtest.families.training.two_axes.case import TwoAxisCase
 
 
 def fsdp2_tp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with tensor parallelism along the mesh's second axis and `fully_shard` along the first."""
+    """Trains the perceptron with tensor parallelism along the second mesh axis and `fully_shard` along the first.
+
+    Returns the answers of all steps by name.
+    """
     return Fsdp2TpRun(case, mesh, given).answers()
 
 
 def hsdp_mlp(case: TwoAxisCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with `fully_shard` on both axes: sharded along the second axis, replicated along the first."""
+    """Trains the perceptron with `fully_shard` on both mesh axes, and returns the answers of all steps by name.
+
+    Parameters are sharded along the second axis and replicated along the first.
+    """
     return HsdpRun(case, mesh, given).answers()
 
 

@@ -222,10 +222,16 @@ def padding_value(case: FetchCase, dtype: torch.dtype) -> float:
 
 
 def zero3_fetch_all_gather(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Partitions parameters as ZeRO-3 does and fetches them by one all_gather."""
+    """Partitions parameters as ZeRO-3 does and fetches them by one all_gather.
+
+    Returns the partitions and the whole parameters, by name.
+    """
     return run_fetch(case, mesh, given, fetch_by_all_gather)
 
 
 def zero3_fetch_all_reduce(case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
-    """Partitions parameters as ZeRO-3 does and fetches them by one all_reduce of a flat buffer."""
+    """Partitions parameters as ZeRO-3 does and fetches them by one all_reduce of a flat buffer.
+
+    Returns the partitions and the whole parameters, by name.
+    """
     return run_fetch(case, mesh, given, fetch_by_all_reduce)

@@ -30,12 +30,18 @@ TAG = "saved"
 
 
 def deepspeed_mlp_all_gather(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DeepSpeed's ZeRO-3 engine, which fetches parameters by all_gather, its default."""
+    """Trains the perceptron with DeepSpeed's ZeRO-3 engine, and returns the answers of all steps by name.
+
+    The engine fetches parameters by all_gather, its default.
+    """
     return run(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DeepSpeed's ZeRO-3 engine, which fetches by all_reduce if several parameters are fetched together."""
+    """Trains the perceptron with DeepSpeed's ZeRO-3 engine, and returns the answers of all steps by name.
+
+    The engine fetches parameters by all_reduce if several are fetched together.
+    """
     return run(case, mesh, given, by_all_reduce=True)
 
 

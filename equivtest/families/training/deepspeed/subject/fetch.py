@@ -31,14 +31,20 @@ FLAG = "stage3_use_all_reduce_for_fetch_params"
 def deepspeed_fetch_all_gather(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """Fetches parameters by DeepSpeed's default, all_gather."""
+    """Partitions parameters with DeepSpeed and fetches them by all_gather, its default.
+
+    Returns the partitions and the fetched parameters, by name.
+    """
     return run_fetch(case, mesh, given, by_all_reduce=False)
 
 
 def deepspeed_fetch_all_reduce(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """Fetches parameters by DeepSpeed's all_reduce, which it uses if two or more are fetched together."""
+    """Partitions parameters with DeepSpeed and fetches them by all_reduce, which it uses for two or more together.
+
+    Returns the partitions and the fetched parameters, by name.
+    """
     return run_fetch(case, mesh, given, by_all_reduce=True)
 
 

@@ -21,7 +21,10 @@ from equivtest.families.training.subject import STATE_KEYS
 
 
 def deepspeed_mlp_stages_1_and_2(case: EngineCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Trains with DeepSpeed's ZeRO-1 or ZeRO-2 engine, as the case's `stage` says."""
+    """Trains the perceptron with DeepSpeed's ZeRO-1 or ZeRO-2 engine, as the case's `stage` says.
+
+    Returns the answers of all steps by name.
+    """
     return live(StagesRun(case, mesh, given, by_all_reduce=False))
 
 

@@ -102,9 +102,9 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Sets `earlier` and `later` of each layer, the kinds of parameters that earlier and later layers share with it.
+    """Sets `earlier` and `later` of each layer: the kinds of parameters that earlier and later layers share with it.
 
-    `layers` are in the forward's order.
+    A kind is 'weight' or 'bias'. `layers` are in the forward's order.
     """
     for index, layer in enumerate(layers):
         for kind, parameter in layer.parameters.items():

@@ -37,12 +37,18 @@ COUNTED = (Status.NOT_AVAILABLE, Status.IN_FLIGHT, Status.AVAILABLE)
 
 
 def zero3_lifecycle_all_gather(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the operations on ZeRO-3's parameters; each fetch is one all_gather."""
+    """Runs the operations on ZeRO-3's parameters, and returns the state after each one, by name.
+
+    Each fetch is one all_gather.
+    """
     return Life(case, mesh, given, fetch_by_all_gather).answers()
 
 
 def zero3_lifecycle_all_reduce(case: LifecycleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the operations on ZeRO-3's parameters; each fetch is one all_reduce of a flat buffer."""
+    """Runs the operations on ZeRO-3's parameters, and returns the state after each one, by name.
+
+    Each fetch is one all_reduce of a flat buffer.
+    """
     return Life(case, mesh, given, fetch_by_all_reduce).answers()
 
 
@@ -117,7 +123,7 @@ class Life:
             self.store.wait(index)
 
     def in_own_order(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-        """Rotates the numbers so that each rank begins with a different one."""
+        """Returns the numbers rotated, so that each rank begins with a different one."""
         start = self.rank % max(len(indices), 1)
         return indices[start:] + indices[:start]
 
