@@ -137,7 +137,10 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 
 
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
-    """Draws True or False; True if x is uneven, because a plain shard would not show torch the global shape."""
+    """Draws True or False if x has shards of one size.
+
+    If not, the result is True: from a plain uneven shard torch could not tell the global shape.
+    """
     needed = not is_even(shape, input_layout, world_size)
     return draw.pick("x_is_dtensor", (False, True)) or needed
 

@@ -68,7 +68,10 @@ class SomeOf:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Joins the values by commas; as code unless all are texts, because an empty text would be invisible."""
+    """Joins the values by commas: unchanged if all are texts, and none is empty, else as code.
+
+    An empty text would be invisible if it were unchanged.
+    """
     values = tuple(values)
     are_seen = all(isinstance(value, str) and value for value in values)
     return ", ".join(values if are_seen else map(repr, values))

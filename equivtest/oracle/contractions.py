@@ -94,7 +94,12 @@ def linear_grad_weight(
 def linear_grad_bias(
     cotangent: Operand, arithmetic: Arithmetic, *, ranks: int = 1, partials: torch.Tensor | None = None
 ) -> Bounded:
-    """Sums the cotangent (T, N) over tokens: (N,)."""
+    """Computes the gradient of the bias, the sum of the cotangent (T, N) over tokens, which has the shape (N,).
+
+    Args:
+        ranks: Number of ranks over which the sum over T is split.
+        partials: (N,): sum over the ranks of |partial sum|, if the partition is known.
+    """
     return total(cotangent, 0, arithmetic, ranks=ranks, partials=partials, names="|G|")
 
 

@@ -90,8 +90,8 @@ class Operations:
         """Computes left (R, C) @ right (C, D) + plus (D,).
 
         Args:
-            split: 'contraction': C is divided among the ranks like a sharded dim, and their sums
-                are reduced; `plus` may be divided too.  'tokens': C is tokens, which a
+            split: 'contraction': C is divided among the ranks like a sharded dim, and a collective
+                adds the ranks' sums; `plus` may be divided too.  'tokens': C is tokens, which a
                 correct plan may gather or divide in any way.  '': on one rank.
         """
 

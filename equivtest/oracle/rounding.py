@@ -4,8 +4,8 @@ Every bound here holds for each element separately and for any order of summatio
 tolerance.  If a correct kernel exceeds a bound, the bound has forgotten a rounding: find the rounding, name it, count
 it.
 
-Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and only one of the two
-is needed; n roundings in a row turn v into v (1 + t) with |t| <= gamma(n, u).
+Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and d or h is 0; n roundings in a row
+turn v into v (1 + t) with |t| <= gamma(n, u).
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.: equation 2.4 (the model),
 2.8 (with underflow), lemma 3.1 (gamma); IEEE 754-2019 table 3.5 for the formats.
@@ -85,7 +85,7 @@ class Arithmetic:
 
     @property
     def eta_r(self) -> float:
-        """Largest error of an addition whose result is subnormal: none, unless that is flushed."""
+        """Largest error of an addition whose result is subnormal: 0, unless the backend flushes subnormals."""
         return self.eta if self.flushes_subnormals else 0.0
 
     @property

@@ -28,7 +28,7 @@ _OF_TRIANGLES = ("cholesky_inverse", "linalg_inv_ex", "linalg_lu", "linalg_lu_fa
 
 
 def _is_simple(matrices: torch.Tensor, dtype: torch.dtype) -> bool:
-    """True if each matrix is a U as in the module's docstring, and all sums of it are numbers of the dtype."""
+    """True if each matrix is a U as in the module's docstring, with sums that the dtype can represent."""
     if matrices.shape[-1] != matrices.shape[-2]:
         return False
     ones = torch.eye(matrices.shape[-1], dtype=torch.float64)

@@ -64,7 +64,10 @@ def is_operand(name: str) -> bool:
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields each submodule except the root once, with its name in the unsharded module; of wrappers, the outermost."""
+    """Yields each submodule except the root once, with its name in the unsharded module.
+
+    In place of a submodule within wrappers, yields its outermost wrapper.
+    """
     own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
         if (own := own_name(name)) not in seen:

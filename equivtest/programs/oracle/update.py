@@ -48,7 +48,8 @@ def expect_update(
 
     Args:
         optimizer: Name of the class in torch.optim, one of FOLLOWED.
-        groups: Names of parameters, and the options with which they are updated.
+        groups: (names of parameters, the options with which they are updated) of each group.
+        held: Each parameter before the update, with its gradient and state, by name.
 
     Raises:
         Misuse: torch.optim has no such optimizer, or it does not take these options.

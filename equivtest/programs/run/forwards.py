@@ -16,7 +16,7 @@ from equivtest.programs.boundaries import Capture, answers_of
 class CapturedForwards(Capture):
     """Keeps this rank's tensors of several forwards and their backwards, each on other rows of the batch.
 
-    A forward without gradients belongs to no micro-batch; for example, it warms up.
+    A forward without gradients, such as one that warms up, belongs to no micro-batch.
     """
 
     def __init__(self, module: nn.Module, num_forwards: int) -> None:

@@ -1,13 +1,13 @@
 """Finds which elements of the whole parameters a rank has: it calls `parallelize` on numbers that all differ.
 
-Each element of each parameter has a different word: one number for each of two runs or more.  In every run the whole
-parameters hold the words' numbers, and `parallelize` makes a module from them.  If it only moves, cuts and joins
-elements, each element is then known by its word, in any tensor.  The numbers are whole and at most 255 in magnitude,
-exact in every dtype; in one run they are positive, in the next negative.  So an element that is the same in all runs is
-not part of a parameter: it is padding, or a parameter of the parallel module alone.  Only few of the possible words are
-used, so that a computed number hardly ever equals another word.
+`parallelize` runs twice or more.  Each element of each parameter has a different word, which is a list of numbers, one
+for each run.  In every run the whole parameters hold the numbers of that run, and `parallelize` makes a module from
+them.  If it only moves, cuts and joins elements, each element is then known by its word, in any tensor.  The numbers
+are whole and at most 255 in magnitude, exact in every dtype; in one run they are positive, in the next negative.  So an
+element that is the same in all runs is not part of a parameter: it is padding, or a parameter of the parallel module
+alone.  Only few of the possible words are used, so that a computed number hardly ever equals another word.
 
-The real run has no part in this, so a wrong value cannot move to another place.
+The values of the run that is judged are not used here, so a wrong value is never taken for another element.
 """
 
 from __future__ import annotations
