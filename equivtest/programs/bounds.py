@@ -149,7 +149,10 @@ def would_do(case: ModuleCase, **fields: Any) -> bool:
 
 
 def _first_wide(case: ModuleCase) -> str:
-    """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide; '' if none."""
+    """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide.
+
+    '' if the bound is narrow enough at every boundary.
+    """
     boundaries: list[str] = []
 
     def note(name: str, right: Bounded) -> None:

@@ -220,10 +220,10 @@ def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generat
 
 
 def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ranks: int) -> torch.Tensor:
-    """Returns a mask under which ranks have different numbers of elements that are not hidden.
+    """Returns `is_hidden`, changed in one element if all ranks have equally many elements that are not hidden.
 
-    It is `is_hidden` if the numbers differ already, or if no change of one element in `may_hide` makes them differ.
-    Else one element is changed.
+    After the change, the ranks have different numbers of these elements.  Only an element in `may_hide` may be changed;
+    if no such change helps, the result is `is_hidden` unchanged.
     """
     if _counts_differ(is_hidden, num_ranks):
         return is_hidden

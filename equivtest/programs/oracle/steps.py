@@ -74,7 +74,7 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
 
 
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
-    """Returns a tensor whose error also allows a step to scale each rank's share of it, with `num` roundings.
+    """Returns the tensor with a larger error, which also allows `num` roundings when a step scales each rank's share.
 
     Call it outside of the mode `counted`.
     """
