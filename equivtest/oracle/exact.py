@@ -113,7 +113,8 @@ def sum_products(
             of `plus` must be a multiple of n's odd part.  1: a program adds `plus` once.
 
     Raises:
-        InexactData: magnitudes add up to more than 2**p, or `plus` cannot be divided.
+        InexactData: the magnitudes of the terms of a sum add up to more units than `dtype` can represent, 2**p of them,
+            or an element of `plus` is not divisible.
     """
     unit = left.exponent + right.exponent
     added = None
@@ -152,7 +153,7 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
             term.
 
     Raises:
-        InexactData: the magnitudes add up to more than 2**p units, each counted `times` times.
+        InexactData: the magnitudes, each counted `times` times, add up to more units than `dtype` can represent, 2**p.
     """
     factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
     total = sum_products(name, factors, terms, dtype)

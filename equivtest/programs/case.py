@@ -320,7 +320,7 @@ class ModuleCase(MeshCase):
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers that are no rows of a tensor, but a separate tensor for each part of a divided batch.
+        """Names the answers for which each part of a divided batch has a separate tensor, and not rows of one tensor.
 
         Examples are buffers, and outputs that are one number.  The case describes the tensors of all parts as one
         tensor, stacked along a new first dim.  Empty if the batch is not divided.
