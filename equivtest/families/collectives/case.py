@@ -75,7 +75,7 @@ class Call:
 
     @property
     def is_coalesced(self) -> bool:
-        """True if one call takes all sizes."""
+        """True if one call takes the operands of all sizes."""
         return self.function.startswith("coalesced_")
 
     @property

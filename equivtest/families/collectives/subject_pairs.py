@@ -153,10 +153,11 @@ def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begun:
-    """Writes this rank's elements to the store, then begins a barrier by `wait`.
+    """Writes this rank's elements to the default store of torch.distributed, then begins a barrier by `wait`.
 
-    The result is all ranks' elements, which each rank reads from the store after the barrier. The last rank writes
-    late, after all others. A rank that does not wait for it finds no elements of that rank, and returns zeros instead.
+    The result is all ranks' elements, one row per rank, which each rank reads from the store after the barrier. The
+    last rank writes late, after all others. A rank whose barrier does not wait for it finds no elements of that rank,
+    and returns zeros instead.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)

@@ -23,7 +23,8 @@ class Signature:
         shapes: Global shape of each operand.
         arguments: Every argument that is no tensor, by name.
         holds: Contents of each operand, if the operator's entry does not name them: see `OperatorCase.holds`.
-        letters: One letter per dim of each operand if the operator multiplies matrices: dims of one letter go together.
+        letters: One letter per dim of each operand if the operator multiplies matrices. Dims with one letter belong
+            together: in 'mk' and 'kn' the product sums over k.
     """
 
     shapes: tuple[Shape, ...]

@@ -56,7 +56,7 @@ RECORDS_OF_ONE_AXIS = (False,) * 4 + (True,)
 def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
     """Draws cases of one redistribution, a third of them on meshes of two axes.
 
-    Only cases on one axis are recorded. Shrinks to one draw of dense values for one replicated element.
+    Collectives are recorded only in cases on one axis. Shrinks to one draw of dense values for one replicated element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)

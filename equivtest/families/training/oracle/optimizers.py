@@ -147,7 +147,7 @@ class Interval:
         return Interval(self.low + other.low, self.high + other.high)
 
     def larger(self, other: Interval) -> Interval:
-        """Returns, for each element, the interval of the larger one of both numbers."""
+        """Returns, for each element, an interval for the maximum of two numbers, one in each interval."""
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:

@@ -64,8 +64,9 @@ def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns `left` and `right` after a power of two was moved from one to the other; their product stays the same.
 
-    A tensor's unit is the largest power of two that divides all its elements. `left` gets the unit of `first`. All
-    products then have the coarsest common unit that represents their terms.
+    A tensor's unit is the largest power of two that divides all its elements. The returned `left` has the unit of
+    `first`, so that the left factors of several products can be joined in one tensor with that unit. Both are returned
+    unchanged if a tensor has no unit.
     """
     try:
         power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)

@@ -34,9 +34,10 @@ MISFITS_OF_FETCH = ("dtype", "in_flight")
 
 @Cases
 def fetch_cases(draw: Draw, space: Space, *, collective: str = "") -> FetchCase:
-    """Draws cases of one to five parameters, fetched together. Only cases with a named `collective` are recorded.
+    """Draws cases of one to five parameters, fetched together.
 
-    Shrinks to one draw of dense values for one parameter of one element.
+    Collectives are recorded only in cases that name the documented `collective`. Shrinks to one draw of dense values
+    for one parameter of one element.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)

@@ -145,7 +145,10 @@ def lifecycle_cases(draw: Draw, space: Space, *, collective: str) -> LifecycleCa
 
 
 def _pick_operations(draw: Draw, course: Course) -> tuple[str, ...]:
-    """Draws operations. A bool is drawn before each further operation, so that shrinking can drop an operation."""
+    """Draws operations, as texts such as 'fetch 0 1'.
+
+    A bool is drawn before each further operation, so that shrinking can drop an operation.
+    """
     operations = [_pick_operation(draw, "operation 0", course)]
     for number in range(1, MAX_OPERATIONS + 1):
         if not pick(draw, f"operation {number}?", MORE if number < MAX_OPERATIONS else NO_MORE, free):
