@@ -41,7 +41,7 @@ def test_every_shipped_property_has_a_level() -> None:
         (("collectives", "scale", "ddp_mlp", "decoder"), 4),
     ],
 )
-def test_level_needs_all_levels_below(names: tuple[str, ...], number: int) -> None:
+def test_level_is_reached_only_if_all_lower_levels_are(names: tuple[str, ...], number: int) -> None:
     assert reached(levels_of(judged(*names), REQUIRED, {})) == number
 
 
@@ -53,7 +53,7 @@ def test_level_needs_all_levels_below(names: tuple[str, ...], number: int) -> No
         ("known", 2, "level 2, parallel layers and fetches: complete: 6 keys hold, 1 fail as is known"),
     ],
 )
-def test_claim_that_does_not_hold_ends_the_level(kind: str, number: int, said: str) -> None:
+def test_level_is_reached_only_if_its_claims_hold_or_fail_as_known(kind: str, number: int, said: str) -> None:
     tallies = judged("collectives") + judged("scale", kinds=kind, claim="repeats_itself")
     levels = levels_of(tallies, REQUIRED, {})
 
@@ -61,7 +61,7 @@ def test_claim_that_does_not_hold_ends_the_level(kind: str, number: int, said: s
     assert said in list(in_lines(levels))
 
 
-def test_cell_without_a_conclusion_leaves_the_level_open() -> None:
+def test_level_stays_open_if_a_cell_has_no_conclusive_verdict() -> None:
     levels = levels_of(
         judged("collectives"), REQUIRED, {"collectives": ("world size 2, float32, even shards: no case",)}
     )

@@ -73,7 +73,7 @@ def test_backend_may_refuse_a_reduction_that_its_manifest_does_not_claim(manifes
     assert not is_allowed(("bfloat16:all_reduce_max",), allowed)
 
 
-def test_option_beside_the_manifest_is_refused(manifest: Path) -> None:
+def test_option_for_a_setting_that_the_manifest_fixes_is_refused(manifest: Path) -> None:
     with pytest.raises(Misuse, match="--dtypes: the manifest"):
         parse({"manifest": str(manifest), "dtypes": "float32"})
 
@@ -133,7 +133,7 @@ def test_refused_collective_counts_as_not_judged(manifest: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtypes", "problems"), [(DTYPES, 0), (("float32",), 1)])
-def test_bundle_with_settings_that_differ_from_its_manifest_is_named(
+def test_verify_reports_settings_of_a_bundle_that_differ_from_its_manifest(
     honest: Payload, bundle: Path, dtypes: tuple[str, ...], problems: int
 ) -> None:
     claims = {"dtypes": dtypes, "world_sizes": SIZES, "collectives": ALL_CLAIMS.collectives}
@@ -147,7 +147,7 @@ def test_bundle_with_settings_that_differ_from_its_manifest_is_named(
     assert len(found.problems) == problems
 
 
-def test_init_writes_a_manifest_beside_the_test(tmp_path: Path) -> None:
+def test_init_writes_the_manifest_into_the_folder_of_the_test_file(tmp_path: Path) -> None:
     paths = write_files(tmp_path, "backend", {"equivtest.toml": "text"})
 
     assert (tmp_path / "equivtest.toml").read_text() == "text"

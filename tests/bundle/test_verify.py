@@ -51,7 +51,7 @@ def test_honest_bundle_is_verified(honest: Payload, bundle: Path) -> None:
     assert len(found.searches) == 2
 
 
-def test_run_with_a_failing_known_failure_is_red(honest: Payload, bundle: Path) -> None:
+def test_verify_calls_a_bundle_red_if_a_test_failed_although_every_claim_holds(honest: Payload, bundle: Path) -> None:
     """Every claim holds, but an entry that no longer fails gave the run exit code 1."""
     payload = changed(honest, "environment.json", lambda data: data | {"failed": 1})
 
@@ -112,7 +112,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_bundle_is_named(honest: Payload, bundle: Path, name: str) -> None:
+def test_verify_reports_what_is_damaged_in_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
     alter, said = DAMAGED[name]
     with zipfile.ZipFile(packed(bundle, honest)) as archive:
         files = {each: archive.read(each) for each in archive.namelist()}
@@ -314,13 +314,13 @@ def other_case(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_forged_bundle_is_named(honest: Payload, bundle: Path, name: str) -> None:
+def test_verify_reports_what_is_forged_in_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
     alter, said = FORGED[name]
 
     assert said in problems_of(packed(bundle, alter(honest)))
 
 
-def test_damaged_archive_is_refused_or_named(honest: Payload, bundle: Path) -> None:
+def test_verify_reports_that_a_truncated_archive_is_no_bundle(honest: Payload, bundle: Path) -> None:
     data = packed(bundle, honest).read_bytes()
     bundle.write_bytes(data[: len(data) // 2])
 
@@ -394,7 +394,9 @@ def test_forged_margins_fail_their_rerun(
 
 
 @pytest.mark.ranks
-def test_forged_green_of_a_wrong_backend_fails_its_rerun(honest: Payload, bundle: Path, pool: Pool) -> None:
+def test_rerun_rejects_a_bundle_that_claims_green_for_a_wrong_backend(
+    honest: Payload, bundle: Path, pool: Pool
+) -> None:
     found = verify(packed(bundle, honest), shipped())
     wrong = "tests.defects.scale:scaled_by_every_rank"
     found.searches = [(replace(prop, subject=wrong), chunk, records) for prop, chunk, records in found.searches]
@@ -402,7 +404,7 @@ def test_forged_green_of_a_wrong_backend_fails_its_rerun(honest: Payload, bundle
     assert "equals_unsharded is holds in the bundle, value here" in differences_of(found, pool)
 
 
-def test_seed_chooses_the_same_cases_again(honest: Payload, bundle: Path) -> None:
+def test_same_seed_chooses_the_same_cases_for_the_rerun(honest: Payload, bundle: Path) -> None:
     found = verify(packed(bundle, honest), shipped())
 
     one, two = (chosen_cases(found, 2, "a") for _ in range(2))

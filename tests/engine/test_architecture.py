@@ -200,14 +200,14 @@ def test_heavy_package_is_imported_only_where_the_table_allows(module: str) -> N
             assert not any(is_within(imported, name) for imported in imports_of(module)), f"{module} imports {name}"
 
 
-def test_part_imports_only_modules_that_its_table_allows() -> None:
+def test_file_of_a_family_imports_only_files_that_the_table_of_parts_allows() -> None:
     for module in PATHS:
         for imported in own_imports_of(module):
             if part_of(module) and part_of(imported):
                 assert part_of(imported) in PARTS[part_of(module)], f"{module} imports {imported}"
 
 
-def test_every_module_of_a_family_belongs_to_a_part() -> None:
+def test_every_module_of_a_family_is_a_known_part_such_as_case_or_oracle() -> None:
     for module, path in PATHS.items():
         if family_of(module) and path.name != "__init__.py":
             assert part_of(module), module

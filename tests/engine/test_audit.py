@@ -45,7 +45,7 @@ def audited(prop: Property, pool: Pool, *, is_thorough: bool = False) -> Audit:
 
 
 @pytest.mark.ranks
-def test_audit_of_a_right_subject_sees_every_collective(pool: Pool) -> None:
+def test_audit_of_a_right_subject_finds_a_failing_claim_for_every_collective(pool: Pool) -> None:
     found = audited(of_fetch(), pool)
 
     assert (found.problem, found.unseen, found.cases > 0) == ("", [], True)
@@ -53,7 +53,7 @@ def test_audit_of_a_right_subject_sees_every_collective(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_audit_of_a_subject_without_collectives_shows_nothing(pool: Pool) -> None:
+def test_audit_reports_a_problem_if_the_subject_calls_no_collective(pool: Pool) -> None:
     problem = audited(of_fetch("without_collectives"), pool).problem
 
     assert "although it called no collective: nothing shows that it is parallel" in problem
@@ -68,7 +68,7 @@ def test_audit_accepts_a_reason_why_no_collective_is_needed(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_audit_shows_nothing_if_no_claim_sees_the_only_collective(pool: Pool) -> None:
+def test_audit_reports_a_problem_if_no_claim_fails_when_the_only_collective_is_spoiled(pool: Pool) -> None:
     """A reason why none is needed does not change that: the program calls one."""
     prop = replace(of_fetch("with_an_idle_collective"), without_collectives="each rank has all")
 
@@ -79,7 +79,7 @@ def test_audit_shows_nothing_if_no_claim_sees_the_only_collective(pool: Pool) ->
 
 
 @pytest.mark.ranks
-def test_spoiled_receive_from_any_rank_fails_no_claim(pool: Pool) -> None:
+def test_audit_reports_a_spoiled_receive_from_any_rank_that_no_claim_notices(pool: Pool) -> None:
     """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
@@ -88,21 +88,21 @@ def test_spoiled_receive_from_any_rank_fails_no_claim(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_audit_passes_if_one_collective_is_seen_and_names_the_unseen_ones(pool: Pool) -> None:
+def test_audit_passes_if_claims_fail_for_one_collective_and_lists_the_others(pool: Pool) -> None:
     found = audited(of_fetch("with_an_idle_broadcast"), pool)
 
     assert (found.problem, [str(site) for site in found.unseen]) == ("", ["broadcast in the forward"])
 
 
 @pytest.mark.ranks
-def test_exception_counts_as_seeing_a_spoiled_collective(pool: Pool) -> None:
+def test_audit_counts_an_exception_under_a_spoiled_collective_as_a_rejection(pool: Pool) -> None:
     found = audited(of_fetch("raises_on_another_sum"), pool)
 
     assert found.problem == "" and {name for row in found.rows.values() for name in row.by} == {"raised"}
 
 
 @pytest.mark.ranks
-def test_audit_of_equal_gradients_on_all_ranks_shows_nothing(pool: Pool) -> None:
+def test_audit_reports_a_problem_if_all_ranks_average_equal_gradients(pool: Pool) -> None:
     """Every rank has the same batch: an average of equal gradients is what each rank had."""
     prop = module_property(MODULES + "mlp", MODULES + "ddp", x_shapes=[(2, 3)], batch="whole")
     prop = replace(prop, subject=PROGRAMS + "averaged_by_hand")
@@ -125,7 +125,7 @@ def test_thorough_audit_plants_each_fault_in_each_case(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_audit_sees_the_collective_of_ddps_reducer(pool: Pool) -> None:
+def test_audit_spoils_the_all_reduce_of_ddps_reducer_in_the_backward(pool: Pool) -> None:
     prop = shipped()["ddp_mlp"]
 
     assert "all_reduce in the backward" in map(str, audited(prop, pool).sites)
@@ -140,7 +140,7 @@ def audited_fsdp2(pool: Pool, batch: str) -> Audit:
 
 
 @pytest.mark.ranks
-def test_audit_sees_the_collectives_of_fsdp2(pool: Pool) -> None:
+def test_audit_finds_a_failing_claim_for_every_collective_of_fsdp2(pool: Pool) -> None:
     """With a divided batch, each rank's gradients must reach the others."""
     found = audited_fsdp2(pool, "mean of parts")
     rejected = {row.fault: row.rejected for row in found.rows.values() if row.collective == REDUCED}
@@ -150,7 +150,7 @@ def test_audit_sees_the_collectives_of_fsdp2(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_audit_names_fsdp2s_reduction_if_all_ranks_have_the_same_batch(pool: Pool) -> None:
+def test_audit_lists_fsdp2s_reduction_as_unseen_if_all_ranks_have_the_same_batch(pool: Pool) -> None:
     """Every rank has it whole, so that the mean of all is what each had; the parameters are gathered all the same."""
     found = audited_fsdp2(pool, "whole")
 
@@ -234,14 +234,14 @@ def test_planted_fault_spoils_exactly_one_collective_on_every_rank(
 
 
 @pytest.mark.ranks
-def test_poison_is_in_every_element_of_the_result(pool: Pool) -> None:
+def test_fault_poisoned_puts_nan_into_every_element_of_a_collectives_result(pool: Pool) -> None:
     poisoned = torch.tensor(each(pool, Fault("poisoned", 1))).isnan()
 
     assert poisoned.tolist() == [[False, True, True, False, False, False, False]] * 2
 
 
 @pytest.mark.ranks
-def test_world_without_a_fault_reports_no_spoiled_collective(pool: Pool) -> None:
+def test_run_with_an_empty_fault_lists_its_collectives_and_a_plain_run_lists_none(pool: Pool) -> None:
     bare = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2))
     watched = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=Fault())
     kinds = [call.kind for call in watched[0].answers[0].collectives or ()]
@@ -251,7 +251,9 @@ def test_world_without_a_fault_reports_no_spoiled_collective(pool: Pool) -> None
 
 
 @pytest.mark.ranks
-def test_unplanted_fault_leaves_claims_open(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_does_not_count_a_run_in_which_the_fault_could_not_be_planted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its visits are not counted as rejected."""
     monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if planting raised every exception
     found = audited(of_fetch("raises_on_another_sum"), pool)
@@ -269,7 +271,7 @@ def test_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
 # Text of the summary.
 
 
-def test_only_sums_can_be_doubled_and_only_operands_of_all_ranks_exchanged() -> None:
+def test_broadcast_allows_two_kinds_of_fault_and_all_reduce_allows_all_five() -> None:
     assert [is_possible(kind, "broadcast") for kind in FAULTS] == [False, False, True, True, False]
     assert [is_possible(kind, "all_reduce") for kind in FAULTS] == [True] * 5
 
@@ -291,13 +293,13 @@ def test_audit_spoils_first_and_last_of_many_calls(num_calls: int, chosen: list[
     assert representatives(range(num_calls), [4] * num_calls) == chosen
 
 
-def test_audit_spoils_one_call_of_each_size() -> None:
+def test_audit_spoils_one_call_for_each_operand_size() -> None:
     """A count of tokens that is gathered between larger tensors is called for another reason."""
     assert representatives(range(10, 20), [4, 4, 4, 4, 4, 4, 8, 8, 16, 4]) == [10, 14, 16, 18, 19]
     assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
 
 
-def test_rejected_nan_does_not_show_that_a_collective_is_seen() -> None:
+def test_audit_shows_nothing_if_claims_reject_only_the_fault_that_writes_nan() -> None:
     """That NaN is rejected shows that a result is looked at, not that it had to be another."""
     found = found_of(all_reduce=0)
     found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
@@ -307,7 +309,7 @@ def test_rejected_nan_does_not_show_that_a_collective_is_seen() -> None:
     assert "shows nothing" in audits.in_lines([found.as_data("p")])[0]
 
 
-def test_table_has_a_row_for_each_fault_of_each_collective() -> None:
+def test_audit_table_has_a_row_for_each_fault_of_each_collective() -> None:
     lines = audits.as_csv([found_of(all_reduce=1, broadcast=0).as_data("p")]).splitlines()
 
     assert lines[1:] == [
@@ -335,7 +337,7 @@ def write_property(folder: Path, subject: str) -> str:
 
 
 @pytest.mark.ranks
-def test_property_whose_audit_shows_nothing_ends_as_misuse(command: Command, tmp_path: Path) -> None:
+def test_run_ends_with_exit_code_2_if_a_property_calls_no_collective(command: Command, tmp_path: Path) -> None:
     mine, report = write_property(tmp_path, PROGRAMS + "without_collectives"), tmp_path / "report"
     ended = command(ROOT, "run", mine, "-n0", "--world-sizes=2", f"--report={report}")
     claims = [line for line in ended.stdout.splitlines() if line.startswith("open ")]
@@ -359,7 +361,7 @@ def test_audit_of_wrong_program_adds_no_failure(command: Command, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_failure_in_the_audit_only_makes_the_run_fail(command: Command, tmp_path: Path) -> None:
+def test_run_of_audits_alone_ends_with_exit_code_2_if_the_program_is_wrong(command: Command, tmp_path: Path) -> None:
     ended = run_of_a_wrong_fetch(command, tmp_path, "-k", "audit")
 
     assert ended.code == 2 and "nothing is shown: " in ended.stdout
@@ -392,7 +394,7 @@ def test_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path
 
 
 @pytest.mark.ranks
-def test_command_prints_collectives_beside_claims(command: Command, tmp_path: Path) -> None:
+def test_command_audit_prints_the_failed_claims_of_each_collective(command: Command, tmp_path: Path) -> None:
     ended = command(ROOT, "audit", write_property(tmp_path, "zero3_fetch_all_gather"), "-n0", "--world-sizes=2")
     row = next(line for line in ended.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
 

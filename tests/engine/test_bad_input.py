@@ -225,7 +225,7 @@ def test_unwritable_file_is_refused_before_the_work_begins(option: str, folder: 
 
 
 @pytest.mark.parametrize("value", ["x" * 5_000, "'" + "x y " * 2_000 + "'", f"({'1, ' * 2_000})"])
-def test_message_of_misuse_shows_the_ends_of_a_long_value(value: str) -> None:
+def test_message_of_misuse_shortens_a_long_value_to_its_beginning_and_end(value: str) -> None:
     message = str(Misuse(f"a size must be at least 1, got {value}: write another"))
 
     assert message.startswith(f"a size must be at least 1, got {value[:100]}")

@@ -54,7 +54,7 @@ def with_first(case: FetchCase, value: float) -> list[Reply]:
 
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
-def test_equal_bits_hold(claim: Claim, number: int) -> None:
+def test_claims_on_bits_hold_for_equal_bits_whatever_the_padding(claim: Claim, number: int) -> None:
     """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)
@@ -63,7 +63,7 @@ def test_equal_bits_hold(claim: Claim, number: int) -> None:
 
 
 @each_claim
-def test_bits_without_an_expected_value_get_no_verdict(claim: Claim) -> None:
+def test_claim_on_bits_gives_no_verdict_if_the_oracle_expects_no_bits(claim: Claim) -> None:
     """The oracle of a linear layer knows values alone."""
     assert judge(claim, right_replies(LINEAR), LINEAR) is None
     assert judge_replies("mine", LINEAR, right_replies(LINEAR), [claim]) == []
@@ -72,18 +72,18 @@ def test_bits_without_an_expected_value_get_no_verdict(claim: Claim) -> None:
 @pytest.mark.parametrize(
     ("claim", "kind"), [*zip((*BITS, equals_unsharded), ("bits", "holds", "bits", "holds"), strict=True)]
 )
-def test_lost_sign_of_zero_is_excused_after_added_zeros(claim: Claim, kind: str) -> None:
+def test_lost_sign_of_zero_is_excused_only_by_the_claim_that_allows_added_zeros(claim: Claim, kind: str) -> None:
     """By value it is right; only claims on bits see it."""
     assert judge(claim, with_first(SPECIAL, 0.0)).kind == kind
 
 
 @pytest.mark.parametrize(("claim", "kind"), [*zip(BITS, ("bits", "holds", "bits"), strict=True)])
-def test_quiet_nan_is_excused_after_added_zeros(claim: Claim, kind: str) -> None:
+def test_nan_made_quiet_is_excused_only_by_the_claim_that_allows_added_zeros(claim: Claim, kind: str) -> None:
     assert judge(claim, with_first(NAN, float("nan")), NAN).kind == kind
 
 
 @each_claim
-def test_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
+def test_negative_zero_in_place_of_positive_zero_fails_claims_on_bits(claim: Claim) -> None:
     """Adding zeros never makes +0.0 negative."""
     case = replace(SPECIAL, values=(("special", 1),))
 
@@ -92,14 +92,14 @@ def test_sign_that_zero_never_had_is_not_excused(claim: Claim) -> None:
 
 @each_claim
 @pytest.mark.parametrize("value", [1.5, float("inf"), 1e-45])
-def test_only_changes_by_added_zeros_are_excused(claim: Claim, value: float) -> None:
+def test_value_that_adding_zeros_cannot_produce_fails_claims_on_bits(claim: Claim, value: float) -> None:
     """Neither a number, nor an infinity, nor the smallest one, in place of -0.0 or of a NaN."""
     assert judge(claim, with_first(SPECIAL, value)).kind == "bits"
     assert judge(claim, with_first(NAN, value), NAN).kind == "bits"
 
 
 @each_claim
-def test_changed_bits_of_a_partition_are_never_excused(claim: Claim) -> None:
+def test_lost_sign_of_zero_in_a_partition_fails_claims_on_bits(claim: Claim) -> None:
     """No collective has touched it."""
     assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
 
@@ -116,7 +116,7 @@ def test_mismatch_shows_numbers_bits_and_both_indices() -> None:
     assert mismatch.extent == "elements with other bits: 1 on rank 1"
 
 
-def test_claims_on_bits_do_not_judge_shapes_and_partial_layouts() -> None:
+def test_claim_on_bits_ignores_tensors_of_a_wrong_shape_or_a_partial_layout() -> None:
     """They are judged there, and no comparison of bits would mean anything."""
     replies = set_tensor(right_replies(SPECIAL), 0, "param.0", local=torch.zeros(2))
     replies = set_tensor(replies, 1, "param.0", layout=Layout((Partial("sum"),)))
@@ -124,7 +124,7 @@ def test_claims_on_bits_do_not_judge_shapes_and_partial_layouts() -> None:
     assert judge(is_exact_without_reduction, replies).kind == "holds"
 
 
-def test_identity_is_claimed_only_on_one_rank() -> None:
+def test_claim_is_the_identity_for_one_rank_gets_a_verdict_only_on_one_rank() -> None:
     """The claim is about no larger world."""
     one = replace(SPECIAL, world_size=1)
     kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
@@ -172,7 +172,7 @@ def test_different_layout_or_shape_in_the_second_run_fails() -> None:
         assert judge(repeats_itself, replies, REPEATS).kind == "repeat"
 
 
-def test_repetition_is_judged_only_for_the_first_draw() -> None:
+def test_claim_repeats_itself_is_judged_only_for_the_first_draw() -> None:
     """The others are not run again."""
     case = replace(REPEATS, values=(("special", 0), ("dense", 0)))
     draws = [v.draw for v in judge_replies("s", case, right_replies(case), [repeats_itself])]
@@ -189,7 +189,7 @@ def test_message_names_the_tensor_that_did_not_repeat() -> None:
     assert "rank 1 of 2, local (0,)" in told and "repeats=True" in told
 
 
-def test_zero_sum_may_have_any_sign() -> None:
+def test_sum_that_equals_zero_may_have_either_sign() -> None:
     """The kernel decides where a sum of products begins; torch's own depends on the strides of x."""
     case = LinearCase(world_size=1, style="rowwise", in_features=2, requires_grad=("x",), values=(("wide-x", 0),))
     gradient = expect(case, 0).tensors["grad.x"].value
@@ -245,7 +245,7 @@ def test_different_bits_within_a_too_wide_bound_are_inconclusive() -> None:
     [(12, 0.0, "holds"), (13, 0.0, "holds"), (13, -0.0, "holds"), (12, -0.0, "bits"), (14, 0.0, "bits")],
     ids=["+sub to +0", "-sub to +0", "-sub to -0", "+sub to -0", "smallest normal"],
 )
-def test_subnormal_may_be_flushed_after_added_zeros(number: int, value: float, kind: str) -> None:
+def test_reduction_may_flush_a_subnormal_if_the_backend_declares_it(number: int, value: float, kind: str) -> None:
     case = replace(SPECIAL, collective="all_reduce", values=(("special", number),))
     replies = with_first(case, value)
     claims = [is_exact_but_for_added_zeros]
@@ -254,7 +254,7 @@ def test_subnormal_may_be_flushed_after_added_zeros(number: int, value: float, k
 
 
 @pytest.mark.parametrize("claim", [equals_unsharded, is_exact_without_reduction], ids=lambda claim: claim.name)
-def test_subnormal_is_kept_if_nothing_is_added(claim: Claim) -> None:
+def test_subnormal_flushed_without_an_addition_fails_claims_on_bits(claim: Claim) -> None:
     """For an all_gathered tensor, and for the partitions of any fetch."""
     case = replace(SPECIAL, collective="all_gather", values=(("special", 12),))
     [verdict] = judge_replies("mine", case, with_first(case, 0.0), [claim], FLUSHING)

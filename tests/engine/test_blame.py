@@ -61,7 +61,9 @@ def part(values: list[Any], placement: str) -> Part:
         ("raises_attribute", "zero3_fetch_all_gather", FETCH, HELD),
     ],
 )
-def test_fault_names_the_layer_of_its_collective(pool: Pool, fault: str, subject: str, case: Case, layer: str) -> None:
+def test_fault_line_blames_the_layer_that_made_a_collective_wrong(
+    pool: Pool, fault: str, subject: str, case: Case, layer: str
+) -> None:
     """And another's fault is not this failure's."""
     with Pool(
         Backend("planted", imports=("tests.programs.planted",)), environment={FAULT: fault}, beside=pool
@@ -78,7 +80,9 @@ def test_fault_names_the_layer_of_its_collective(pool: Pool, fault: str, subject
         ("with_an_operand_changed", FETCH, "parallelization: every call is right from its operands: 2 collectives "),
     ],
 )  # fmt: skip
-def test_right_call_does_not_blame_the_backend(pool: Pool, subject: str, case: Case, layer: str) -> None:
+def test_fault_line_blames_the_program_if_the_backend_computed_rightly_from_its_operands(
+    pool: Pool, subject: str, case: Case, layer: str
+) -> None:
     """A reduction that the ranks do not agree on, and an operand that changed under way, are the subject's."""
     assert told(PROGRAMS + subject, case, pool).startswith(layer)
 
@@ -92,7 +96,9 @@ def test_right_call_does_not_blame_the_backend(pool: Pool, subject: str, case: C
         ("broadcasts_more_than_is_awaited", "the ranks pass 1 and 2 elements to one broadcast"),
     ],
 )
-def test_unequal_shapes_of_operands_are_the_fault_of_the_program(pool: Pool, subject: str, difference: str) -> None:
+def test_fault_line_blames_the_program_for_operands_of_unequal_shapes(
+    pool: Pool, subject: str, difference: str
+) -> None:
     """The collective may then raise, hang or leave wrong values."""
     fault = told(PROGRAMS + subject, FETCH, pool, "timed_out")
 
@@ -100,7 +106,7 @@ def test_unequal_shapes_of_operands_are_the_fault_of_the_program(pool: Pool, sub
 
 
 @pytest.mark.ranks
-def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(pool: Pool) -> None:
+def test_fault_line_blames_a_backend_that_refuses_a_documented_gather_of_uneven_tensors(pool: Pool) -> None:
     """Each rank has room for what every rank gives, which torch documents as supported."""
     fault = told(PROGRAMS + "gathers_rows_into_room_for_all", FETCH, pool, "raised")
 
@@ -109,13 +115,13 @@ def test_backend_that_refuses_a_documented_gather_of_uneven_tensors_is_named(poo
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
-def test_unchanged_message_is_right_for_every_way_to_send_it(pool: Pool, subject: str) -> None:
+def test_fault_line_blames_no_message_that_arrives_unchanged_however_it_was_sent(pool: Pool, subject: str) -> None:
     """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
 
 
 @pytest.mark.ranks
-def test_case_declined_while_watched_has_no_fault_line(pool: Pool) -> None:
+def test_case_that_the_program_declines_when_repeated_for_diagnosis_has_no_fault_line(pool: Pool) -> None:
     here = "tests.programs.unsupported:"
     case = ModuleCase(world_size=2, build="tests.programs.module:mlp", parallelize=f"{here}never", x_shape=(2, 3))
 
@@ -132,7 +138,7 @@ def test_case_declined_while_watched_has_no_fault_line(pool: Pool) -> None:
         ("written_without_its_sum", "aten.add_.Tensor of float32 (4, 4) [replicate], float32 (4, 4) [partial(sum)]"),
     ],
 )
-def test_first_wrong_operator_on_dtensors_is_named(pool: Pool, name: str, fault: str) -> None:
+def test_fault_line_names_the_first_wrong_operator_on_dtensors(pool: Pool, name: str, fault: str) -> None:
     """Each rank's local operations are right, and later operators are right from wrong operands."""
     found = told(layers.subject_of(name), layers.case_of(name), pool)
 
@@ -154,7 +160,9 @@ def test_right_operator_in_a_wrong_program_is_not_blamed(pool: Pool) -> None:
         ([part([1.0], "shard(0)"), part([2.0], "shard(0)")], "rank 1 must hold a shard of shape"),
     ],
 )
-def test_operator_is_not_judged_if_its_operands_parts_form_no_whole(parts: list[Part], reason: str) -> None:
+def test_operator_is_not_judged_if_the_parts_of_its_operand_do_not_form_a_whole_tensor(
+    parts: list[Part], reason: str
+) -> None:
     with pytest.raises(Unjudged, match=reason):
         whole_arguments(parts)
 
@@ -208,7 +216,7 @@ def test_right_result_of_a_collective_follows_from_its_operands() -> None:
     assert right_results("reduce", "sum", operands, 0, 1) is None
 
 
-def test_integers_wrap_around_and_bits_are_combined() -> None:
+def test_right_result_of_int8_reductions_wraps_around_for_sum_and_combines_bits_for_bxor() -> None:
     operands = [items(100, 6, dtype=torch.int8), items(100, 3, dtype=torch.int8)]
 
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
@@ -260,7 +268,7 @@ def test_operator_without_a_bound_is_not_judged() -> None:
         right_of_operation("aten.nextafter.default", [torch.ones(2), torch.zeros(2)], {})
 
 
-def test_moved_values_are_judged_by_their_bits() -> None:
+def test_values_that_an_operator_only_moves_are_judged_by_their_bits() -> None:
     right = [Right(torch.tensor([-0.0, 1.0]), is_moved=True)]
 
     assert first_wrong([torch.tensor([-0.0, 1.0])], right) == ""

@@ -93,7 +93,7 @@ def test_code_of_a_case_is_only_a_call_with_literals(text: str) -> None:
         from_code(text)
 
 
-def test_pasted_text_is_refused_without_asserts_too() -> None:
+def test_invalid_code_of_a_case_is_refused_also_if_python_ignores_asserts() -> None:
     code = """
 import sys
 from equivtest.cases.case import from_code
@@ -165,7 +165,7 @@ test_invalid_fetch_case_is_refused_by_name = refuses(
 )
 
 
-def test_refusal_of_two_dtypes_needs_two_parameters() -> None:
+def test_refused_fetch_case_with_misfit_dtype_requires_two_parameters() -> None:
     with pytest.raises(Misuse, match="misfit dtype needs at least two parameters"):
         RefusedFetchCase(world_size=1, misfit="dtype")
 
@@ -203,7 +203,7 @@ def test_fetch_case_has_answers_for_parameters_and_partitions() -> None:
     assert not case.tensors["param.0"].is_contiguous
 
 
-def test_shard_kind_of_a_case_is_that_of_its_worst_tensor() -> None:
+def test_shard_kind_of_a_case_is_the_one_of_its_most_uneven_tensor() -> None:
     def kind(in_features: int, out_features: int) -> str:
         sizes = {"in_features": in_features, "out_features": out_features}
         return LinearCase(world_size=3, style="rowwise", output_layout="shard(1)", **sizes).shard_kind

@@ -37,7 +37,7 @@ def test_claim_has_a_cell_for_each_dtype_and_kind_of_shard() -> None:
     }
 
 
-def test_inconclusive_verdict_does_not_count() -> None:
+def test_cell_counts_only_holding_and_failed_verdicts_as_conclusive() -> None:
     """Failures do: they say whether the claim holds."""
     verdicts = ["holds", "value", "inconclusive", "known", "not_supported", "declined"]
     cells = cells_of(tally(*(record(verdicts={"equals_unsharded": kind}) for kind in verdicts)))
@@ -45,7 +45,7 @@ def test_inconclusive_verdict_does_not_count() -> None:
     assert [cell.row[5:] for cell in cells if cell.shard_kind == "uneven"] == [(2, 1, 1, 1, 1)]
 
 
-def test_cell_with_the_fewest_conclusions_is_named() -> None:
+def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
     """And how many have fewer than a conformance run wants."""
     full = [
         each
@@ -62,7 +62,7 @@ def test_cell_with_the_fewest_conclusions_is_named() -> None:
     )
 
 
-def test_cells_with_more_inconclusive_verdicts_than_one_in_twenty_are_counted() -> None:
+def test_summary_counts_cells_with_more_than_one_inconclusive_verdict_in_twenty() -> None:
     """One in twenty is not more."""
     told = []
     for holds in (19, 18):
@@ -76,7 +76,7 @@ def test_property_that_did_not_run_has_no_cells() -> None:
     assert (in_words(tally()), as_csv([tally()]).count("\n")) == ("", 1)
 
 
-def test_table_has_a_line_for_every_cell() -> None:
+def test_csv_table_has_a_line_for_every_cell() -> None:
     assert as_csv([counted(*holding("equals_unsharded", 3))]).splitlines()[:2] == [
         "property,claim,world size,dtype,shards,conclusive,inconclusive,known,not_supported,declined",
         "rowwise_linear,equals_unsharded,3,float32,even,0,0,0,0,0",

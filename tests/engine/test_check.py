@@ -71,7 +71,7 @@ def test_kinds_of_broken_and_passing_runs_are_distinct() -> None:
     assert WHOLE_RUN == ("raised", "lost", "timed_out") and set(KINDS) - {*FAILING} == {"not_supported"}
 
 
-def test_unlisted_kind_of_verdict_is_a_bug() -> None:
+def test_judgement_of_an_unknown_kind_raises_assertion_error() -> None:
     with pytest.raises(AssertionError, match="vaule"):
         Judgement("vaule")
 
@@ -139,7 +139,7 @@ def test_check_judges_only_the_passed_claims() -> None:
         check("mine", LINEAR, pool, [equals_unsharded])
 
 
-def test_case_outside_the_contract_is_judged_by_the_claim_refuses() -> None:
+def test_check_judges_a_case_that_must_be_refused_by_the_claim_refuses_alone() -> None:
     """This is the default, and the pool may keep its world."""
     pool = stub([raised(rank) for rank in range(3)])
 
@@ -147,7 +147,7 @@ def test_case_outside_the_contract_is_judged_by_the_claim_refuses() -> None:
     assert pool.kept == [True]
 
 
-def test_case_outside_the_contract_fails_if_ranks_answer_it() -> None:
+def test_case_that_must_be_refused_fails_if_the_ranks_answer() -> None:
     with pytest.raises(NotRefused):
         check("mine", REFUSED, stub([Reply(rank=rank, outcome="answered") for rank in range(3)]))
 
@@ -159,7 +159,7 @@ def test_judge_returns_failures_without_raising() -> None:
     assert kinds["gradients_equal_unsharded"] == "shape" and kinds["equals_unsharded"] == "holds"
 
 
-def test_rank_without_an_answer_gives_one_verdict() -> None:
+def test_rank_that_raised_gives_one_verdict_for_all_draws() -> None:
     """One verdict, not one per draw."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = [*right_replies(case)[:2], raised(2)]

@@ -95,7 +95,9 @@ def test_users_property_draws_the_same_cases_whatever_else_is_imported(tmp_path:
     assert len(alone) > 30 and alone == among_others
 
 
-def test_other_hypothesis_tests_still_draw_constants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_users_own_hypothesis_tests_still_draw_constants_from_imported_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """They draw from the same integers, although ours were drawn without constants."""
 
     def cases(space: Space) -> SearchStrategy[Case]:
@@ -123,7 +125,7 @@ def test_loaded_hypothesis_profile_changes_no_draw(monkeypatch: pytest.MonkeyPat
         hypothesis.settings.load_profile(chosen)
 
 
-def test_hypothesis_with_moved_constants_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypothesis_whose_constants_are_not_found_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed one does not; a release that draws no constants causes no warning."""
     home = importlib.import_module(local_constants.HOME)
     monkeypatch.delattr(home, local_constants.FINDER)
@@ -190,7 +192,7 @@ def test_examples_come_first_in_chunk_0() -> None:
     assert wanted not in chunk_cases(prop, replace(chunk, index=1))
 
 
-def test_cases_for_cells_are_in_a_run_that_requires_cells_alone() -> None:
+def test_cases_meant_for_cells_are_added_only_to_a_run_that_requires_cells() -> None:
     prop = claimed(for_cells=(FetchCase(world_size=2, parameters=((77,),)),))
 
     assert not set(prop.for_cells) & set(chunk_cases(prop, CHUNK))
@@ -209,7 +211,7 @@ def test_first_chunk_has_even_and_uneven_shards_when_one_case_is_drawn() -> None
     assert len(chunk_cases(claimed(), replace(one, world_size=1))) == 1
 
 
-def test_first_chunk_adds_no_case_when_examples_have_every_aspect() -> None:
+def test_first_chunk_adds_no_case_if_examples_have_even_and_uneven_shards() -> None:
     examples = (FetchCase(world_size=2, parameters=((4,),)), FetchCase(world_size=2, parameters=((5,),)))
 
     assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3

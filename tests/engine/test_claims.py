@@ -111,7 +111,7 @@ def test_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor
 
 
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.bias")])
-def test_missing_tensor_fails_by_shape(claim: Claim, name: str) -> None:
+def test_missing_tensor_fails_with_kind_shape(claim: Claim, name: str) -> None:
     """A gradient that did not come about is none."""
     judgement = judge(claim, drop_tensor(right_replies(LINEAR), 1, name))
 
@@ -126,7 +126,7 @@ def test_wrong_shape_is_reported_before_wrong_values() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["output"])
 
 
-def test_right_output_under_another_layout_fails_by_layout() -> None:
+def test_right_output_under_a_wrong_layout_fails_with_kind_layout() -> None:
     """Every rank holds the whole output, but the contract shards it."""
     value = expect(LINEAR, 0).tensors["output"].value.float()
     replies = right_replies(LINEAR)
@@ -139,7 +139,7 @@ def test_right_output_under_another_layout_fails_by_layout() -> None:
     assert judgement.mismatches[0].extent == "3 of 3 ranks"
 
 
-def test_wrong_output_under_another_layout_fails_by_value() -> None:
+def test_wrong_output_under_a_wrong_layout_fails_with_kind_value() -> None:
     """The value counts more than its layout."""
     value = expect(LINEAR, 0).tensors["output"].value.float() + 1
     replies = right_replies(LINEAR)
@@ -150,7 +150,7 @@ def test_wrong_output_under_another_layout_fails_by_value() -> None:
 
 
 @pytest.mark.parametrize("name", ["param.weight", "grad.weight", "grad.x"])
-def test_parameter_or_gradient_of_another_layout_fails(name: str) -> None:
+def test_parameter_or_gradient_under_a_wrong_layout_on_one_rank_fails(name: str) -> None:
     """On one rank suffices; the value may be right, and equals_unsharded says so."""
     value = expect(LINEAR, 0).tensors[name].value.float()
     layout = Layout((Shard(1),)) if name == "grad.x" else WHOLE
@@ -170,14 +170,14 @@ def test_layout_of_the_output_is_not_judged_by_the_claim_on_parameters() -> None
     assert judge(keeps_layout_of_parameter, replies).kind == "holds"
 
 
-def test_missing_tensor_has_no_layout_to_keep() -> None:
+def test_claim_on_layouts_ignores_a_missing_tensor() -> None:
     """It is neither wrong nor said to agree."""
     judgement = judge(keeps_layout_of_parameter, drop_tensor(right_replies(LINEAR), 1, "grad.bias"))
 
     assert judgement.kind == "holds" and "grad.bias" not in judgement.agreeing
 
 
-def test_replicas_that_differ_fail() -> None:
+def test_replicas_that_differ_in_one_element_fail_and_show_bits_and_ranks() -> None:
     """One bit is enough: the message shows both values with their bits, and the ranks that differ."""
     replies = set_element(right_replies(LINEAR), 1, "grad.x", (1, 2), 0.5)
     judgement = judge(agrees_on_all_ranks, replies)
@@ -196,7 +196,7 @@ def test_replicas_that_differ_in_the_sign_of_zero_fail() -> None:
     assert judge(agrees_on_all_ranks, replies).mismatches[0].actual == "-0.000000000e+00 (bits 0x80000000)"
 
 
-def test_replicas_show_another_value_before_a_zero_of_another_sign() -> None:
+def test_mismatch_of_replicas_shows_a_different_value_rather_than_a_different_sign_of_zero() -> None:
     """In a later tensor, and in the same tensor on another rank."""
     zeros = set_element(set_element(right_replies(LINEAR), 0, "grad.x", (0, 0), 0.0), 2, "grad.x", (0, 0), 0.0)
     signed = set_element(zeros, 1, "grad.x", (0, 0), -0.0)
@@ -206,7 +206,7 @@ def test_replicas_show_another_value_before_a_zero_of_another_sign() -> None:
     assert judgement.mismatches[0].extent == "ranks 0 and 1, 0 and 2"
 
 
-def test_replicas_show_a_tensor_of_another_value_first() -> None:
+def test_mismatches_of_replicas_begin_with_a_tensor_whose_values_differ() -> None:
     fetch = replace(FETCH, parameters=((2,), (2,)))
     replies = set_element(set_element(right_replies(fetch), 0, "param.0", (0,), 0.0), 1, "param.0", (0,), -0.0)
     judgement = judge(agrees_on_all_ranks, set_element(replies, 1, "param.1", (1,), float("nan")), fetch)
@@ -214,7 +214,7 @@ def test_replicas_show_a_tensor_of_another_value_first() -> None:
     assert [mismatch.tensor for mismatch in judgement.mismatches] == ["param.1", "param.0"]
 
 
-def test_replicas_of_another_dtype_fail() -> None:
+def test_replica_with_a_different_dtype_fails_and_shows_both_dtypes() -> None:
     """Shape and dtype are shown instead of bits."""
     replies = right_replies(LINEAR)
     local = replies[0].answers[0].tensors["grad.x"].local.double()
@@ -223,7 +223,7 @@ def test_replicas_of_another_dtype_fail() -> None:
     assert (mismatch.expected, mismatch.actual) == ("(2, 3) torch.float32 as on rank 0", "(2, 3) torch.float64")
 
 
-def test_wrong_shard_is_no_disagreement_of_replicas() -> None:
+def test_claim_on_replicas_holds_if_only_a_shard_is_wrong() -> None:
     """A wrong shard is no disagreement: no other rank holds it."""
     assert judge(agrees_on_all_ranks, set_element(right_replies(LINEAR), 0, "output", (0, 0), 0.5)).kind == "holds"
 
@@ -233,7 +233,7 @@ def test_wrong_shard_is_no_disagreement_of_replicas() -> None:
     [(WHOLE, Layout((Shard(0),)), WHOLE), (Layout((Partial(),)),) * 3, (Layout((Replicate(), Replicate())),) * 3],
     ids=["unlike", "partial", "of another mesh"],
 )
-def test_tensors_that_are_no_replicas_cannot_disagree(layouts: tuple[Layout, ...]) -> None:
+def test_claim_on_replicas_ignores_tensors_that_are_partial_or_differ_in_layout(layouts: tuple[Layout, ...]) -> None:
     """Different layouts, operands and layouts that cannot be are other claims' business."""
     replies = right_replies(LINEAR)
     for rank, layout in enumerate(layouts):
@@ -242,7 +242,7 @@ def test_tensors_that_are_no_replicas_cannot_disagree(layouts: tuple[Layout, ...
     assert judge(agrees_on_all_ranks, replies).kind == "holds"
 
 
-def test_replica_that_is_missing_cannot_disagree() -> None:
+def test_claim_on_replicas_ignores_a_missing_tensor() -> None:
     """That it is missing is found where its values are judged."""
     judgement = judge(agrees_on_all_ranks, drop_tensor(right_replies(LINEAR), 1, "grad.x"))
 
@@ -292,7 +292,7 @@ def test_flat_partition_is_judged_by_value() -> None:
     assert judgement.mismatches[0].global_index == (3, 2)
 
 
-def test_empty_answer_fails_as_missing_tensors() -> None:
+def test_answer_without_tensors_fails_for_each_missing_tensor() -> None:
     """An empty dict from every rank fails under every name, not under none."""
     replies = [
         change_answer(right_replies(LINEAR), rank, lambda answer: replace(answer, tensors={}, requires_grad={}))[rank]
@@ -302,13 +302,13 @@ def test_empty_answer_fails_as_missing_tensors() -> None:
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output", "param.weight", "param.bias"]
 
 
-def test_refusal_is_judged_from_outcomes_only() -> None:
+def test_claim_refuses_raises_if_it_gets_answers_instead_of_outcomes() -> None:
     """It is judged from outcomes, before any answer is looked at."""
     with pytest.raises(AssertionError, match="judged from the replies' outcomes"):
         judge(refuses, right_replies(LINEAR))
 
 
-def test_table_names_every_claim_once() -> None:
+def test_table_of_claims_lists_every_claim_once() -> None:
     """Under its own name, which is half of the conformance key."""
     assert list(CLAIMS) == [
         "equals_unsharded",
@@ -329,7 +329,7 @@ def test_table_names_every_claim_once() -> None:
     assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())
 
 
-def test_placed_tensor_without_a_global_shape_gets_the_same_verdict() -> None:
+def test_tensor_that_states_no_global_shape_gets_the_same_verdict() -> None:
     """A plain local output knows none."""
     replies = right_replies(LINEAR)
     for rank in range(3):

@@ -35,7 +35,7 @@ def judge(expected: Expected, replies=None, claim=equals_unsharded) -> Judgement
 
 
 @pytest.mark.parametrize("mode", ["real", "real-cancelling"])
-def test_right_values_rounded_once_hold(mode: str) -> None:
+def test_values_that_are_right_except_for_one_rounding_hold(mode: str) -> None:
     case = replace(CASE, values=((mode, 0),))
 
     assert {verdict.kind for verdict in judge_replies("colwise_linear", case, right_replies(case))} == {"holds"}
@@ -58,7 +58,7 @@ def test_too_wide_bound_is_inconclusive(allowed: float) -> None:
     assert judgement.agreeing == ("param.weight", "param.bias")
 
 
-def test_claim_on_other_tensors_concludes_beside_a_too_wide_bound() -> None:
+def test_too_wide_bound_of_the_output_does_not_affect_the_claim_on_gradients() -> None:
     assert judge(widened("output", 1e3), claim=gradients_equal_unsharded).kind == "holds"
 
 
@@ -75,7 +75,7 @@ def test_error_beyond_a_too_wide_bound_fails(value: float) -> None:
     assert judge(widened("output", 1e3), replies).kind == "value"
 
 
-def test_another_tensor_that_is_wrong_fails_the_claim() -> None:
+def test_wrong_parameter_fails_the_claim_although_the_bound_of_the_output_is_infinite() -> None:
     """Nothing is known of the output, and the parameter is wrong."""
     replies = set_element(right_replies(CASE), 2, "param.weight", (0, 1), 0.5)
     judgement = judge(widened("output", math.inf), replies)
@@ -103,7 +103,7 @@ def test_every_bounded_tensor_has_a_margin() -> None:
     }
 
 
-def test_message_about_leaning_errors_states_their_probability() -> None:
+def test_message_about_errors_that_lean_to_one_side_states_their_probability() -> None:
     case = LinearCase(
         world_size=1,
         style="colwise",

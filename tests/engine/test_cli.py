@@ -273,7 +273,7 @@ def test_set_of_strings_has_one_order_in_all_processes_unless_hash_seed_is_rando
         ("forkserver", 2, "equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to handle"),
     ],
 )
-def test_module_that_breaks_backward_in_forks_causes_spawn_or_a_refusal(
+def test_ranks_are_spawned_or_refused_if_an_import_breaks_the_backward_in_forks(
     start: str, code: int, told: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), f"--start={start}"]
@@ -326,7 +326,7 @@ def test_check_prints_claims_that_hold_fail_or_are_open(
         ("zero3_fetch_all_gather", "swapped_gather", ""),
     ],
 )
-def test_check_on_another_backend_says_if_gloo_fails_alike(
+def test_check_on_another_backend_says_if_the_case_fails_on_gloo_too(
     subject: str, fault: str, line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FAULT, fault)

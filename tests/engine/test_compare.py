@@ -52,7 +52,7 @@ def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
     assert {v.kind for v in verdicts} == {"holds"} and not any(v.failed for v in verdicts)
 
 
-def test_each_draw_is_judged_by_its_answer() -> None:
+def test_wrong_value_in_the_second_draw_fails_only_that_draw() -> None:
     """A value that is wrong in the second draw alone fails there alone."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = right_replies(case)
@@ -62,7 +62,7 @@ def test_each_draw_is_judged_by_its_answer() -> None:
     assert {v.draw for v in verdicts if v.failed} == {1}
 
 
-def test_other_claims_are_judged_beside_a_failing_claim() -> None:
+def test_other_claims_are_judged_although_one_fails() -> None:
     """A replica that differs is a wrong value too, and the layouts still hold."""
     verdicts = judge(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5))
 
@@ -76,7 +76,7 @@ def test_other_claims_are_judged_beside_a_failing_claim() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
-def test_run_without_answers_gives_one_verdict(outcome: Outcome) -> None:
+def test_rank_without_an_answer_gives_one_verdict_under_the_first_claim(outcome: Outcome) -> None:
     """It has the outcome's kind, under the first claim: no other was judged."""
     [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
@@ -84,7 +84,7 @@ def test_run_without_answers_gives_one_verdict(outcome: Outcome) -> None:
     assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
 
 
-def test_case_not_supported_on_one_rank_has_no_verdict_that_holds() -> None:
+def test_case_that_ranks_do_not_support_gets_one_verdict_that_neither_holds_nor_fails() -> None:
     """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
@@ -143,7 +143,7 @@ def test_misuse_on_a_rank_is_raised_in_the_parent() -> None:
         judge(with_reply(Reply(rank=1, outcome="misused", error_type="Misuse", error_text="no such name")))
 
 
-def test_misuse_in_a_case_that_must_be_refused_is_no_refusal() -> None:
+def test_misuse_on_every_rank_is_raised_although_the_case_must_be_refused() -> None:
     """It is not taken for the refusal."""
     with pytest.raises(Misuse, match="no such name"):
         judge(
@@ -159,7 +159,7 @@ def test_same_type_of_error_on_every_rank_is_a_refusal() -> None:
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches, verdict.detail) == ("holds", "refuses", (), "")
 
 
-def test_rank_that_answers_breaks_the_claim_refuses() -> None:
+def test_claim_refuses_fails_if_one_rank_answers() -> None:
     """It is named, beside what the others raised."""
     verdict = refusals(Reply(rank=1, outcome="answered"))
     [mismatch] = verdict.judgement.mismatches
@@ -169,7 +169,7 @@ def test_rank_that_answers_breaks_the_claim_refuses() -> None:
     assert "rank 1 answered" in verdict.detail
 
 
-def test_different_type_of_error_on_one_rank_breaks_the_claim_refuses() -> None:
+def test_claim_refuses_fails_if_one_rank_raises_a_different_type_of_error() -> None:
     """A rank that fails for another reason has not understood."""
     verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
 
@@ -177,7 +177,7 @@ def test_different_type_of_error_on_one_rank_breaks_the_claim_refuses() -> None:
     assert [(m.rank, m.actual) for m in verdict.judgement.mismatches] == [(2, "IndexError")]
 
 
-def test_refusal_missing_on_every_rank_fails() -> None:
+def test_claim_refuses_fails_on_every_rank_if_all_ranks_answer() -> None:
     """Every rank is a mismatch."""
     verdict = refusals(*(Reply(rank=rank, outcome="answered") for rank in range(3)))
 
@@ -188,7 +188,7 @@ def test_refusal_missing_on_every_rank_fails() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
-def test_lost_or_hanging_rank_breaks_the_claim_refuses(outcome: Outcome) -> None:
+def test_claim_refuses_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None:
     """The run's own kind counts."""
     verdict = refusals(*(Reply(rank=rank, outcome=outcome, error_text="why", detail="why") for rank in range(3)))
 
@@ -196,7 +196,7 @@ def test_lost_or_hanging_rank_breaks_the_claim_refuses(outcome: Outcome) -> None
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost"])
-def test_lost_rank_counts_more_than_refusals_of_its_peers(outcome: Outcome) -> None:
+def test_verdict_describes_a_lost_rank_before_the_refusals_of_its_peers(outcome: Outcome) -> None:
     """No rank may hang: the lost one comes first and in full, then the errors of the others."""
     verdict = refusals(Reply(rank=1, outcome=outcome, detail="stack 1", at_s=5.0))
 
@@ -230,13 +230,13 @@ def test_claims_are_judged_in_the_order_given() -> None:
         ("repeats_itself", {"repeats": False}),
     ],
 )
-def test_claim_that_applies_to_nothing_has_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
+def test_claim_without_a_tensor_to_judge_gives_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
     """A verdict that could not have failed would count as a proof."""
     case = replace(LINEAR, **where_it_is_silent)
 
     assert compare("mine", case, 0, [expect(case, 0)], right_replies(case), [equals_unsharded, CLAIMS[claim]])[1:] == []
 
 
-def test_case_outside_the_contract_is_judged_only_by_the_claim_refuses() -> None:
+def test_replies_to_a_case_that_must_be_refused_are_judged_by_the_claim_refuses_alone() -> None:
     """Unless the caller passes other claims."""
     assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

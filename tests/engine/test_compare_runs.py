@@ -87,7 +87,7 @@ def test_fewer_judged_verdicts_fail_the_comparison_despite_newly_judged_ones(tmp
     assert compared(tmp_path, old, searched(record(2))).failed_on == ("no longer judged",)
 
 
-def test_uncovered_pair_of_values_fails_the_comparison_and_is_named(tmp_path: Path) -> None:
+def test_pair_of_values_that_is_no_longer_covered_fails_the_comparison_and_is_listed(tmp_path: Path) -> None:
     found = compared(tmp_path, searched(record(0), pairs=PAIRS), searched(record(0), pairs=PAIRS[:1]))
 
     line = "rowwise_linear: 2 pairs of values covered -> 1 (1): bias=False, dtype=float32"
@@ -122,7 +122,7 @@ def test_small_difference_of_time_is_not_listed(tmp_path: Path, old_s: float, ne
     assert not compared(tmp_path, searched(record(busy_s=old_s)), searched(record(busy_s=new_s))).changes
 
 
-def test_changed_margins_count_only_as_different(tmp_path: Path) -> None:
+def test_changed_margins_do_not_fail_the_comparison_and_are_listed_as_different(tmp_path: Path) -> None:
     found = compared(tmp_path, HOLDS, searched(record(0), record(1, margins={"equals_unsharded": 0.5})))
 
     assert categories(found) == {"different": f"rowwise_linear: margins: as recorded -> others (1): {SECOND}"}
@@ -145,7 +145,7 @@ def test_differing_environment_is_printed_first(tmp_path: Path) -> None:
         (("--fail-on", "different"), searched(record(0), record(2)), 1),
     ],
 )
-def test_fail_on_decides_the_exit_code(
+def test_option_fail_on_decides_the_exit_code_of_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], new: Handover, code: int
 ) -> None:
     folders = write_run(tmp_path / "old", HOLDS), write_run(tmp_path / "new", new)
@@ -208,7 +208,7 @@ def test_log_of_a_killed_run_can_be_read_up_to_its_last_line(tmp_path: Path) -> 
         read_run(path)
 
 
-def test_comparison_as_json_is_plain(tmp_path: Path) -> None:
+def test_comparison_of_two_runs_can_be_encoded_as_json(tmp_path: Path) -> None:
     text = msgspec.json.encode(compared(tmp_path, HOLDS, FAILS))
 
     assert json.loads(text)["failed_on"] == ["worse"]

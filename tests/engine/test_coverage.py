@@ -23,19 +23,19 @@ def covered(*parts: Coverage) -> Covered:
     return found
 
 
-def test_pair_counts_once_as_judged_before_known_and_open() -> None:
+def test_pair_of_values_in_judged_known_and_open_cases_counts_once_as_judged() -> None:
     found = covered(coverage(judged={"a": "1", "b": "1"}, known={"a": "1", "b": "1"}, open={"b": "1", "a": "1"}))
 
     assert found.text == "1 pairs of values covered, 1 infeasible"
 
 
-def test_pairs_of_known_and_of_open_cases_are_counted_separately() -> None:
+def test_pairs_of_values_in_known_failures_and_in_open_cases_are_counted_separately() -> None:
     found = covered(coverage(known={"a": "1", "b": "1"}), coverage(open={"a": "2", "b": "1"}))
 
     assert found.text == "0 pairs of values covered, 1 known to fail, 1 open, 1 infeasible"
 
 
-def test_same_pair_counts_in_each_array() -> None:
+def test_pair_of_values_counts_once_for_each_covering_array() -> None:
     values = {"a": "1", "b": "1"}
 
     assert covered(coverage("w2", judged=values), coverage("w3", judged=values)).text.startswith("2 pairs")
@@ -47,11 +47,11 @@ def test_coverage_table_counts_covered_of_feasible_pairs() -> None:
     assert found.matrix() == [("a", []), ("b", ["1/2"]), ("c", ["1/2", "1"])]
 
 
-def test_random_cases_have_no_coverage() -> None:
+def test_run_without_covering_arrays_reports_no_coverage() -> None:
     assert Covered().text == "" and Covered().matrix() == [] and Covered.all_of([Covered()]) == ""
 
 
-def test_command_prints_pairs_without_running() -> None:
+def test_command_coverage_prints_numbers_of_pairs_without_running_a_case() -> None:
     head, scale = coverage_lines("gate", ["scale"])
 
     assert head.split() == ["property", "cases", "covered", "known", "open", "infeasible"]
@@ -67,6 +67,8 @@ def test_command_prints_pairs_without_running() -> None:
         ("gate", ["scales"], "called scales"),
     ],
 )
-def test_command_refuses_a_property_without_arrays(profile: str, names: list[str], message: str) -> None:
+def test_command_coverage_refuses_a_property_without_covering_arrays(
+    profile: str, names: list[str], message: str
+) -> None:
     with pytest.raises(Misuse, match=message):
         coverage_lines(profile, names)

@@ -66,7 +66,7 @@ def test_array_has_every_pair_that_some_case_can_have() -> None:
     assert len(array.rows) < 14
 
 
-def test_rows_of_an_array_have_every_counted_combination() -> None:
+def test_every_combination_that_an_array_counts_as_covered_is_in_one_of_its_rows() -> None:
     array = array_of_letters(2)
     cases = [row.case for row in array.rows]
 
@@ -80,7 +80,7 @@ def test_array_of_strength_1_has_every_value_in_few_rows() -> None:
     assert len(array.covered) == 12 and len(array.rows) <= 4
 
 
-def test_dangerous_axes_are_covered_three_at_a_time() -> None:
+def test_array_has_every_possible_triple_of_values_of_the_dangerous_axes() -> None:
     array = array_of_letters(2, ("a", "b", "d"))
     triples = {tuple(getattr(row.case, name) for name in "abd") for row in array.rows}
 
@@ -98,7 +98,7 @@ def test_each_row_has_a_combination_that_no_other_row_has() -> None:
     assert all(any(counts[pair] == 1 for pair in of_row) for of_row in pairs)
 
 
-def test_one_row_takes_the_place_of_two() -> None:
+def test_array_has_fewer_rows_because_one_row_replaces_two() -> None:
     """Without that the array has 42 rows."""
     array = covering_array_of(colwise(), GATE)
 
@@ -177,5 +177,5 @@ def test_shrinking_begins_with_the_failing_case(place: int) -> None:
     assert seen[0] == case
 
 
-def test_case_outside_of_the_array_is_not_replayed() -> None:
+def test_replay_of_a_case_outside_of_the_array_is_none() -> None:
     assert replay_of(colwise(), GATE, EmbeddingCase(world_size=2, style="colwise", leading=(99,))) is None

@@ -259,7 +259,9 @@ def add_row(defect: Defect, smallest: str, seconds: float) -> None:
 
 @pytest.mark.ranks
 @each_defect
-def test_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Pool, tmp_path: Path) -> None:
+def test_property_rejects_each_defect_and_shrinks_it_to_a_smallest_case(
+    defect: Defect, pool: Pool, tmp_path: Path
+) -> None:
     """Under exactly its claim and kind, in a case no larger than the one derived by hand by more than one."""
     begun_s = time.monotonic()
     others, failure = audit(defect, pool, tmp_path)
@@ -271,7 +273,7 @@ def test_property_rejects_the_defect_in_a_smallest_case(defect: Defect, pool: Po
 
 @pytest.mark.ranks
 @each_defect
-def test_defect_shows_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+def test_defect_fails_with_its_recorded_claim_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
     """`smallest` fails with the claim and kind of its record."""
     verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
 
@@ -290,7 +292,7 @@ def test_real_subject_is_right_in_the_case_derived_by_hand(defect: Defect, pool:
     assert any(v.claim == defect.claim and v.kind == "holds" for v in verdicts), folder_of(defect)
 
 
-def test_every_family_of_bugs_has_its_defect() -> None:
+def test_every_family_of_bugs_has_a_planted_defect() -> None:
     """No family without a defect, no defect without a family."""
     assert {defect.family for defect in defects()} == FAMILIES
 

@@ -141,7 +141,7 @@ def test_readme_and_architecture_stay_below_their_limits(path: Path, most: int) 
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_names_its_language(path: Path) -> None:
+def test_every_code_block_names_its_language(path: Path) -> None:
     fences = re.findall(r"^```(.*)$", path.read_text("utf-8"), flags=re.M)
 
     assert set(fences[::2]) <= {"python", "sh", "text", "{toctree}", "{eval-rst}"} and not any(fences[1::2])
@@ -153,7 +153,7 @@ def test_every_python_block_has_a_different_file_name() -> None:
     assert len(names) == len(set(names)) and all(re.fullmatch(r"(mypackage/)?\w+\.py", name) for name in names)
 
 
-def test_imports_of_documents_are_in_the_reference() -> None:
+def test_names_that_documents_import_are_in_the_api_reference() -> None:
     api = (DOCS / "reference/api.md").read_text("utf-8")
     public = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", api, flags=re.M))
     imports = [
@@ -188,7 +188,7 @@ def test_every_parameter_of_the_api_is_described() -> None:
     }
 
 
-def test_each_concept_has_a_module_with_its_names() -> None:
+def test_page_of_concepts_names_a_module_that_defines_the_classes_of_each_concept() -> None:
     text = (DOCS / "explanation/concepts.md").read_text("utf-8")
     rows = re.findall(r"^\| (?!concept)([^|]+) \| [^|]+ \| (`[^|]+`) \|$", text, flags=re.M)
 
@@ -211,7 +211,7 @@ def test_every_documented_command_parses(command: str) -> None:
         assert command.startswith(OTHER_COMMANDS)
 
 
-def test_make_runs_another_python_in_its_environment() -> None:
+def test_make_test_with_another_python_uses_a_separate_environment() -> None:
     planned = subprocess.run(
         ["make", "--dry-run", "test", "PYTHON=python3.12"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -359,7 +359,7 @@ def test_backend_of_the_tutorial_prints_the_documented_output(
 
 
 @pytest.mark.ranks
-def test_wrong_backend_is_named_in_the_first_line(
+def test_run_on_a_wrong_backend_prints_the_documented_line_that_names_it(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FAULT, "swapped_gather")

@@ -83,7 +83,7 @@ def test_average_of_operands_is_judged() -> None:
     ],
     ids=str,
 )
-def test_wrong_element_has_both_its_indices(
+def test_mismatch_has_local_and_global_index_of_the_wrong_element(
     layout: Layout, world_size: int, rank: int, local_index: tuple[int, ...], global_index: tuple[int, ...]
 ) -> None:
     """Local for the memory, global for the mathematics; uneven last shards and padding are counted in."""
@@ -103,7 +103,7 @@ def test_partition_of_a_scalar_has_the_empty_global_index() -> None:
     assert (mismatch.local_index, mismatch.global_index, mismatch.global_shape) == ((0,), (), ())
 
 
-def test_missing_operand_of_a_partial_sum_is_an_error() -> None:
+def test_partial_sum_with_one_operand_twice_is_a_mismatch_by_the_factor_2() -> None:
     """Under partial(sum) an operand counted twice doubles the value, and the extent says it is reduced."""
     answers = placed(Layout((Partial("sum"),)), 2)
     mismatch = found({**answers, 1: answers[0]})
@@ -112,7 +112,7 @@ def test_missing_operand_of_a_partial_sum_is_an_error() -> None:
     assert mismatch.extent == "15 of 15 elements of all ranks' operands, reduced"
 
 
-def test_error_without_an_allowance_has_infinite_margin() -> None:
+def test_error_in_a_tensor_that_must_be_equal_has_an_infinite_margin() -> None:
     """Equality leaves no room."""
     assert judge(spoil(placed(ROWS, 2), 0, (0, 0), 1.5))[1] == math.inf
 
@@ -127,7 +127,7 @@ def test_margin_is_error_divided_by_allowed_error(error: float, *, fails: bool) 
 
 
 @pytest.mark.parametrize("actual", [NAN, math.inf, 1e30])
-def test_infinite_allowance_allows_any_value(actual: float) -> None:
+def test_any_value_is_right_if_the_allowed_error_is_infinite(actual: float) -> None:
     """An overflow there proves nothing; the other elements are judged as before."""
     allowed = torch.full_like(VALUE, 0.5)
     allowed[0, 0] = math.inf
@@ -138,7 +138,7 @@ def test_infinite_allowance_allows_any_value(actual: float) -> None:
     assert found(spoil(answers, 1, (0, 1), NAN), expected).rank == 1
 
 
-def test_infinite_value_that_is_expected_is_right() -> None:
+def test_infinity_is_right_if_infinity_is_expected() -> None:
     value = torch.full_like(VALUE, math.inf)
     expected = replace(EXPECTED, value=value)
 
@@ -147,7 +147,7 @@ def test_infinite_value_that_is_expected_is_right() -> None:
 
 
 @pytest.mark.parametrize(("share", "wide"), [(0.09, False), (0.11, True), (math.inf, True), (NAN, True)])
-def test_allowance_over_a_tenth_of_the_values_is_too_wide(share: float, *, wide: bool) -> None:
+def test_bound_is_too_wide_if_the_allowed_error_exceeds_a_tenth_of_the_values(share: float, *, wide: bool) -> None:
     value = torch.tensor([3.0, -3.0, 3.0], dtype=torch.float64)
     expected = replace(EXPECTED, value=value, allowed=torch.full_like(value, 3 * share))
 
@@ -155,11 +155,11 @@ def test_allowance_over_a_tenth_of_the_values_is_too_wide(share: float, *, wide:
 
 
 @pytest.mark.parametrize("allowed", [None, torch.zeros(0)], ids=["equality", "no elements"])
-def test_equality_and_empty_tensors_are_never_too_wide(allowed: torch.Tensor | None) -> None:
+def test_bound_of_an_equal_or_empty_tensor_is_never_too_wide(allowed: torch.Tensor | None) -> None:
     assert not is_too_wide(replace(EXPECTED, allowed=allowed))
 
 
-def test_element_that_exceeds_its_allowance_most_is_shown() -> None:
+def test_mismatch_shows_the_element_with_the_largest_ratio_of_error_to_allowed_error() -> None:
     """Over all ranks, whatever the absolute errors are; error, allowance and its derivation go with it."""
     allowed = torch.full_like(VALUE, 8.0)
     allowed[4] = 0.5
@@ -170,7 +170,7 @@ def test_element_that_exceeds_its_allowance_most_is_shown() -> None:
     assert (mismatch.error, mismatch.allowed, mismatch.derivation) == (3.0, 0.5, "as measured")
 
 
-def test_each_element_has_its_allowance() -> None:
+def test_each_element_is_judged_by_its_own_allowed_error() -> None:
     """Allowances are sharded like values, flat partitions included."""
     allowed = torch.zeros_like(VALUE)
     allowed[4, 0] = 1.0
@@ -241,7 +241,7 @@ def test_impossible_layout_is_a_shape_mismatch(layout: Layout) -> None:
     assert mismatch is not None and mismatch.actual.startswith(f"{layout}: ") and mismatch.expected == "shard(0)"
 
 
-def test_shard_order_of_other_axes_is_a_shape_mismatch() -> None:
+def test_shard_order_that_names_an_unsharded_axis_is_a_shape_mismatch() -> None:
     """The order must name the axes that are sharded."""
     layout = Layout((Shard(0),), shard_order=(1,))
 
@@ -273,7 +273,7 @@ def test_missing_tensor_is_a_mismatch() -> None:
 
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
-def test_missing_gradient_is_named_as_missing(name: str) -> None:
+def test_mismatch_of_a_missing_gradient_says_that_it_is_missing(name: str) -> None:
     """A rank leaves None in .grad if nothing reached the parameter."""
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
@@ -296,7 +296,7 @@ def test_missing_gradient_is_named_as_missing(name: str) -> None:
         ("output", {"local": VALUE[:2].float()}, ""),
     ],
 )
-def test_mismatch_of_shape_or_dtype_names_the_way_out(name: str, change: dict[str, object], way_out: str) -> None:
+def test_mismatch_of_shape_or_dtype_says_what_to_do(name: str, change: dict[str, object], way_out: str) -> None:
     """If it is a rank's part of a tensor that should be whole, and if only the dtype differs."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch(name, EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
@@ -304,7 +304,7 @@ def test_mismatch_of_shape_or_dtype_names_the_way_out(name: str, change: dict[st
     assert mismatch is not None and mismatch.way_out == way_out
 
 
-def test_unstated_global_shape_is_no_mismatch() -> None:
+def test_tensor_without_a_stated_global_shape_passes_the_check_of_shapes() -> None:
     """A plain local tensor knows no global shape."""
     answers = {rank: replace(one, global_shape=None) for rank, one in placed(ROWS, 3).items()}
 
@@ -312,7 +312,7 @@ def test_unstated_global_shape_is_no_mismatch() -> None:
 
 
 @pytest.mark.parametrize("layouts", [(Layout((Partial(),)), ROWS), (ROWS, Layout((Partial(),)))], ids=str)
-def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -> None:
+def test_tensor_that_is_partial_on_some_ranks_only_is_a_shape_mismatch(layouts: tuple[Layout, Layout]) -> None:
     """If one rank holds an operand and another a shard, there is no value to judge."""
     answers = {rank: placed(layout, 2)[rank] for rank, layout in enumerate(layouts)}
     mismatch = shape_mismatch("w", EXPECTED, answers, (2,))
@@ -336,7 +336,7 @@ def test_operands_on_some_ranks_only_are_found(layouts: tuple[Layout, Layout]) -
         ([1.0, 7.0], [0.0, 0.0], ""),
     ],
 )
-def test_pattern_is_named_if_all_wrong_elements_have_it(
+def test_pattern_of_wrong_elements_is_reported_only_if_all_of_them_have_it(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
     """On one rank or split over two; a single element has no pattern except NaN or zero."""
@@ -357,7 +357,7 @@ def test_pattern_is_named_if_all_wrong_elements_have_it(
         ([1e-6, -2e-6, 1e-11], 1e-7, ""),
     ],
 )
-def test_factor_of_rounded_values_is_named_if_their_bounds_make_it_certain(
+def test_factor_between_rounded_values_is_reported_only_if_their_bounds_make_it_certain(
     actual: list[float], allowed: float, factor: str
 ) -> None:
     """The third expected value is 0."""
@@ -366,7 +366,7 @@ def test_factor_of_rounded_values_is_named_if_their_bounds_make_it_certain(
     assert pattern_of([wrong]) == (f"actual / expected = {factor} at every wrong element" if factor else "")
 
 
-def test_right_elements_do_not_hide_a_pattern() -> None:
+def test_pattern_of_wrong_elements_is_reported_although_other_elements_are_right() -> None:
     """Right ones do not hide it."""
     assert found(spoil(placed(ROWS, 2), 1, (0, 0), 0.0)).pattern == "zero at every wrong element"
 

@@ -65,14 +65,14 @@ def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
     ],
     ids=["fetches", "refusals", "without shards", "one dtype"],
 )
-def test_filling_gives_every_cell_its_draws(prop: Property, world_size: int) -> None:
+def test_filling_adds_cases_until_every_cell_has_the_required_draws(prop: Property, world_size: int) -> None:
     """A claim that is judged on some visits only gets them over all dtypes together."""
     found = filled(prop, world_size=world_size)
 
     assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
 
 
-def test_dtype_without_a_judgeable_case_has_no_cell() -> None:
+def test_dtype_that_the_property_leaves_out_has_no_cell() -> None:
     """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
     prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: dict.fromkeys(space.dtypes[:1], ""))
 
@@ -81,14 +81,14 @@ def test_dtype_without_a_judgeable_case_has_no_cell() -> None:
     assert {dtype for dtype, _, _ in cells} == set(CHUNK.dtypes[1:])
 
 
-def test_cells_without_cases_end_the_filling() -> None:
+def test_filling_ends_although_no_case_on_two_ranks_can_judge_one_of_the_claims() -> None:
     """On two ranks nothing is judged of one rank."""
     found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
 
     assert {claim for _, _, claim in found} == {"equals_unsharded"}
 
 
-def test_only_cases_that_help_a_cell_are_kept() -> None:
+def test_filling_keeps_only_cases_that_add_draws_to_a_short_cell() -> None:
     """About as many as there are cells to fill, of several draws each."""
     cases = filled_cases(claimed(), replace(CHUNK, num_cases=1, per_cell=9))
 
@@ -101,7 +101,7 @@ def is_small(case: Case, claim: str) -> bool:
     return len(case.parameters) < 3 or claim != "equals_unsharded"
 
 
-def test_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
+def test_filling_avoids_cases_in_which_the_claim_is_known_to_fail() -> None:
     """Verdicts of the same cases on another claim count: cases that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
     found, of_all = Counter[Cell](), Counter[Cell]()
@@ -114,7 +114,7 @@ def test_claim_that_is_known_to_fail_fills_its_cells_with_other_cases() -> None:
     assert {cell[2] for cell in of_all if of_all[cell] > found[cell]} == {"equals_unsharded"}
 
 
-def test_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
+def test_filling_fills_a_cell_to_which_only_one_case_in_a_hundred_adds_draws() -> None:
     """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
     found = Counter[Cell]()
@@ -129,7 +129,7 @@ def test_cell_that_one_case_in_a_hundred_helps_is_filled() -> None:
     assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
 
 
-def test_filling_marks_as_many_cases_as_a_claim_lacks() -> None:
+def test_filling_records_collectives_in_as_many_cases_as_the_claim_on_them_lacks() -> None:
     """As few as it needs; none is drawn marked, and cases without documented collectives stay unmarked."""
     prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
     cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
@@ -147,7 +147,7 @@ def unmarked(space: Space) -> SearchStrategy[Case]:
     return redistribute_cases(space).map(lambda case: replace(case, records=False))
 
 
-def test_case_is_not_marked_if_its_claim_is_then_known_to_fail() -> None:
+def test_filling_records_no_collectives_if_the_claim_on_them_is_known_to_fail() -> None:
     """The case then says what it can say without."""
 
     def is_judged(case: Case, claim: str) -> bool:
@@ -172,7 +172,7 @@ def test_filling_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
     assert PATIENCE * BATCH / 2 < len(asked) - len(cases) <= PATIENCE * BATCH
 
 
-def test_shard_kind_without_required_conclusion_has_no_cell() -> None:
+def test_shard_kind_that_needs_no_conclusive_verdict_has_no_cell() -> None:
     prop = claimed(conclusive_shards=("even", "uneven"))
 
     assert {kind for _, kind, _ in cells_of(prop, CHUNK)} == {"even", "uneven"}
@@ -198,7 +198,9 @@ def verdicts_of(kinds: dict[str, int], **fields: Any) -> list[Record]:
         ({"holds": 7}, 2),
     ],
 )
-def test_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: dict[str, int], short: int) -> None:
+def test_cell_lacks_conclusive_verdicts_if_more_than_one_in_twenty_is_inconclusive(
+    kinds: dict[str, int], short: int
+) -> None:
     """One in twenty may be inconclusive; a failure concludes, a known one does not.  Nine are needed at once.
 
     Three in twenty is no chance; and a claim may find nothing to judge in a draw to which it applies.
@@ -209,13 +211,13 @@ def test_cell_of_too_many_inconclusive_verdicts_is_short_of_conclusions(kinds: d
     assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
 
 
-def test_cell_with_an_inconclusive_verdict_is_filled_up() -> None:
+def test_cell_with_an_inconclusive_verdict_is_filled_to_the_required_number() -> None:
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), verdicts_of({"holds": 20, "inconclusive": 1}))
 
     assert list(found.values()) == [10]
 
 
-def test_verdicts_fill_only_their_own_cell() -> None:
+def test_verdicts_of_another_dtype_or_shard_kind_do_not_fill_a_cell() -> None:
     """For another dtype, or for other shards."""
     records = verdicts_of({"holds": 99}, dtype="float32") + verdicts_of({"holds": 99}, shard_kind="even")
 
@@ -224,7 +226,7 @@ def test_verdicts_fill_only_their_own_cell() -> None:
     assert found.total() == 30
 
 
-def test_case_for_a_short_cell_is_new_and_fills_it() -> None:
+def test_cases_added_for_a_short_cell_are_new_and_fill_it() -> None:
     prop, missing = claimed(claims=(equals_unsharded,)), Counter({("float16", "empty", "equals_unsharded"): 12})
     before = filled_cases(prop, replace(CHUNK, per_cell=9))
     further = fill(prop, replace(CHUNK, seed="round 1"), before, missing)

@@ -38,7 +38,7 @@ def outputs(run: Run) -> dict[str, Any]:
     return {name: json.loads(value) for name, _, value in lines}
 
 
-def test_annotation_names_file_line_subject_and_claim_escaped(tmp_path: Path) -> None:
+def test_annotation_has_file_line_subject_and_claim_with_special_characters_escaped(tmp_path: Path) -> None:
     assert as_annotations(run_of(tmp_path, failing())) == (
         "::error file=properties/test_a.py,title=equivtest%3A scale%3A equals_unsharded,line=5::"
         "ValueMismatch: output: 50%25 off%0A  where     rank 1\n"
@@ -160,7 +160,7 @@ COLLECTIVE = failing(fault="collective: all_reduce is wrong")
         ((failing(), Handover(faults=(BackendFault("all_reduce", "wrong"),))), "npu", ("backend", "high", True)),
     ],
 )
-def test_triage_verdict_names_whose_fault_it_is(
+def test_category_of_the_triage_verdict_says_whose_fault_the_failure_is(
     tmp_path: Path, handovers: tuple[Handover, ...], device: str, verdict: tuple[str, str, bool]
 ) -> None:
     found = outputs(run_of(tmp_path, *handovers, device=device))["triage-verdict"]
@@ -169,14 +169,14 @@ def test_triage_verdict_names_whose_fault_it_is(
     assert found["evidence"][0]["excerpt"] == MESSAGE
 
 
-def test_export_prints_each_form(
+def test_command_export_prints_annotations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "export", "annotations", str(write_run(tmp_path / "run", failing()))) == 0
     assert capsys.readouterr().out.startswith("::error file=properties/test_a.py,")
 
 
-def test_unknown_form_raises_misuse(tmp_path: Path) -> None:
+def test_export_to_an_unknown_format_raises_misuse(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="expected one of annotations, markdown, ctrf, pytorch, got 'tap'"):
         export(run_of(tmp_path, searched(record())), "tap")
 

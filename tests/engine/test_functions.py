@@ -68,11 +68,11 @@ def test_function_of_an_installed_package_is_named_by_its_module() -> None:
     assert name_of(nn.Identity, "build") == "torch.nn.modules.linear:Identity"
 
 
-def test_name_of_a_function_maps_to_itself() -> None:
+def test_name_of_a_function_given_as_text_stays_the_same() -> None:
     assert name_of("mypackage.models:block", "build") == "mypackage.models:block"
 
 
-def test_name_leads_back_to_the_function(models: ModuleType) -> None:
+def test_function_can_be_loaded_by_its_name(models: ModuleType) -> None:
     for function in (models.block, models.Blocks.narrow, models.parallelized):
         assert load_named(name_of(function, "build"), "build") is function
 
@@ -80,7 +80,7 @@ def test_name_leads_back_to_the_function(models: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("values", "named"), [((8,), {}), ((), {"bias": False}), ((8,), {"bias": None}), (("#:(",), {})]
 )
-def test_partial_of_plain_values_is_named_with_them(
+def test_partial_function_can_be_loaded_by_a_name_that_contains_its_arguments(
     models: ModuleType, values: tuple[object, ...], named: dict[str, object]
 ) -> None:
     name = name_of(functools.partial(models.block, *values, **named), "build")
@@ -140,7 +140,9 @@ def test_function_that_ranks_cannot_import_is_refused_in_one_line(function: obje
         ("test_models.py:block(width=[)", "must be plain values, written as in (8, bias=False)"),
     ],
 )
-def test_unknown_name_is_refused_with_the_way_out(models: ModuleType, name: str, said: str) -> None:
+def test_unknown_name_of_a_function_is_refused_with_what_to_do_instead(
+    models: ModuleType, name: str, said: str
+) -> None:
     with pytest.raises(Misuse) as raised:
         load_named(name, "build")
 
@@ -156,7 +158,9 @@ def test_two_files_with_the_same_name_are_two_modules(tmp_path: Path, monkeypatc
     assert first.__file__ != second.__file__
 
 
-def test_file_in_a_package_is_imported_as_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_in_a_package_is_imported_as_a_module_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     (tmp_path / "parts_of_mine").mkdir()

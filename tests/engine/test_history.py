@@ -40,7 +40,7 @@ def calls(pool: Pool, case: FetchCase) -> list[int]:
 
 
 @pytest.mark.ranks
-def test_first_draw_runs_again_after_all_others_in_the_same_processes(pool: Pool) -> None:
+def test_case_that_repeats_runs_its_first_draw_again_in_the_same_processes(pool: Pool) -> None:
     """Only if the case repeats; new ranks begin to count anew."""
     pool.renew(2)
     assert calls(pool, CASE) == [1, 2, 3]
@@ -86,7 +86,7 @@ def run(pool: StubPool, directory: Path, only: Target | None = None) -> Findings
     return search(prop, chunk, pool, KnownFailures(), directory, only=only)  # type: ignore[arg-type]
 
 
-def test_failure_that_needs_earlier_cases_has_a_history(tmp_path: Path) -> None:
+def test_message_has_a_history_line_if_the_failure_needs_earlier_cases(tmp_path: Path) -> None:
     """The message has the number of visits before it in its world, and the first of them."""
     pool = Remembering()
     [failure] = run(pool, tmp_path).failures
@@ -96,14 +96,14 @@ def test_failure_that_needs_earlier_cases_has_a_history(tmp_path: Path) -> None:
     assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
 
 
-def test_failure_that_also_occurs_alone_has_no_history(tmp_path: Path) -> None:
+def test_message_has_no_history_line_if_the_case_also_fails_alone(tmp_path: Path) -> None:
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path).failures
 
     assert "history" not in failure.message and pool.renewed == [1]
 
 
-def test_failure_with_misuse_in_new_ranks_has_no_history(tmp_path: Path) -> None:
+def test_message_has_no_history_line_if_new_ranks_report_misuse(tmp_path: Path) -> None:
     def answer(case: Case) -> list[Reply]:
         if pool.renewed:
             return [Reply(rank=rank, outcome="misused", error_text="no dict") for rank in range(case.world_size)]
@@ -115,7 +115,7 @@ def test_failure_with_misuse_in_new_ranks_has_no_history(tmp_path: Path) -> None
     assert "history" not in failure.message and pool.renewed == [1]
 
 
-def test_failure_found_for_an_audit_is_not_run_again(tmp_path: Path) -> None:
+def test_failure_found_for_an_audit_is_not_run_again_in_new_ranks(tmp_path: Path) -> None:
     """An audit asks for its case, not for what ran before."""
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path, only=("equals_unsharded", "value")).failures
@@ -124,7 +124,7 @@ def test_failure_found_for_an_audit_is_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_subject_with_state_between_visits_has_a_history(pool: Pool, tmp_path: Path) -> None:
+def test_message_has_a_history_line_if_the_subject_keeps_state_between_cases(pool: Pool, tmp_path: Path) -> None:
     """Alone in new ranks its smallest case, of one draw, is its first call."""
     subject = "tests.programs.memory:touches_from_the_third_call_on"
     prop = Property(subject, "It is.", "nowhere", fetch_cases, (does_not_touch_its_inputs,))
@@ -137,7 +137,7 @@ BREAKS = ["raised", "lost", "timed_out"]
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
-def test_rank_that_also_breaks_alone_has_no_history(tmp_path: Path, outcome: str) -> None:
+def test_message_has_no_history_line_if_a_rank_also_breaks_alone(tmp_path: Path, outcome: str) -> None:
     """It is run once more, as any failure; which of its ranks breaks how may differ."""
     outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
     pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_rank_that_also_breaks_alone_has_no_history(tmp_path: Path, outcome: str
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
-def test_rank_that_breaks_only_after_earlier_cases_has_a_history(tmp_path: Path, outcome: str) -> None:
+def test_message_has_a_history_line_if_a_rank_breaks_only_after_earlier_cases(tmp_path: Path, outcome: str) -> None:
     """The state that other visits left in the processes is the first suspect."""
     visits = iter(range(1000))
     pool = StubPool(

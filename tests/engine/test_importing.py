@@ -32,7 +32,7 @@ def told(name: str) -> str:
     return str(raised.value)
 
 
-def test_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
+def test_message_names_a_package_that_shadows_a_module_of_the_same_name(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/__init__.py").write_text("def decoder(): ...")
     (here / "hidden.py").write_text("def encoder(): ...")
@@ -44,7 +44,7 @@ def test_package_that_hides_a_module_is_named_with_it(here: Path) -> None:
     )
 
 
-def test_folder_on_the_path_that_stands_for_a_module_beside_the_command_is_named(
+def test_message_names_a_folder_that_shadows_a_module_in_the_working_directory(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder without __init__.py is a module too, if no other is found."""
@@ -74,21 +74,21 @@ def test_misspelt_module_is_refused_with_a_similar_module(here: Path) -> None:
     )
 
 
-def test_missing_module_of_equivtest_names_the_changelog() -> None:
+def test_message_on_a_missing_module_of_equivtest_names_the_changelog() -> None:
     """Replay files and cases written before a move name the old module."""
     message = told("equivtest.families.module.case_gated:gated_block")
 
     assert "modules of equivtest have moved, see CHANGELOG.md; write package.module:NAME" in message
 
 
-def test_submodule_of_a_module_is_not_searched(here: Path) -> None:
+def test_name_within_a_module_that_is_no_package_is_refused(here: Path) -> None:
     (here / "near_by.py").write_text("")
 
     assert "No module named 'near_by.sub'; 'near_by' is not a package; write package" in told("near_by.sub:f")
     assert told(".near_by:f").endswith("relative import for '.near_by'; write package.module:NAME")
 
 
-def test_failed_import_within_a_module_is_reported_as_the_modules_mistake(here: Path) -> None:
+def test_failed_import_within_a_module_is_reported_as_an_error_of_that_module(here: Path) -> None:
     (here / "asking.py").write_text("import no_such_module_anywhere")
 
     assert told("asking:f") == (
@@ -97,7 +97,7 @@ def test_failed_import_within_a_module_is_reported_as_the_modules_mistake(here: 
     )
 
 
-def test_submodule_in_place_of_a_name_is_refused_with_the_right_form(here: Path) -> None:
+def test_module_in_place_of_a_function_is_refused_with_the_correct_syntax(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/encoder.py").write_text("")
 

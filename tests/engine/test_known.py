@@ -40,7 +40,7 @@ def test_shipped_list_of_known_failures_is_valid() -> None:
     KnownFailures.load(SHIPPED)
 
 
-def test_entry_with_a_misspelt_subject_is_refused(tmp_path: Path) -> None:
+def test_known_failure_with_a_misspelt_subject_is_refused(tmp_path: Path) -> None:
     """One that is like none of ours may be a vendor's."""
     with pytest.raises(Misuse, match=r"entry 1: subject: no subject is called .*; did you mean 'rowwise_linear'"):
         load(tmp_path, subject="'rowise_linear'")
@@ -49,23 +49,23 @@ def test_entry_with_a_misspelt_subject_is_refused(tmp_path: Path) -> None:
         assert load(tmp_path, subject=f"'{subject}'").entries
 
 
-def test_entry_covers_cases_that_meet_its_conditions(tmp_path: Path) -> None:
+def test_known_failure_covers_cases_that_meet_its_conditions(tmp_path: Path) -> None:
     assert find(load(tmp_path))
 
 
-def test_entry_covers_no_other_case(tmp_path: Path) -> None:
+def test_known_failure_does_not_cover_another_case(tmp_path: Path) -> None:
     assert not find(load(tmp_path), LinearCase(style="rowwise", world_size=2, in_features=2))
 
 
-def test_entry_covers_no_other_subject(tmp_path: Path) -> None:
+def test_known_failure_does_not_cover_another_subject(tmp_path: Path) -> None:
     assert load(tmp_path).match("colwise_linear", "keeps_layout_of_parameter", CASE) is None
 
 
-def test_entry_covers_no_other_claim(tmp_path: Path) -> None:
+def test_known_failure_does_not_cover_another_claim(tmp_path: Path) -> None:
     assert not find(load(tmp_path), claim="equals_unsharded")
 
 
-def test_entry_covers_no_other_kind(tmp_path: Path) -> None:
+def test_known_failure_does_not_cover_another_kind_of_failure(tmp_path: Path) -> None:
     assert load(tmp_path).match("rowwise_linear", "keeps_layout_of_parameter", CASE, "value") is None
 
 
@@ -74,7 +74,9 @@ OTHER = LinearCase(
 )
 
 
-def test_predicate_comes_from_the_module_of_the_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicate_of_a_condition_comes_from_the_family_of_the_nearest_case_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Helpers of a module of predicates, and what it imports, are no predicates."""
     outer, inner = DataParallelCase(world_size=2, style="ddp"), TwoAxisCase(world_size=4, style="hsdp", mesh=(4, 1))
 
@@ -109,24 +111,24 @@ def test_condition_matches_only_cases_that_meet_it(tmp_path: Path, condition: st
     assert (find(known, CASE), find(known, OTHER)) == (True, False)
 
 
-def test_operator_contains_searches_a_tuple(tmp_path: Path) -> None:
+def test_condition_contains_matches_an_element_of_a_tuple_field(tmp_path: Path) -> None:
     known = load(tmp_path, where="[['requires_grad', 'contains', 'bias']]", case=f'"{OTHER!r}"')
 
     assert (find(known, CASE), find(known, OTHER)) == (False, True)
 
 
-def test_entry_covers_a_case_only_if_all_conditions_hold(tmp_path: Path) -> None:
+def test_known_failure_covers_a_case_only_if_all_its_conditions_hold(tmp_path: Path) -> None:
     where = "[['world_size', '==', 3], ['bias', '==', false]]"
     known = load(tmp_path, where=where, case=f'"{CASE!r}"')
 
     assert not find(known, LinearCase(style="rowwise", world_size=3, bias=True))
 
 
-def test_entry_without_conditions_covers_every_case(tmp_path: Path) -> None:
+def test_known_failure_without_conditions_covers_every_case(tmp_path: Path) -> None:
     assert find(load(tmp_path, where="[]"), OTHER)
 
 
-def test_condition_on_a_field_of_another_class_does_not_hold(tmp_path: Path) -> None:
+def test_condition_on_a_field_that_the_case_lacks_does_not_hold(tmp_path: Path) -> None:
     known = load(
         tmp_path,
         where="[['misfit', '==', 'dtype']]",
@@ -137,31 +139,31 @@ def test_condition_on_a_field_of_another_class_does_not_hold(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
-def test_entry_about_a_whole_run_excludes_its_cases(tmp_path: Path, kind: str) -> None:
+def test_known_failure_that_breaks_the_run_keeps_its_cases_from_running(tmp_path: Path, kind: str) -> None:
     assert load(tmp_path, kind=f"'{kind}'").forbids_run("rowwise_linear", CASE) is not None
 
 
-def test_entry_about_the_run_concerns_every_claim(tmp_path: Path) -> None:
+def test_known_failure_that_breaks_the_run_covers_every_claim(tmp_path: Path) -> None:
     assert find(load(tmp_path, kind="'raised'"), claim="equals_unsharded")
 
 
-def test_entry_about_one_claim_does_not_exclude_its_cases(tmp_path: Path) -> None:
+def test_known_failure_of_one_claim_does_not_keep_its_cases_from_running(tmp_path: Path) -> None:
     assert load(tmp_path).forbids_run("rowwise_linear", CASE) is None
 
 
-def test_entry_of_another_release_is_inactive(tmp_path: Path) -> None:
+def test_known_failure_of_another_release_of_torch_is_inactive(tmp_path: Path) -> None:
     assert not load(tmp_path, versions="{torch = '<1'}").entries
 
 
-def test_entry_of_a_missing_distribution_is_inactive(tmp_path: Path) -> None:
+def test_known_failure_of_a_package_that_is_not_installed_is_inactive(tmp_path: Path) -> None:
     assert not load(tmp_path, versions="{no-such-distribution = '>=1'}").entries
 
 
-def test_entry_of_this_release_is_active(tmp_path: Path) -> None:
+def test_known_failure_of_the_installed_release_is_active(tmp_path: Path) -> None:
     assert load(tmp_path, versions="{torch = '>=2'}").entries
 
 
-def test_entries_are_numbered_by_subject(tmp_path: Path) -> None:
+def test_known_failures_are_numbered_by_subject(tmp_path: Path) -> None:
     load(tmp_path)
     path = tmp_path / "known.toml"
     text = path.read_text()
@@ -185,7 +187,9 @@ def test_users_list_is_added_to_the_shipped_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "lists"), [("none", ()), (None, ("shipped",)), ("shipped", ("shipped",))])
-def test_known_failures_are_the_shipped_list_or_none_without_files(text: str | None, lists: tuple[str, ...]) -> None:
+def test_option_known_failures_means_the_shipped_list_by_default_and_may_be_none(
+    text: str | None, lists: tuple[str, ...]
+) -> None:
     assert parse({"known_failures": text}).known_failures == lists
 
 
@@ -222,7 +226,7 @@ def test_missing_list_is_refused_with_the_names_of_the_shipped_lists(text: str) 
         ({"versions": "{'' = '>=2'}"}, "entry 1: versions: the name of a package must not be empty"),
     ],
 )
-def test_mistake_in_an_entry_is_refused_with_entry_and_field(
+def test_mistake_in_a_known_failure_is_refused_with_its_number_and_field(
     tmp_path: Path, fields: dict[str, str | None], message: str
 ) -> None:
     with pytest.raises(Misuse, match=message):

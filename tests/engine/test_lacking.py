@@ -25,7 +25,7 @@ reason = "the sum comes back"
 
 
 @pytest.mark.parametrize(("installed", "expected"), [("2.8.0+cu128", True), ("2.13.0+cpu", False), ("2.15.0", False)])
-def test_missing_strategy_is_unsupported_in_an_old_release_and_a_failure_in_a_new_one(
+def test_missing_sharding_strategy_is_unsupported_in_an_old_torch_and_a_failure_in_a_new_one(
     installed: str, *, expected: bool
 ) -> None:
     error = NotImplementedError("Operator aten.foo.default does not have a sharding strategy registered.")
@@ -33,7 +33,7 @@ def test_missing_strategy_is_unsupported_in_an_old_release_and_a_failure_in_a_ne
     assert is_missing(error, installed) == expected
 
 
-def test_another_error_of_an_old_release_is_a_failure() -> None:
+def test_error_other_than_a_missing_strategy_is_a_failure_in_an_old_torch() -> None:
     assert not is_missing(RuntimeError("does not have a sharding strategy registered"), "2.8.0")
     assert not is_missing(NotImplementedError("no kernel"), "2.8.0")
 
@@ -47,7 +47,7 @@ def test_another_error_of_an_old_release_is_a_failure() -> None:
         ("2.8.0+cu128", "gloo", {"float16"}, False),
     ],
 )
-def test_refusal_by_an_old_releases_backend_counts_as_lacking(
+def test_collective_that_gloo_refuses_is_excused_by_release_only_in_an_old_torch(
     monkeypatch: pytest.MonkeyPatch, installed: str, backend: str, allowed: set[str], *, expected: bool
 ) -> None:
     monkeypatch.setattr(metadata, "version", {"torch": installed}.__getitem__)
@@ -65,7 +65,9 @@ def test_refusal_by_an_old_releases_backend_counts_as_lacking(
         ("all_reduce_avg", "wrong", False),
     ],
 )
-def test_known_failure_in_a_probe_is_no_fault(tmp_path: Path, collective: str, kind: str, *, expected: bool) -> None:
+def test_fault_in_a_probe_is_excused_if_a_list_of_known_failures_has_it(
+    tmp_path: Path, collective: str, kind: str, *, expected: bool
+) -> None:
     path = tmp_path / "known.toml"
     path.write_text(ENTRY)
     fault = Finding(collective, "float32", 2, kind, "rank 0: expected 1, got 2")  # type: ignore[arg-type]

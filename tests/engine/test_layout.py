@@ -78,7 +78,7 @@ def test_shards_cover_a_dim_once_and_in_order(length: int, num_shards: int) -> N
     assert [element for start, stop in bounds for element in range(start, stop)] == list(range(length))
 
 
-def test_size_above_the_number_of_shards_can_leave_the_last_shard_empty() -> None:
+def test_dim_larger_than_the_number_of_shards_can_leave_the_last_shard_empty() -> None:
     assert [shard_bounds(4, 3, index) for index in range(3)] == [(0, 2), (2, 4), (4, 4)]
 
 
@@ -102,7 +102,7 @@ def test_mesh_has_no_rank_beyond_its_last(rank: int) -> None:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 5])
-def test_local_boxes_on_one_axis_are_torch_dtensors(num_shards: int) -> None:
+def test_local_boxes_on_one_axis_equal_the_shards_of_torchs_dtensor(num_shards: int) -> None:
     for shape, placement in itertools.product(itertools.product(SIZES, SIZES), PLACEMENTS):
         layout = Layout((placement,))
         for rank in range(num_shards):
@@ -113,7 +113,7 @@ def test_local_boxes_on_one_axis_are_torch_dtensors(num_shards: int) -> None:
 
 
 @pytest.mark.parametrize("mesh_shape", [(1, 3), (2, 2), (2, 3), (3, 2), (4, 2)])
-def test_local_boxes_on_two_axes_are_torch_dtensors(mesh_shape: tuple[int, int]) -> None:
+def test_local_boxes_on_two_axes_equal_the_shards_of_torchs_dtensor(mesh_shape: tuple[int, int]) -> None:
     """Twice sharded dims included; of an empty part only the shape counts, it lies nowhere."""
     for shape, pair in itertools.product(itertools.product(SIZES, (1, 4, 5)), itertools.product(PLACEMENTS, repeat=2)):
         layout = Layout(pair)
@@ -127,7 +127,7 @@ def test_local_boxes_on_two_axes_are_torch_dtensors(mesh_shape: tuple[int, int])
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2)])
-def test_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int]) -> None:
+def test_shard_order_with_the_second_axis_first_equals_torchs_strided_shard(mesh_shape: tuple[int, int]) -> None:
     """torch spells this order as a strided shard on the first axis; sizes that divide evenly."""
     length = 2 * math.prod(mesh_shape)
     spelled = (torch_placements._StridedShard(0, split_factor=mesh_shape[1]), torch_placements.Shard(0))
@@ -137,7 +137,7 @@ def test_second_axis_may_divide_first_as_in_torch(mesh_shape: tuple[int, int]) -
         assert local_box((length,), layout, mesh_shape, rank) == torch_box((length,), spelled, mesh_shape, rank)
 
 
-def test_axis_that_divides_first_cuts_the_larger_parts() -> None:
+def test_axis_that_is_first_in_the_shard_order_divides_the_whole_dim() -> None:
     boxes = {
         order: [local_box((7,), Layout((Shard(0), Shard(0)), order), (2, 2), rank)[0] for rank in range(4)]
         for order in ((0, 1), (1, 0))
@@ -147,7 +147,7 @@ def test_axis_that_divides_first_cuts_the_larger_parts() -> None:
     assert boxes[1, 0] == [(0, 2), (4, 6), (2, 4), (6, 7)]
 
 
-def test_without_an_order_the_first_axis_divides_first() -> None:
+def test_layout_without_a_shard_order_is_divided_by_the_first_axis_first() -> None:
     assert shard_axes(Layout((Shard(1), Replicate(), Shard(0)))) == (0, 2)
 
 
@@ -171,7 +171,7 @@ def test_padding_that_is_too_small_or_does_not_divide_is_refused(padded_to: int)
 
 
 @pytest.mark.parametrize("other", [Flat(4), Shard(0)])
-def test_flat_placement_beside_a_shard_is_refused(other: Flat | Shard) -> None:
+def test_layout_with_a_flat_placement_and_a_shard_or_second_flat_is_refused(other: Flat | Shard) -> None:
     with pytest.raises(ValueError, match="Flat goes with Replicate and Partial only"):
         flat_axis(Layout((Flat(4), other)))
 

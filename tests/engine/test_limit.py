@@ -50,7 +50,7 @@ def hangs(case: Case) -> list[Reply]:
     return [*silent, *right_replies(case)[len(silent) :]]
 
 
-def test_search_and_its_watched_visit_have_the_time_of_the_property(tmp_path: Path) -> None:
+def test_search_and_its_diagnosing_run_use_the_time_limit_of_the_property(tmp_path: Path) -> None:
     pool = StubPool(lambda case: [replace(right_replies(case)[0], outcome="lost"), *right_replies(case)[1:]])
     run(pool, tmp_path, claimed(200.0))
 
@@ -58,7 +58,7 @@ def test_search_and_its_watched_visit_have_the_time_of_the_property(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("limit_s", "tries_s"), [(1.0, {1.0}), (60.0, {5.0}), (240.0, {20.0, 240.0})])
-def test_time_outs_are_shrunk_in_proportion_and_slow_ones_confirmed_with_all_their_time(
+def test_shrinking_a_time_out_uses_a_part_of_the_limit_and_the_final_run_all_of_it(
     tmp_path: Path, limit_s: float, tries_s: set[float]
 ) -> None:
     pool = StubPool(hangs)
@@ -68,7 +68,7 @@ def test_time_outs_are_shrunk_in_proportion_and_slow_ones_confirmed_with_all_the
     assert pool.watched_s == max(tries_s)
 
 
-def test_smaller_case_that_was_only_slow_is_not_reported(tmp_path: Path) -> None:
+def test_shrinking_a_time_out_reports_no_case_that_passes_within_the_full_limit(tmp_path: Path) -> None:
     """It had a part of the time; what was found first had all of it."""
     pool = StubPool()
 
@@ -86,7 +86,7 @@ def test_smaller_case_that_was_only_slow_is_not_reported(tmp_path: Path) -> None
     assert any(not is_large(case) for case in pool.seen[CHUNK.num_cases :])
 
 
-def test_time_out_names_its_limit_and_the_replay_file_keeps_it(tmp_path: Path) -> None:
+def test_message_of_a_time_out_names_the_limit_and_the_replay_file_keeps_it(tmp_path: Path) -> None:
     [failure] = run(StubPool(hangs), tmp_path, claimed(240.0)).failures
     data = read_replay(Path(failure.replay))
     again = StubPool(hangs)
@@ -124,7 +124,7 @@ def test_ranks_run_with_the_limit_of_the_property(
 
 
 @pytest.mark.ranks
-def test_probing_visit_has_the_propertys_limit(pool: Pool) -> None:
+def test_probe_of_a_program_has_the_time_limit_of_its_property(pool: Pool) -> None:
     here = "tests.programs.batch:"
     prop = module_property(here + "mlp", here + "hangs", [(2, 3)], limit_s=1.0)
 

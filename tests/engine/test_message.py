@@ -43,7 +43,7 @@ def test_line_where_has_local_and_global_index() -> None:
     assert rows(WRONG)["where"] == "rank 2 of 3, local (0, 1), global (4, 1) of (5, 3), shard(0)"
 
 
-def test_global_index_within_a_flat_partition_is_of_the_parameter() -> None:
+def test_line_where_gives_the_parameters_index_for_an_element_of_a_flat_partition() -> None:
     """The partition has one dim, the parameter two."""
     verdict = failure(set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5), FETCH)
 
@@ -56,7 +56,7 @@ def test_message_shows_expected_and_actual_value_in_full() -> None:
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
 
 
-def test_allowance_comes_with_its_derivation() -> None:
+def test_line_error_shows_the_allowed_error_with_its_derivation() -> None:
     """Equality, and the bits that make it possible."""
     expected = f"{abs(VALUE - 0.5):.2g}, allowed 0: equal: integers times a power of two, at most "
 
@@ -88,14 +88,14 @@ def test_error_far_beyond_its_bound_is_shown_by_magnitude() -> None:
     assert rows(verdict)["error"] == "1, allowed 1e-40 (1.0e+40 times): 4 roundings"
 
 
-def test_extent_names_agreeing_tensors_too() -> None:
+def test_line_extent_also_lists_tensors_that_agree() -> None:
     """It narrows the search more than what is broken."""
     extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"
 
     assert rows(WRONG)["extent"] == extent
 
 
-def test_extent_names_the_other_wrong_tensors() -> None:
+def test_line_extent_lists_the_other_wrong_tensors() -> None:
     """One tensor is shown, the others are counted."""
     replies = set_element(right_replies(LINEAR), 0, "param.bias", (0,), 0.5)
     verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
@@ -128,7 +128,7 @@ def test_message_names_claim_mode_seed_and_draw() -> None:
     assert (rows(verdict)["claim"], rows(verdict)["values"]) == ("equals_unsharded", "wide-x, seed 7 (draw 1)")
 
 
-def test_case_is_code_that_reads_back() -> None:
+def test_line_case_is_code_that_makes_an_equal_case() -> None:
     """Pasted, it is the same case."""
     assert from_code(rows(WRONG)["case"]) == LINEAR
 
@@ -159,7 +159,7 @@ def test_shape_mismatch_shows_both_shapes() -> None:
     assert told["where"] == "rank 0 of 3, global shape (2, 5), shard(1)"
 
 
-def test_message_has_the_way_out_if_it_is_known() -> None:
+def test_message_has_the_line_way_out_only_if_a_remedy_is_known() -> None:
     """And no line without one."""
     tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
     replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))
@@ -191,7 +191,7 @@ def test_run_that_raised_shows_the_first_cause() -> None:
     ]
 
 
-def test_message_of_a_case_that_did_not_run_suggests_no_longer_limit() -> None:
+def test_message_suggests_a_longer_limit_only_if_the_case_itself_ran_into_it() -> None:
     """A collective that hung in its probe hung within another limit than a visit's."""
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]

@@ -21,7 +21,7 @@ def family_of(name: str) -> str:
     return name.removeprefix(f"{FAMILIES}.").partition(".")[0]
 
 
-def test_folder_of_a_family_is_a_variant_unless_it_is_a_part() -> None:
+def test_subfolder_of_a_family_is_a_variant_unless_it_has_the_name_of_a_part() -> None:
     found = {name.removeprefix(f"{FAMILIES}.") for name in packages()}
 
     assert {"collectives", "embedding", "training.two_axes"} <= found
@@ -51,7 +51,7 @@ def test_every_family_with_a_case_has_an_oracle() -> None:
     ],
     ids=["case", "values", "oracle"],
 )
-def test_part_is_imported_on_first_use(call: str, wanted: str, unwanted: str) -> None:
+def test_part_of_a_family_is_imported_only_when_it_is_used(call: str, wanted: str, unwanted: str) -> None:
     program = f"""
 import sys
 from equivtest.families.linear.case import LinearCase

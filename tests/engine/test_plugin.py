@@ -51,7 +51,7 @@ def test_run_without_properties_imports_no_torch(pytester: pytest.Pytester) -> N
     assert run_suite(pytester, subprocess=True).ret == 0
 
 
-def test_property_needs_no_options(pytester: pytest.Pytester) -> None:
+def test_property_runs_without_equivtests_command_line_options(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     conftest = pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text().replace("from equivtest.options import pytest_addoption", ""))
@@ -115,7 +115,9 @@ def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Py
     result.assert_outcomes(passed=10, failed=2)
 
 
-def test_failing_search_names_claim_and_kind_and_the_claims_test_shows_the_message(pytester: pytest.Pytester) -> None:
+def test_item_of_a_failing_search_names_the_claim_and_the_claims_item_shows_the_message(
+    pytester: pytest.Pytester,
+) -> None:
     """The other claim of the property has passed."""
     make_suite(pytester, "a_wrong")
 
@@ -127,7 +129,7 @@ def test_failing_search_names_claim_and_kind_and_the_claims_test_shows_the_messa
     result.stdout.fnmatch_lines(["ValueMismatch: a_wrong: output differs from *", "  where *rank 2 of 3"])
 
 
-def test_property_without_a_case_is_not_run(pytester: pytest.Pytester) -> None:
+def test_claims_of_a_property_without_a_case_are_skipped(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_silent")
 
     result = run_suite(pytester, "-rs")
@@ -162,7 +164,7 @@ def test_run_without_a_conclusive_verdict_does_not_pass(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
 
 
-def test_unsupported_collective_is_red_and_named_first(pytester: pytest.Pytester) -> None:
+def test_unsupported_collective_makes_the_run_red_and_is_listed_first(pytester: pytest.Pytester) -> None:
     """In every profile: other claims hold, so the run has shown something."""
     make_suite(pytester, "a_not_supported", "b")
 
@@ -184,7 +186,9 @@ def test_unsupported_collective_is_red_and_named_first(pytester: pytest.Pytester
 @pytest.mark.parametrize(
     ("allowed", "code"), [("all", 0), ("float16,float32:all_reduce", 0), ("float16", 1), ("float32:broadcast", 1)]
 )
-def test_allowed_refusal_is_not_red(pytester: pytest.Pytester, profile: str, allowed: str, code: int) -> None:
+def test_run_with_a_refused_collective_passes_only_if_an_option_allows_it(
+    pytester: pytest.Pytester, profile: str, allowed: str, code: int
+) -> None:
     """Nor a hole in a conformance run."""
     make_suite(pytester, "a_not_supported", "b")
 
@@ -193,7 +197,7 @@ def test_allowed_refusal_is_not_red(pytester: pytest.Pytester, profile: str, all
     assert run_suite(pytester, *args).ret == code
 
 
-def test_run_in_which_only_allowed_refusals_occur_shows_nothing(pytester: pytest.Pytester) -> None:
+def test_run_with_allowed_refusals_alone_ends_with_exit_code_2(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_not_supported")
 
     result = run_suite(pytester, "--allow-unsupported=all")
@@ -203,7 +207,7 @@ def test_run_in_which_only_allowed_refusals_occur_shows_nothing(pytester: pytest
 
 
 @pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
-def test_property_that_no_dtype_of_the_run_can_judge_is_left_out(
+def test_property_is_left_out_if_no_dtype_of_the_run_can_judge_it(
     pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
 ) -> None:
     """It is no mistake; if nothing else is judged, nothing is proven."""
@@ -313,7 +317,7 @@ def test_junit_names_file_and_line_of_the_property(pytester: pytest.Pytester) ->
     assert places == {("test_fake.py", "a_wrong")}
 
 
-def test_mistake_in_a_file_is_one_line_with_its_place(pytester: pytest.Pytester) -> None:
+def test_mistake_in_a_test_file_is_reported_in_one_line_with_file_and_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_mine="import equivtest as eq\n\ntest_block = eq.program(lambda: None, lambda: None, inputs=[(1, 3)])\n"
     )
@@ -354,7 +358,7 @@ def test_misuse_in_one_property_fails_only_its_items(
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_failure_before_a_misuse_is_reported_with_it(pytester: pytest.Pytester, workers: str) -> None:
+def test_run_reports_a_failure_that_was_found_before_a_misuse(pytester: pytest.Pytester, workers: str) -> None:
     """The search that it ended counts as not ended."""
     make_suite(pytester, "a_wrong_and_misused")
 
@@ -390,7 +394,9 @@ def test_failure_before_a_misuse_is_reported_with_it(pytester: pytest.Pytester, 
         (["--backend=nope"], "torch has no backend 'nope' here"),
     ],
 )
-def test_misuse_is_one_line_before_anything_runs(pytester: pytest.Pytester, args: list[str], message: str) -> None:
+def test_invalid_option_is_reported_in_one_line_before_anything_runs(
+    pytester: pytest.Pytester, args: list[str], message: str
+) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, *args)
@@ -436,7 +442,7 @@ def test_summary_of_smoke_ends_with_a_line_that_it_is_a_first_look(pytester: pyt
     assert len(told) == (profile == "smoke") and (written[-1:] == told) == (profile == "smoke")
 
 
-def test_options_may_be_added_twice(pytester: pytest.Pytester) -> None:
+def test_plugin_of_the_options_may_be_loaded_twice(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     assert run_suite(pytester, "-p", "equivtest.options", "--profile=smoke").ret == 0
@@ -482,7 +488,7 @@ def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest
     result.stdout.fnmatch_lines([f"start   {why}"])
 
 
-def test_requested_start_reaches_ranks_and_the_header(pytester: pytest.Pytester) -> None:
+def test_option_start_reaches_the_ranks_and_the_header(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
@@ -524,7 +530,7 @@ def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pyt
     assert seeds == [f"{seed[1]}-{count}" for count in range(len(seeds))]
 
 
-def test_items_after_the_end_of_the_budget_are_left_out(pytester: pytest.Pytester) -> None:
+def test_items_that_would_begin_after_the_end_of_the_budget_are_left_out(pytester: pytest.Pytester) -> None:
     """Audits and known failures come behind the searches."""
     make_suite(pytester, "a_slow")
 
@@ -690,7 +696,7 @@ reason = "torch does it so"
     ],
     ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
 )
-def test_test_of_a_known_failure_has_the_outcome_of_its_smallest_case(
+def test_item_of_a_known_failure_has_the_outcome_of_its_smallest_case(
     pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
 ) -> None:
     make_suite(pytester, "a")
@@ -703,7 +709,7 @@ def test_test_of_a_known_failure_has_the_outcome_of_its_smallest_case(
     result.stdout.fnmatch_lines([line])
 
 
-def test_known_failure_that_fails_otherwise_is_red_unless_a_list_knows_it(
+def test_known_failure_that_fails_with_another_kind_is_red_unless_a_second_list_has_that_kind(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vendor says in a list of his own how torch's mistake shows on his device."""
@@ -737,7 +743,7 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
 
 
-def test_shipped_known_failure_does_not_run_beside_your_own_property(
+def test_shipped_known_failures_do_not_run_with_a_users_property(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It concerns a program that comes with the package, even if both have the subject `module`."""
@@ -796,14 +802,16 @@ TWO = ONE + "test_b: eq.Property = eq.Property(subject='s')\n"
     ],
     ids=["one property", "two", "unknown", "no Python", "your number"],
 )
-def test_each_property_of_yours_has_a_worker(tmp_path: Path, text: str, wanted: str, arguments: list[str]) -> None:
+def test_run_of_test_files_has_a_worker_for_each_of_their_properties(
+    tmp_path: Path, text: str, wanted: str, arguments: list[str]
+) -> None:
     (tmp_path / "test_mine.py").write_text(text)
 
     assert worker_args(wanted, [tmp_path]) == worker_args(wanted, [tmp_path / "test_mine.py"]) == arguments
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (4, 4), (6, 3), (64, 32)])
-def test_auto_workers_leave_cores_for_ranks(
+def test_number_of_auto_workers_leaves_cores_for_ranks(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
 ) -> None:
     config = pytester.parseconfig("-p", "equivtest.options")
@@ -813,7 +821,7 @@ def test_auto_workers_leave_cores_for_ranks(
     assert plugin.pytest_xdist_auto_num_workers(config) == workers
 
 
-def test_auto_workers_are_chosen_by_xdist_without_equivtests_options(pytester: pytest.Pytester) -> None:
+def test_xdist_chooses_the_number_of_workers_if_equivtests_options_are_not_loaded(pytester: pytest.Pytester) -> None:
     assert plugin.pytest_xdist_auto_num_workers(pytester.parseconfig()) is None
 
 

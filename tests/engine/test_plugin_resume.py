@@ -176,7 +176,7 @@ def test_resume_after_an_edited_list_of_known_failures_is_refused(pytester: pyte
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with own_lists {'mine.toml': *}, this run has *"])
 
 
-def test_resumed_run_must_complete_its_own_plan(pytester: pytest.Pytester) -> None:
+def test_resumed_run_also_runs_searches_that_the_interrupted_run_had_deselected(pytester: pytest.Pytester) -> None:
     """An interrupted run with -k planned fewer searches, and a failure in the others must reach the claims."""
     make_suite(pytester, "a_wrong")
     run_suite(pytester, "--world-sizes=2,3", "--report=out", "-k", "w2")

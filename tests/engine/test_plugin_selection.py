@@ -20,7 +20,7 @@ def run_command(pytester: pytest.Pytester, *args: str) -> list[str]:
     return [line.removesuffix(" gate") for line in log_of(pytester) if line.startswith("search")]
 
 
-def test_lf_and_ff_run_failed_searches_again(pytester: pytest.Pytester) -> None:
+def test_options_lf_and_ff_run_failed_searches_again(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "a_wrong")
     everything = run_command(pytester)
 
@@ -32,7 +32,7 @@ def test_lf_and_ff_run_failed_searches_again(pytester: pytest.Pytester) -> None:
     assert "a_wrong[w3-0]" in {case.get("name") for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase")}
 
 
-def test_lf_and_ff_need_paths_of_test_files() -> None:
+def test_options_lf_and_ff_without_paths_of_test_files_raise_misuse() -> None:
     with pytest.raises(Misuse, match=r"--lf and --ff need the paths of your own test files"):
         run_properties({}, [], "0", None, ["--lf"])
 

@@ -45,7 +45,7 @@ def test_no_public_name_is_a_module() -> None:
     assert not [name for name in equivtest.__all__ if (package / f"{name}.py").exists() or (package / name).exists()]
 
 
-def test_strictly_checked_file_uses_each_public_name() -> None:
+def test_file_that_mypy_checks_strictly_uses_each_public_name() -> None:
     text = (ROOT / "tests/programs/public.py").read_text("utf-8")
 
     assert set(re.findall(r"\beq\.(\w+)", text)) == set(equivtest.__all__)

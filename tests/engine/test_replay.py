@@ -74,14 +74,14 @@ def test_replay_file_keeps_the_backend(tmp_path: Path) -> None:
     assert backend_of(read_replay(write_replay(VERDICT, backend, tmp_path))) == backend
 
 
-def test_replay_shows_the_failure_again(file: Path) -> None:
+def test_replay_of_a_case_that_still_fails_shows_its_message(file: Path) -> None:
     """With the present message and the command."""
     fails, message = again(file, WRONG)
 
     assert fails and message == write_message(VERDICT, replay=str(file))
 
 
-def test_replay_reports_a_failure_that_no_longer_fails(file: Path) -> None:
+def test_replay_says_that_the_claim_now_holds_if_the_case_no_longer_fails(file: Path) -> None:
     """With the case in which the claim now holds."""
     assert again(file, right_replies(LINEAR)) == (
         False,
@@ -101,7 +101,7 @@ def test_replay_counts_a_raising_or_lost_rank_as_a_failure(file: Path) -> None:
     assert fails and message.startswith("RankRaised")
 
 
-def test_replay_runs_the_written_case(file: Path) -> None:
+def test_replay_runs_the_case_of_the_replay_file(file: Path) -> None:
     """To the last field."""
     pool = StubPool()
     replay(read_replay(file), cast(Pool, pool))

@@ -90,7 +90,7 @@ def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
     return tally(*covered, *held, *[of_kind(kind, mode=mode)] * others)
 
 
-def test_dtype_that_the_module_refuses_is_named_with_the_reason_whole() -> None:
+def test_summary_lists_a_dtype_that_the_module_refuses_with_the_complete_reason() -> None:
     counted = tally(record())
     counted.left_out |= {"float16": "a reason of many words", "bfloat16": ""}
     lines = summarize([counted], seconds=1.0, width=60)
@@ -114,7 +114,7 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
     assert [result.torchs for result in counted.claims()] == [line, ""]
 
 
-def test_claim_that_real_values_mostly_leave_open_is_a_hole() -> None:
+def test_claim_that_is_mostly_inconclusive_on_real_values_is_reported_as_a_hole() -> None:
     """Exact values and other claims in that cell do not change that."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
         "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
@@ -132,7 +132,7 @@ def test_summary_reports_a_factor_that_a_program_divides_out() -> None:
 
 
 @pytest.mark.parametrize(("holding", "others"), [(3, 3), (4, 1)])
-def test_claim_with_half_of_its_verdicts_open_is_no_hole(holding: int, others: int) -> None:
+def test_claim_with_half_of_its_verdicts_inconclusive_is_not_reported_as_a_hole(holding: int, others: int) -> None:
     assert cells_of("inconclusive", "real", holding, others).holes(["float32"]) == []
 
 
@@ -163,7 +163,7 @@ def test_summary_and_the_page_show_margins_of_real_values() -> None:
     assert "No real values were judged" in as_html(ENVIRONMENT, [tally(record())], [])
 
 
-def test_parts_of_modules_have_a_picture() -> None:
+def test_report_page_has_a_picture_of_submodules_only_if_a_module_was_judged_by_parts() -> None:
     page = as_html(
         ENVIRONMENT, [tally(record(parts={"boundary.up": 0.5, "boundary.down": 3.0}, begins="boundary.down"))], []
     )
@@ -172,7 +172,7 @@ def test_parts_of_modules_have_a_picture() -> None:
     assert "Parts of modules" not in as_html(ENVIRONMENT, [tally(record())], [])
 
 
-def test_draws_of_one_case_count_as_one_layout() -> None:
+def test_two_draws_of_one_case_count_as_one_layout_and_two_draws() -> None:
     counted = tally(record(), record(draw=1, mode="wide-x"))
 
     assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
@@ -192,7 +192,7 @@ def test_draws_of_one_case_count_as_one_layout() -> None:
         (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
     ],
 )
-def test_report_of_each_claim_counts_its_verdicts(counted: Tally, outcome: str, text: str) -> None:
+def test_result_of_a_claim_has_an_outcome_and_counts_its_verdicts(counted: Tally, outcome: str, text: str) -> None:
     result = counted.claims()[0]
 
     assert (result.outcome, result.text) == (outcome, text)
@@ -206,24 +206,24 @@ def test_claim_that_the_property_does_not_list_is_reported_too() -> None:
     assert [r.claim for r in tally(record(verdicts={"refuses": "holds"})).claims()][-1] == "refuses"
 
 
-def test_cell_that_is_mostly_open_is_a_hole() -> None:
+def test_cell_whose_verdicts_are_mostly_inconclusive_is_reported_as_a_hole() -> None:
     counted = tally(record(), *[record(verdicts={"equals_unsharded": "inconclusive"})] * 3)
 
     assert counted.holes(["float32"])[1] == "world size 3, float32, uneven shards: 3 inconclusive, 2 holds"
 
 
-def test_missing_cell_is_a_hole() -> None:
+def test_cell_without_a_case_is_reported_as_a_hole() -> None:
     assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
 
 
-def test_shard_kind_with_only_known_failures_needs_no_conclusion() -> None:
+def test_shard_kind_with_known_failures_alone_is_a_hole_unless_it_needs_no_conclusion() -> None:
     records = (record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
     assert tally(*records).holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
 
     assert tally(*records, conclusive_shards=("even", "uneven")).holes(["float32"]) == []
 
 
-def test_claim_judged_on_some_cases_only_leaves_no_hole() -> None:
+def test_claim_that_no_case_judged_leaves_no_hole_in_a_conclusive_cell() -> None:
     """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
     kinds = {"equals_unsharded": "holds"}
     counted = tally(*(record(shard_kind=kind, verdicts=kinds) for kind in ("even", "uneven", "empty")))
@@ -239,7 +239,7 @@ def test_one_rank_has_even_shards_only() -> None:
     assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
-def test_cell_of_refused_cases_has_no_kind_of_shard() -> None:
+def test_claim_refuses_leaves_no_hole_if_it_holds_on_one_shard_kind() -> None:
     assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
 
@@ -282,7 +282,7 @@ def test_summary_lists_open_claims() -> None:
     assert "open    rowwise_linear: not run: no case was judged: equals_unsharded, agrees_on_all_ranks" in lines
 
 
-def test_totals_say_how_much_was_done() -> None:
+def test_totals_count_layouts_verdicts_claims_and_outcomes() -> None:
     assert totals([tally(record(), of_kind("value"))], 12.4) == [
         "1 layouts, 2 verdicts (layout x values), 4 claims judged in 12 s",
         "1 failed, 0 known, 0 inconclusive, 0 not supported; of 2 claims 1 hold, 1 failed",
@@ -309,7 +309,7 @@ def test_page_says_first_that_a_run_was_interrupted() -> None:
     assert told in page.partition("<h2>")[0] and "did not end" not in as_html(ENVIRONMENT, tallies, [])
 
 
-def test_machine_and_the_commits_are_named(tmp_path: Path) -> None:
+def test_report_names_the_processor_and_the_commits(tmp_path: Path) -> None:
     """The commit of a folder under git, and that files differ from it; releases of what was imported."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -391,7 +391,7 @@ def declined(reason: str, number: int = 0, world_size: int = 3) -> Record:
     return record(case=case, verdicts=verdicts, declined=reason, world_size=world_size)
 
 
-def test_summary_lists_declined_cases_beside_unsupported_collectives() -> None:
+def test_summary_lists_declined_cases_and_unsupported_collectives() -> None:
     """The number of cases, and the most frequent reason."""
     cases = [declined("3 heads", number) for number in range(2)] + [declined("an odd batch", 2)]
     lines = summarize([tally(record(), of_kind("not_supported", lacking="no"), *cases)], seconds=1, width=40)
@@ -402,7 +402,7 @@ def test_summary_lists_declined_cases_beside_unsupported_collectives() -> None:
     assert "<td>an odd batch</td>" in as_html(ENVIRONMENT, [tally(*cases)], [])
 
 
-def test_run_with_all_other_worlds_declined_proves_nothing() -> None:
+def test_claims_are_skipped_if_the_program_declined_every_case_on_several_ranks() -> None:
     alone, beside = record(world_size=1), record(shard_kind="even")
     nothing, something = tally(alone, declined("3 heads")), tally(alone, beside, declined("3 heads"))
 
@@ -414,7 +414,9 @@ def test_run_with_all_other_worlds_declined_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_opened"), [("inconclusive", 1), ("not_supported", 1), ("known", 0)])
-def test_program_that_declines_some_cases_still_supports_others(kind: str, num_opened: int) -> None:
+def test_property_shows_nothing_if_its_cases_on_several_ranks_are_all_declined_or_open(
+    kind: str, num_opened: int
+) -> None:
     """If the rest is open too nothing is shown; a known failure counts as supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")
@@ -423,7 +425,7 @@ def test_program_that_declines_some_cases_still_supports_others(kind: str, num_o
     assert [said in line for line in on_declined([counted])] == [True] * num_opened
 
 
-def test_cell_that_the_program_declines_is_no_hole() -> None:
+def test_cell_whose_cases_the_program_declined_is_not_reported_as_a_hole() -> None:
     """An empty one is."""
     counted = tally(declined("3 heads"), conclusive_shards=("uneven",))
 

@@ -12,7 +12,7 @@ from equivtest.report.parts import PartTree, Shown
 from tests.programs.captured import captured, more
 
 
-def test_parts_are_below_their_parents_in_the_order_of_the_run() -> None:
+def test_submodules_are_listed_below_their_parents_in_the_order_of_the_run() -> None:
     tree = PartTree()
     tree.add({"boundary.layers.0.up": 0.5, "boundary.norm": 0.25, "grad.boundary.layers.0.up#2[1]": 0.75}, "")
     tree.add({"boundary.layers.0.up": 0.125, "step2.boundary.layers.1:attention[2]": 0.25}, "")

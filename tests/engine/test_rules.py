@@ -27,7 +27,7 @@ from equivtest.cases.rules import Dims, OneOf, Rule, SomeOf, Within, broken_rule
         (SomeOf(("x", "w")), (), ("x", "x"), "must list some of x, w in this order"),
     ],
 )
-def test_broken_rule_names_the_limit(rule: Rule, right: Any, wrong: Any, message: str) -> None:
+def test_message_of_a_broken_rule_names_the_limit(rule: Rule, right: Any, wrong: Any, message: str) -> None:
     assert (rule.broken(right), rule.broken(wrong)) == ("", message)
 
 

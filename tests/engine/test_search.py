@@ -152,7 +152,7 @@ def test_two_failures_are_shrunk_separately(tmp_path: Path) -> None:
     assert shrunk(findings, "does_not_touch_its_inputs").parameters == ((3,),)
 
 
-def test_failure_of_gloo_and_the_cpu_too_is_known(tmp_path: Path) -> None:
+def test_failure_that_also_occurs_on_gloo_and_the_cpu_counts_as_known(tmp_path: Path) -> None:
     """Cases without a failure do not run there."""
     gloo = stub(wrong_second_value)
     findings = against_gloo(stub(wrong_second_value), gloo, tmp_path)
@@ -162,13 +162,13 @@ def test_failure_of_gloo_and_the_cpu_too_is_known(tmp_path: Path) -> None:
     assert 0 < len(gloo.seen) < len(findings.records)
 
 
-def test_fault_of_the_backend_fails_beside_a_failure_of_torch(tmp_path: Path) -> None:
+def test_failure_of_the_backend_is_reported_although_torch_also_fails_on_gloo(tmp_path: Path) -> None:
     findings = against_gloo(stub(wrong_second_value, touches_three), stub(wrong_second_value), tmp_path)
 
     assert targets(findings) == {("does_not_touch_its_inputs", "touched")}
 
 
-def test_failure_at_another_tensor_than_on_gloo_is_the_backends(tmp_path: Path) -> None:
+def test_failure_counts_as_the_backends_if_gloo_fails_at_another_tensor(tmp_path: Path) -> None:
     """On gloo the first parameter is wrong, on the backend the second."""
 
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -198,7 +198,7 @@ def test_exceptions_that_differ_only_in_devices_count_as_alike(text: str, alike:
 
 
 @pytest.mark.parametrize("kind", ["lost", "timed_out"])
-def test_time_out_or_death_is_never_a_failure_of_torch(kind: str) -> None:
+def test_time_out_or_death_on_gloo_too_does_not_count_as_a_failure_of_torch(kind: str) -> None:
     """A busy machine is enough for gloo to time out too."""
     ended = Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement(kind))
 
@@ -243,7 +243,7 @@ def test_time_out_or_death_is_never_a_failure_of_torch(kind: str) -> None:
         "other element",
     ],
 )
-def test_failures_are_alike_if_tensor_and_element_agree(
+def test_failures_on_two_backends_are_alike_if_tensor_and_element_agree(
     kind: str, mismatch: Mismatch, other: Mismatch, *, alike: bool
 ) -> None:
     first, second = (
@@ -254,7 +254,7 @@ def test_failures_are_alike_if_tensor_and_element_agree(
     assert fails_alike(first, second) == alike
 
 
-def test_failure_before_a_subjects_misuse_is_reported_with_it(tmp_path: Path) -> None:
+def test_search_that_ends_with_misuse_reports_the_failure_found_before(tmp_path: Path) -> None:
     """The mistake ends the search; the failure is shrunk past further cases of it."""
     pool = stub(wrong_second_value, misused_for_three)
     first = FetchCase(world_size=1, parameters=((2,), (3,)), requires_grad=(True, True))
@@ -304,7 +304,7 @@ def test_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Pat
         assert targets(found) == {wanted} and new._worlds[2].pids == before
 
 
-def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
+def test_search_for_one_failure_judges_its_case_only_up_to_the_failing_claim_and_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cases before are judged whole."""
@@ -326,7 +326,7 @@ def test_search_for_one_failure_judges_its_claim_up_to_its_draw(
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_search_for_a_sufficient_case_stops_at_the_first(tmp_path: Path) -> None:
+def test_search_for_a_sufficient_case_stops_at_the_first_one_found(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -374,7 +374,7 @@ def test_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None
     assert Path(failure.replay).parent == tmp_path
 
 
-def test_failure_of_an_example_only_is_reported_without_shrinking(tmp_path: Path) -> None:
+def test_failure_that_only_an_example_shows_is_reported_without_shrinking(tmp_path: Path) -> None:
     """The strategy does not draw it, so it cannot be shrunk."""
     odd = FetchCase(world_size=2, parameters=((77,),))
     pool = stub(lambda case, replies: touches_three(case, replies) if case.parameters == odd.parameters else replies)
@@ -399,7 +399,7 @@ def test_known_failure_does_not_hide_another_failure(tmp_path: Path, neighbour: 
     assert records and all(record.known["equals_unsharded"] == "known since then" for record in records)
 
 
-def test_two_entries_about_one_claim_both_apply(tmp_path: Path) -> None:
+def test_two_known_failures_of_one_claim_with_different_kinds_both_apply(tmp_path: Path) -> None:
     """The second entry is found though the first covers the case too."""
     known = KnownFailures(
         (
@@ -450,7 +450,7 @@ def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=2, parameters=((3,),))
 
 
-def test_failure_on_several_ranks_stays_on_several_when_one_rank_fails_otherwise(tmp_path: Path) -> None:
+def test_shrinking_keeps_several_ranks_if_the_failure_on_one_rank_has_another_cause(tmp_path: Path) -> None:
     """Both failures have the same claim and kind; only the one on two ranks has the cause of the first."""
 
     def on_one_rank(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -468,7 +468,7 @@ def test_failure_on_several_ranks_stays_on_several_when_one_rank_fails_otherwise
     )
 
 
-def test_message_names_first_wrong_tensor_when_smallest_case_has_another(tmp_path: Path) -> None:
+def test_message_names_the_first_cases_wrong_tensor_if_the_smallest_case_has_another(tmp_path: Path) -> None:
     """The first case has a wrong second parameter alone, the smallest a wrong first one."""
 
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -545,7 +545,9 @@ def test_failure_seen_while_shrinking_another_is_reported(tmp_path: Path) -> Non
     assert {("does_not_touch_its_inputs", "touched"), ("equals_unsharded", "shape")} <= targets(findings)
 
 
-def test_past_the_time_limit_only_remembered_results_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_past_its_time_limit_uses_only_results_of_cases_that_already_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No case is run any more but the failure's own, in new ranks; and it is one that was seen."""
     monkeypatch.setattr(limits, "SHRINK_S", -1.0)
     pool = stub(touches_three)
@@ -573,7 +575,7 @@ def test_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, 
     assert failure.kind == outcome and set(pool.limits_s) == {limit_s}
 
 
-def test_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
+def test_message_of_a_shrunk_time_out_names_the_limits_before_and_during_shrinking(tmp_path: Path) -> None:
     """A rank without an answer in 5 s during shrinking might have answered later."""
     silent = Reply(rank=0, outcome="timed_out", detail="no answer within 5 s\nstacks")
     pool = StubPool(lambda case: [silent, *right_replies(case)[1:]])
@@ -585,7 +587,7 @@ def test_shrunk_time_out_tells_the_limit_of_a_run(tmp_path: Path) -> None:
     )
 
 
-def test_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
+def test_search_stops_early_if_its_runs_keep_breaking(tmp_path: Path) -> None:
     """Each costs a world; the failure is reported, and shrunk."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path)
@@ -595,7 +597,7 @@ def test_search_of_broken_runs_is_cut_short(tmp_path: Path) -> None:
     assert shrunk(findings, "equals_unsharded") == FetchCase(world_size=2)
 
 
-def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
+def test_world_is_kept_while_cases_that_must_be_refused_are_searched_and_shrunk(tmp_path: Path) -> None:
     """Also while shrinking, since an error on every rank is right."""
     pool = StubPool(lambda case: [Reply(rank=rank, outcome="answered") for rank in range(case.world_size)])
     [failure] = run(pool, tmp_path, cases=refused_fetch_cases, claims=(refuses,)).failures
@@ -607,7 +609,7 @@ def test_refused_cases_may_keep_their_world(tmp_path: Path) -> None:
 # Budget.
 
 
-def test_search_without_time_runs_nothing_and_counts_its_cases(tmp_path: Path) -> None:
+def test_search_whose_time_is_over_runs_nothing_and_counts_the_cases_left_out(tmp_path: Path) -> None:
     pool = StubPool(right_replies)
     findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
 
@@ -634,7 +636,7 @@ def test_array_row_counts_as_covered_only_after_it_ran(tmp_path: Path) -> None:
 # Records.
 
 
-def test_record_of_a_draw_has_case_place_kinds_and_margins(tmp_path: Path) -> None:
+def test_record_of_a_draw_has_its_case_seed_verdicts_and_margins(tmp_path: Path) -> None:
     """One per draw, plain data, with every claim's kind and margin."""
     pool = StubPool(right_replies)
     findings = search(claimed(), replace(CHUNK, num_cases=3), cast(Pool, pool), NOTHING, tmp_path)
@@ -679,7 +681,7 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     assert min(judged) >= (18 if num_cells_open else 9) and max(judged) < 60
 
 
-def test_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
+def test_search_that_stopped_early_adds_no_cases_for_short_cells(tmp_path: Path) -> None:
     """A search that was cut short has cells without conclusions."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
@@ -687,7 +689,7 @@ def test_search_of_broken_runs_is_not_extended(tmp_path: Path) -> None:
     assert len(findings.records) == limits.BROKEN_RUNS
 
 
-def test_infinite_margin_is_written_as_a_number(tmp_path: Path) -> None:
+def test_infinite_margin_is_recorded_as_the_largest_float(tmp_path: Path) -> None:
     """JSON has no infinity."""
     findings = run(stub(wrong_second_value), tmp_path)
 
@@ -711,7 +713,7 @@ def test_unsupported_case_is_recorded_and_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_two_bugs_of_a_real_subject_are_found_shrunk_and_shown_again(pool: Pool, tmp_path: Path) -> None:
+def test_two_bugs_of_a_real_subject_are_found_shrunk_and_replayed(pool: Pool, tmp_path: Path) -> None:
     """From a property to replay files, each of which fails again, and holds for a right subject."""
     findings = search(claimed("tests.programs.search:two_bugs"), CHUNK, pool, NOTHING, tmp_path)
 

@@ -55,7 +55,7 @@ def failing_pool(clock: Clock, outcome: Outcome, cost_s: float) -> StubPool:
 @pytest.mark.parametrize(
     ("outcome", "cost_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.GRACE_S), ("lost", limits.CASE_S)]
 )
-def test_shrinking_begins_no_case_after_its_budget(
+def test_shrinking_begins_no_case_after_the_end_of_its_time_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, cost_s: float
 ) -> None:
     """A begun try is awaited: a failure takes at most the budget and one try."""
@@ -68,7 +68,7 @@ def test_shrinking_begins_no_case_after_its_budget(
     assert clock.now_s <= limits.BROKEN_RUNS * cost_s + limits.SHRINK_S + 2 * cost_s  # it is watched once more
 
 
-def test_each_failure_has_a_separate_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failure_has_a_separate_time_budget_for_shrinking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that hangs does not use up another failure's budget."""
     clock = Clock(monkeypatch)
 
@@ -107,7 +107,7 @@ def counted(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool,
 
 
 @pytest.mark.ranks
-def test_death_of_a_rank_is_shrunk_with_one_world_per_death(
+def test_shrinking_the_death_of_a_rank_starts_one_world_for_each_death(
     counted: tuple[Pool, list[int], list[list[Reply]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A world starts for each size and after each death, and two more for the runs that explain the failure."""

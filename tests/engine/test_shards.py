@@ -57,7 +57,7 @@ def outcomes_of(path: Path) -> dict[tuple[str | None, str | None], list[str]]:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 4, 6])
-def test_shards_have_every_property_once_at_about_equal_cost(num_shards: int) -> None:
+def test_shards_of_a_run_have_every_property_once_and_cost_about_the_same(num_shards: int) -> None:
     parts = divide([f"test.py::{name}" for name in SECONDS], num_shards)
     loads = [sum(SECONDS[name.removeprefix("test.py::")] for name in part) for part in parts]
 
@@ -85,7 +85,7 @@ def test_shard_of_a_soak_raises_misuse() -> None:
         parse({"shard": "1/2", "profile": "soak"})
 
 
-def test_merged_shards_equal_one_run(pytester: pytest.Pytester) -> None:
+def test_merged_shards_give_the_same_results_as_one_run(pytester: pytest.Pytester) -> None:
     reports = run_shards(pytester)
     result = run_suite(pytester, "--report=whole")
     whole, merged = pytester.path / "whole", pytester.path / "merged"

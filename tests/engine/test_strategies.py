@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
         ("ddp_mlp", 2),
     ],
 )
-def test_most_cases_carry_several_draws_of_values(name: str, num_draws: int) -> None:
+def test_most_cases_have_several_draws(name: str, num_draws: int) -> None:
     cases = run_of(name)
 
     assert sum(len(case.values) >= num_draws for case in cases) > 0.6 * len(cases)
@@ -138,7 +138,7 @@ def test_some_data_parallel_training_has_a_step_that_leaves_in_proj_unused(name:
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_third_of_data_parallel_training_clips_by_each_kind_of_norm(name: str) -> None:
+def test_third_of_data_parallel_training_cases_clips_gradients_and_all_norm_types_occur(name: str) -> None:
     trained = [case for case in run_of(name) if case.trains]
     clipping = [case for case in trained if case.clips]
 
@@ -147,7 +147,7 @@ def test_third_of_data_parallel_training_clips_by_each_kind_of_norm(name: str) -
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_third_or_more_of_data_parallel_cases_computes_something_again(name: str) -> None:
+def test_third_or_more_of_data_parallel_cases_recomputes_activations(name: str) -> None:
     counts = Counter(case.checkpointed for case in run_of(name))
 
     assert counts.keys() == set(CHECKPOINTS)
@@ -155,7 +155,7 @@ def test_third_or_more_of_data_parallel_cases_computes_something_again(name: str
 
 
 @pytest.mark.parametrize("name", ["fsdp2_mlp", "hsdp_mlp"])
-def test_in_some_sharded_cases_each_weight_or_both_are_sharded_on_dim_1(name: str) -> None:
+def test_some_sharded_cases_shard_one_weight_or_both_on_dim_1(name: str) -> None:
     counts = Counter(case.by_columns for case in run_of(name) if not case.tied)
     weights = ("in_proj.weight", "out_proj.weight")
 
@@ -163,7 +163,7 @@ def test_in_some_sharded_cases_each_weight_or_both_are_sharded_on_dim_1(name: st
     assert counts.total() / 6 < counts.total() - counts[()] < 2 * counts.total() / 3
 
 
-def test_over_half_of_the_perceptrons_with_a_local_hidden_activation_are_even() -> None:
+def test_over_half_of_the_perceptron_cases_with_a_local_hidden_tensor_have_even_shards() -> None:
     local = [case for case in run_of("sequence_parallel_mlp") if case.use_local_output]
 
     assert sum(not hidden_is_uneven(case) for case in local) > 0.5 * len(local)
@@ -193,13 +193,13 @@ def test_fetch_cases_occur_with_and_without_each_trait(kind: str) -> None:
     assert {bool(FETCH_KINDS[kind](case)) for case in run_of("deepspeed_fetch_all_gather")} == {True, False}
 
 
-def test_over_a_third_of_the_draws_of_fetches_are_special() -> None:
+def test_over_a_third_of_the_draws_of_fetch_cases_have_special_values() -> None:
     modes = Counter(mode for case in run_of("deepspeed_fetch_all_gather") for mode, _ in case.values)
 
     assert 0.35 * modes.total() < modes["special"] < 0.45 * modes.total(), modes
 
 
-def test_fetches_that_repeat_have_an_odd_number_of_draws() -> None:
+def test_fetch_cases_that_repeat_have_an_odd_number_of_draws() -> None:
     """So that what alternates from call to call is in its other state when draw 0 comes again."""
     assert {len(case.values) % 2 for case in run_of("deepspeed_fetch_all_gather") if case.repeats} == {1}
 
@@ -212,13 +212,13 @@ def test_sums_stay_short_enough_for_exact_values_in_bfloat16(style: str) -> None
 
 
 @pytest.mark.parametrize("name", ["colwise_linear", "rowwise_linear"])
-def test_one_fetch_case_in_eight_records_collectives(name: str) -> None:
+def test_about_one_fetch_case_in_eight_records_collectives(name: str) -> None:
     cases = run_of(name)
 
     assert len(cases) / 16 < sum(case.records for case in cases) < len(cases) / 4
 
 
-def test_fetch_is_recorded_if_its_collective_is_named() -> None:
+def test_fetch_case_records_collectives_only_if_it_names_its_collective() -> None:
     """An unnamed collective has no documentation."""
     named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
@@ -230,7 +230,7 @@ def test_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process() 
     assert smallest(fetch_cases(SPACE), lambda case: bool(case.members)) == FetchCase(world_size=1, members=(1,))
 
 
-def test_members_of_a_world_larger_than_the_table_are_reversed_only() -> None:
+def test_mesh_of_a_world_larger_than_the_table_has_all_processes_in_order_or_reversed() -> None:
     """No process is left out there: a soak has worlds of up to eight."""
     cases = drawn(STRATEGIES["deepspeed_fetch_all_gather"](Space((6,), limits.DTYPES)), 40)
 
@@ -238,7 +238,7 @@ def test_members_of_a_world_larger_than_the_table_are_reversed_only() -> None:
 
 
 @pytest.mark.parametrize("style", ["colwise", "rowwise"])
-def test_x_with_uneven_shards_is_a_dtensor(style: str) -> None:
+def test_linear_case_with_uneven_shards_of_x_passes_x_as_a_dtensor(style: str) -> None:
     uneven = [
         case
         for case in run_of(f"{style}_linear")
@@ -249,7 +249,7 @@ def test_x_with_uneven_shards_is_a_dtensor(style: str) -> None:
     assert all(case.x_is_dtensor for case in uneven)
 
 
-def test_misfit_of_one_feature_is_visible_to_every_rank() -> None:
+def test_refused_linear_case_with_misfit_in_features_has_a_replicated_plain_x() -> None:
     """Not hidden in the shards of some ranks, nor by a DTensor that states the right shape."""
     for case in run_of("rowwise_linear_refuses"):
         if case.misfit == "in_features":
@@ -308,7 +308,7 @@ def test_draws_do_not_depend_on_other_imports(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ten_of_each() and len(ten_of_each()) == 10 * len(STRATEGIES)
 
 
-def test_strategies_draw_from_tables_only() -> None:
+def test_strategies_use_only_hypothesis_functions_that_draw_from_tables() -> None:
     trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (picks, *modules_of("strategy"))]
     used = {
         node.attr

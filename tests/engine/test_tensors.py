@@ -87,7 +87,7 @@ def test_slice_is_contiguous_and_shares_no_memory(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
-def test_partial_slices_reduce_to_the_value(op: str) -> None:
+def test_partial_slices_of_a_tensor_reduce_to_the_tensor(op: str) -> None:
     layout = Layout((Partial(op), Shard(0)))
 
     assembled = assemble(sliced(counted((5,)), layout, (3, 2)), (5,), layout, (3, 2))
@@ -102,7 +102,7 @@ def test_partial_operands_are_reduced_by_their_op(op: str, reduced: float) -> No
     assert assemble(locals_, (1,), Layout((Partial(op),)), (3,)).tensor.tolist() == [reduced]
 
 
-def test_two_reductions_of_one_tensor_are_refused() -> None:
+def test_layout_with_two_different_reductions_is_refused() -> None:
     layout = Layout((Partial("sum"), Partial("max")))
 
     with pytest.raises(ValueError, match="one reduction per tensor"):
@@ -115,7 +115,7 @@ def test_assembling_without_a_rank_is_refused(ranks: tuple[int, ...]) -> None:
         assemble({rank: torch.ones(1) for rank in ranks}, (1,), Layout((Replicate(),)), (2,))
 
 
-def test_rank_with_a_shard_of_another_shape_is_named() -> None:
+def test_assembling_a_shard_of_a_wrong_shape_raises_and_names_the_rank() -> None:
     with pytest.raises(ValueError, match=r"rank 1 must hold a shard of shape \(1,\), got \(2,\)"):
         assemble({0: torch.ones(2), 1: torch.ones(2)}, (3,), Layout((Shard(0),)), (2,))
 
@@ -143,7 +143,7 @@ def test_replicas_of_a_shard_are_compared_with_each_other_only() -> None:
     assert assemble(locals_, (4,), Layout((Shard(0), Replicate())), (2, 2)).disagreeing == ((2, 3),)
 
 
-def test_different_operands_of_a_partial_tensor_are_no_difference_of_replicas() -> None:
+def test_operands_of_a_partial_tensor_are_not_compared_as_replicas() -> None:
     locals_ = {rank: torch.tensor([float(rank)]) for rank in range(2)}
 
     assert not assemble(locals_, (1,), Layout((Partial(),)), (2,)).disagreeing

@@ -54,14 +54,14 @@ def by_parts(gradients: list[torch.Tensor], p: float, axes: tuple[int, ...]) -> 
 # the norm
 
 
-def test_norm_of_three_and_four_is_five_seven_or_four_by_its_type() -> None:
+def test_total_norm_of_3_and_4_is_7_5_or_4_for_norm_types_1_2_and_inf() -> None:
     gradients = [torch.tensor([[3.0]]), torch.tensor([-4.0, 0.0])]
 
     norms = {p: float(norm_of(gradients, p, "float32").value) for p in ("1", "2", "inf")}
     assert norms == {"1": 7.0, "2": 5.0, "inf": 4.0}
 
 
-def test_norm_is_exact_if_it_is_a_largest_magnitude_or_a_short_sum() -> None:
+def test_total_norm_is_exact_for_norm_type_inf_and_for_short_sums_of_norm_type_1() -> None:
     gradients = [torch.tensor([96.0, -32.0]).double(), torch.tensor([64.0]).double()]
 
     assert total_norm(gradients, "inf", (4,), WHOLE["bfloat16"]).allowed is None
@@ -69,7 +69,7 @@ def test_norm_is_exact_if_it_is_a_largest_magnitude_or_a_short_sum() -> None:
     assert total_norm(gradients, "2", (4,), WHOLE["bfloat16"]).allowed is not None
 
 
-def test_sum_of_too_many_bits_is_judged_within_a_bound() -> None:
+def test_total_norm_whose_sum_has_too_many_bits_is_judged_within_a_bound() -> None:
     assert total_norm([torch.tensor([256.0, 1.0]).double()], "1", (), WHOLE["bfloat16"]).allowed is not None
 
 
@@ -93,7 +93,7 @@ def test_norm_of_the_ranks_norms_is_within_the_bound(dtype: str, axes: tuple[int
 
 
 @each_dtype
-def test_bound_is_a_few_roundings_wide(dtype: str) -> None:
+def test_bound_of_the_total_norm_is_a_few_roundings_wide(dtype: str) -> None:
     """Far less than what any rank's share is of the whole."""
     found = norm_of(gradients_of(dtype, 0), "2", dtype, (2, 2))
     eps = float(torch.finfo(DTYPES[dtype]).eps)
@@ -103,14 +103,14 @@ def test_bound_is_a_few_roundings_wide(dtype: str) -> None:
 
 
 @each_dtype
-def test_local_norm_is_not_within_the_bound(dtype: str) -> None:
+def test_norm_of_one_ranks_gradients_is_beyond_the_bound_of_the_total_norm(dtype: str) -> None:
     gradients = gradients_of(dtype, 1)
     local = torch.nn.utils.get_total_norm([gradient.chunk(2)[0] for gradient in gradients])
 
     assert not is_within(local, norm_of(gradients, "2", dtype, (2, 2)))
 
 
-def test_norm_that_can_be_stored_is_judged_though_powers_of_shares_overflow() -> None:
+def test_total_norm_is_judged_although_squares_of_the_ranks_norms_overflow_float16() -> None:
     gradients = [torch.full((2,), 300.0, dtype=torch.float16)]
     found = norm_of(gradients, "2", "float16", (2,))
 
@@ -118,7 +118,7 @@ def test_norm_that_can_be_stored_is_judged_though_powers_of_shares_overflow() ->
     assert is_within(torch.nn.utils.get_total_norm(gradients), found)
 
 
-def test_overflowing_norm_has_no_known_value() -> None:
+def test_total_norm_that_overflows_has_an_infinite_bound() -> None:
     assert norm_of([torch.full((9,), 6e4, dtype=torch.float16)], "2", "float16").allowed == math.inf
 
 
@@ -143,7 +143,7 @@ def test_clipped_gradient_is_within_the_bound_of_its_norm(dtype: str, max_norm: 
         assert is_within(parameter.grad, found)
 
 
-def test_gradient_is_scaled_by_the_largest_norm_over_the_norm_and_a_millionth() -> None:
+def test_clipped_gradient_is_multiplied_by_max_norm_over_total_norm_plus_1e_minus_6() -> None:
     found = clipped(torch.tensor([3.0, -4.0]).double(), torch.tensor(5.0).double(), 1.0, TORCH_CPU["float32"])
     factor = Fraction(1) / (Fraction(5) + Fraction(1, 10**6))
 
@@ -167,7 +167,7 @@ def test_clipped_zeros_stay_exact_zeros() -> None:
     assert found.allowed is not None and not found.allowed.any()
 
 
-def test_factor_that_forgets_the_root_is_not_within_the_bound() -> None:
+def test_gradient_clipped_by_the_squared_norm_is_beyond_the_bound() -> None:
     gradient = torch.tensor([3.0, -4.0]).double()
     found = clipped(gradient, torch.tensor(5.0).double(), 1.0, TORCH_CPU["bfloat16"])
 
@@ -192,7 +192,9 @@ def global_norm_with(other: float, gradients: list[torch.Tensor], norm_type: flo
 @pytest.mark.parametrize(
     ("norm_type", "other", "right"), [(1.0, 7.0, 14.0), (2.0, 144.0, 13.0), (math.inf, 12.0, 12.0)]
 )
-def test_zero3_adds_powers_over_the_ranks_or_takes_the_largest(norm_type: float, other: float, right: float) -> None:
+def test_zero3_total_norm_adds_powers_of_the_ranks_norms_or_takes_their_maximum(
+    norm_type: float, other: float, right: float
+) -> None:
     gradients = [torch.tensor([3.0]), torch.tensor([-4.0]), torch.empty(0)]
 
     assert float(global_norm_with(other, gradients, norm_type)) == right
@@ -206,7 +208,7 @@ def test_no_square_of_a_float16_number_overflows_in_zero3() -> None:
     assert float(global_norm_with(0.0, [torch.full((4,), 300.0, dtype=torch.float16)], 2.0)) == 600.0
 
 
-def test_zero3_scales_gradients_in_place_and_never_above_one() -> None:
+def test_zero3_clips_gradients_in_place_and_never_enlarges_them() -> None:
     gradients = [torch.tensor([3.0, 4.0])]
     scale(gradients, torch.tensor(5.0), 10.0)
     assert gradients[0].tolist() == [3.0, 4.0]

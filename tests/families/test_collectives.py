@@ -59,7 +59,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_rank_gets_one_row_of_each_kind_of_operand() -> None:
+def test_operands_of_each_kind_form_one_tensor_with_a_row_for_each_rank() -> None:
     """A part for every rank of each size."""
     case = case_of(collectives=("all_reduce_max", "broadcast", "reduce_min"))
 
@@ -76,7 +76,7 @@ def test_uneven_splits_include_whole_half_and_empty_parts() -> None:
     assert any(splits[source, target] != splits[target, source] for source, target in splits)
 
 
-def test_every_function_of_the_cases_can_be_called() -> None:
+def test_functions_that_collective_cases_name_are_exactly_those_that_can_be_called() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 
@@ -122,7 +122,9 @@ def test_operands_differ_between_ranks_and_have_both_signs() -> None:
         ("sum", [[2048.0], [1.0]], "a sum may reach 2049 units"),
     ],
 )
-def test_result_that_may_round_is_not_exact(op: str, operands: list[list[float]], message: str) -> None:
+def test_reduction_whose_result_may_round_raises_inexact_data(
+    op: str, operands: list[list[float]], message: str
+) -> None:
     with pytest.raises(InexactData, match=message):
         reduce_exactly("x", torch.tensor(operands, dtype=torch.float16), op, (len(operands),))
 
@@ -176,7 +178,7 @@ def test_oracle_equals_results_written_by_hand(name: str, world_size: int) -> No
 
 
 @each_dtype
-def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> None:
+def test_every_result_of_a_collective_must_equal_the_bits_that_the_oracle_expects(dtype: str) -> None:
     tensors = expect(case_of(dtype=dtype), 0).tensors
 
     assert {name for name, tensor in tensors.items() if tensor.bits is not None and tensor.allowed is None} == set(ALL)
@@ -185,7 +187,7 @@ def test_every_answer_has_right_bits_and_is_judged_by_equality(dtype: str) -> No
     )
 
 
-def test_average_by_a_reciprocal_that_is_too_far_off_is_bounded() -> None:
+def test_all_reduce_avg_over_seven_ranks_in_float32_is_judged_within_a_bound() -> None:
     """On seven ranks, in float32: see `equivtest.oracle.averages`."""
     tensors = expect(CollectivesCase(world_size=7, collectives=("all_reduce_avg", "all_reduce_sum")), 0).tensors
 
@@ -204,7 +206,7 @@ def test_special_values_are_copied_with_every_bit() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 64])
-def test_sums_at_the_limits_are_infinite_largest_and_ordinary(world_size: int, dtype: str) -> None:
+def test_special_values_give_infinite_largest_and_ordinary_sums(world_size: int, dtype: str) -> None:
     """In any order: the oracle proves it, or raises."""
     names = ("all_reduce_sum", "all_reduce_premul", "all_reduce_max", "all_reduce_min")
     case = CollectivesCase(
@@ -244,7 +246,7 @@ class Adds:
 
 
 @each_dtype
-def test_small_error_in_an_int64_result_is_wrong(
+def test_int64_result_that_is_off_by_one_is_wrong(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """The error is smaller than the rounding of the answer, which is the result as whole numbers."""
@@ -278,7 +280,7 @@ def test_every_collective_has_examples_of_every_size_and_a_large_one() -> None:
     assert pinned >= {(name, numel) for name in CALLS for numel in (*NUMELS, 2**17 + 1)}
 
 
-def test_example_has_collectives_of_one_bundle_only() -> None:
+def test_example_has_only_collectives_that_a_backend_supports_together() -> None:
     """A backend that lacks one of them is not judged on a case that has it."""
     bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
     pinned = {case.collectives for case in examples()}
@@ -376,7 +378,7 @@ class Unwilling:
         (AttributeError("no such thing"), CollectiveRaised),
     ],
 )
-def test_error_of_a_collective_names_it(
+def test_error_within_a_collective_is_raised_again_with_the_name_of_the_collective(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
     """A refusal is that the backend lacks it; anything else is a failure."""
@@ -410,7 +412,7 @@ class Late:
 @pytest.mark.parametrize(
     ("waits", "events"), [("async", ["begin", "wait"] * 2), ("together", ["begin", "begin", "wait", "wait"])]
 )
-def test_calls_begin_and_end_in_the_order_of_the_case(
+def test_collectives_begin_and_end_in_the_order_that_the_case_says(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, waits: str, events: list[str]
 ) -> None:
     late = Late()
@@ -420,7 +422,7 @@ def test_calls_begin_and_end_in_the_order_of_the_case(
     assert late.events == events
 
 
-def test_calls_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer is its own call's all the same."""
     waited: list[int] = []
 
@@ -435,7 +437,7 @@ def test_calls_may_be_waited_for_in_reverse_order(alone: DeviceMesh, monkeypatch
 
 
 @pytest.mark.parametrize(("place", "stride"), [(-1, 1), (3, 1), (1, 2), (5, 2), (-1, 3), (4, 3), (8, 3)])
-def test_write_beside_a_result_is_an_error(
+def test_collective_that_writes_outside_of_its_result_raises(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, place: int, stride: int
 ) -> None:
     """One element before it, behind it, or between its elements."""
@@ -464,7 +466,7 @@ def test_write_into_a_strided_operand_is_an_error(alone: DeviceMesh, monkeypatch
 
 
 @pytest.mark.parametrize("stride", [2, 3])
-def test_operands_and_results_lie_between_other_elements(
+def test_operands_and_results_have_the_strides_of_the_case_in_larger_memory(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
     strides: list[tuple[int, ...]] = []
@@ -552,7 +554,7 @@ def test_freed_memory_is_allocated_at_the_same_addresses_again(
     assert len({tensor.untyped_storage()._cdata for tensor in found}) == 4
 
 
-def test_memory_offset_breaks_alignment(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_with_an_offset_passes_unaligned_memory(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[int] = []
 
     def all_to_all_single(output: torch.Tensor, operand: torch.Tensor, *_: object, **__: object) -> None:
@@ -572,7 +574,7 @@ def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
-def test_error_without_the_word_contiguous_is_no_refusal_of_strides(
+def test_error_that_does_not_mention_contiguous_memory_is_no_refusal_of_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
 ) -> None:
     errors = [RuntimeError(text)]
@@ -587,7 +589,9 @@ def test_error_without_the_word_contiguous_is_no_refusal_of_strides(
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
-def test_result_is_copied_at_its_wait(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_of_an_asynchronous_collective_is_copied_when_it_is_waited_for(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later writes, and later calls, do not change it."""
     monkeypatch.setattr(dist, "all_reduce", Late())
     found = answer(CollectivesCase(world_size=1, numels=(1, 2), waits="async"), alone)
@@ -606,7 +610,7 @@ def test_in_place_collective_gets_a_copy_of_its_operand(alone: DeviceMesh, monke
 
 
 @pytest.mark.parametrize("name", [name for name in ON_GLOO if not CALLS[name].is_coalesced])
-def test_harness_operands_are_not_written_to(alone: DeviceMesh, name: str) -> None:
+def test_subject_collectives_does_not_write_to_the_operands_that_it_gets(alone: DeviceMesh, name: str) -> None:
     case = case_of(world_size=1, collectives=(name,))
     given = draw(case, 0)
     collectives(case, alone, given)

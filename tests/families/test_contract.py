@@ -106,7 +106,7 @@ def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -
 
 
 @each(STRATEGIES)
-def test_cases_stay_in_their_space_and_include_the_largest_world(name: str) -> None:
+def test_drawn_cases_have_the_world_sizes_and_dtypes_of_their_space(name: str) -> None:
     is_narrow = name in IN_ALL_DTYPES + REFUSED and PROPERTIES[name].resolve is None
     dtype = "bfloat16" if is_narrow else "float32"
     cases = drawn(STRATEGIES[name](Space((5, 16), (dtype,))), 30)
@@ -143,7 +143,7 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_only_kept_tensors_are_both_input_and_answer(name: str) -> None:
+def test_only_tensors_with_the_role_kept_are_both_passed_and_returned(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()
@@ -173,7 +173,7 @@ def test_invalid_field_is_refused_with_its_value_and_the_limit(name: str) -> Non
 
 
 @each(STRATEGIES)
-def test_case_is_outside_the_contract_only_in_refusals(name: str) -> None:
+def test_only_properties_of_refusals_draw_cases_that_must_be_refused(name: str) -> None:
     assert {bool(case.refusal) for case in run_of(name)} == {name in REFUSED}
 
 

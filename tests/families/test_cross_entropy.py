@@ -67,7 +67,7 @@ def test_unignored_targets_are_on_both_sides_of_every_shard_boundary() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_peaked_logits_have_no_allowance(reduction: str, dtype: str) -> None:
+def test_loss_of_peaked_logits_must_be_equal_except_for_underflow_and_a_mean(reduction: str, dtype: str) -> None:
     """Except for underflow, by the smallest normal number times a cotangent, and the quotient of a mean."""
     case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
     output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))
@@ -98,7 +98,7 @@ def softmax_by_parts(x: torch.Tensor, dtype: str, ranks: int) -> torch.Tensor:
 
 
 @each_dtype
-def test_logarithms_of_a_softmax_come_near_their_bound_and_not_beyond(dtype: str) -> None:
+def test_errors_of_a_log_softmax_come_near_their_bound_but_stay_within_it(dtype: str) -> None:
     """In 16 bits, where storage dominates, within a tenth of it."""
     source, largest = torch.Generator().manual_seed(0), 0.0
     with one_thread():
@@ -141,7 +141,7 @@ def test_mean_loss_without_targets_is_nan_and_its_gradient_zero() -> None:
     ],
     ids=["an empty part", "an image", "fewer classes than ranks", "a single row"],
 )
-def test_loss_that_defects_are_made_from_is_right(case: CrossEntropyCase, pool: Pool) -> None:
+def test_own_cross_entropy_from_which_defects_are_made_is_right(case: CrossEntropyCase, pool: Pool) -> None:
     """Also in cases in which torch's own is wrong."""
     verdicts = judge("tests.defects.cross_entropy:own_cross_entropy", case, pool)
 

@@ -87,7 +87,7 @@ def test_batch_covers_all_ranks_and_micro_batches() -> None:
     assert case.shapes()["capture.out_proj.input"] == (12, 5, 5)
 
 
-def test_subject_returns_the_update_of_frozen_parameters_too() -> None:
+def test_training_case_also_asks_for_frozen_parameters_after_each_step() -> None:
     case = data_parallel_case(requires_grad=("out_proj.bias",), optimizer="sgd", steps=2, momentum=0.5)
 
     assert "step2.param.in_proj.weight" in case.answer_names()
@@ -145,7 +145,7 @@ def fetches(**fields: Any) -> list[tuple[str, int]]:
     return [(call.phase, call.size_bytes) for call in expected_collectives(case, 0) if call.kind == "all_gather"]
 
 
-def test_hidden_activation_that_is_computed_again_fetches_in_proj_once_more() -> None:
+def test_recomputing_the_hidden_activation_fetches_in_proj_once_more() -> None:
     """Each of three ranks has 5 + 2 of in_proj's 15 and 5 elements, and 4 + 1 of out_proj's 10 and 2."""
     once = [("forward", 28), ("forward", 20), ("backward", 20), ("backward", 28)]
 
@@ -181,7 +181,7 @@ def test_checkpointed_layer_runs_again_in_the_backward(checkpointed: str) -> Non
 
 @given(case=exact_cases())
 @settings(max_examples=40, derandomize=True, database=None, deadline=None)
-def test_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataParallelCase) -> None:
+def test_dividing_each_ranks_gradient_before_the_sum_gives_the_exact_average(case: DataParallelCase) -> None:
     """Like DDP, in the case's own dtype, and then reduces the products."""
     right, given_values = expect(case, 0).tensors["grad.out_proj.bias"].value, draw(case, 0)
     shares = given_values["cotangent"].chunk(case.world_size)
@@ -190,12 +190,12 @@ def test_rank_may_multiply_its_own_exact_gradient_by_the_reciprocal(case: DataPa
     assert torch.equal(averaged.double(), right)
 
 
-def test_reciprocals_are_near_except_for_seven_ranks_in_float32() -> None:
+def test_reciprocal_of_the_world_size_is_accurate_except_for_seven_ranks_in_float32() -> None:
     assert [w for w in range(1, 10) if not reciprocal_is_near(w, "float32")] == [7]
     assert all(reciprocal_is_near(w, "float64") for w in range(1, 10))
 
 
-def test_seven_ranks_are_judged_within_a_bound_in_float32() -> None:
+def test_gradients_on_seven_ranks_in_float32_are_judged_within_a_bound() -> None:
     """DDP is one rounding off there, however exact the gradients."""
     tensors = expect(data_parallel_case(world_size=7), 0).tensors
 
@@ -203,7 +203,7 @@ def test_seven_ranks_are_judged_within_a_bound_in_float32() -> None:
     assert tensors["output"].allowed is None
 
 
-def test_update_of_seven_ranks_follows_from_their_gradient() -> None:
+def test_update_on_seven_ranks_is_expected_from_the_gradient_that_the_ranks_have() -> None:
     """Though the data are exact: a gradient within its bound is no error of the update."""
     case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
     held = train(case, torch.float32)
@@ -215,7 +215,7 @@ def test_update_of_seven_ranks_follows_from_their_gradient() -> None:
     assert torch.equal(expected, moved)
 
 
-def test_gradients_that_do_not_divide_are_no_exact_data() -> None:
+def test_sum_that_the_world_size_does_not_divide_raises_inexact_data() -> None:
     averages = Averages(Operations("float32", 3, must_be_exact=True), 3, 1)
     with pytest.raises(InexactData, match="no multiples of 3"):
         averages.total(torch.ones(3, 1, dtype=torch.float64))
@@ -276,7 +276,7 @@ def in_order(operands: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def test_gradients_of_zero_average_to_zero() -> None:
+def test_average_of_zero_gradients_is_exactly_zero() -> None:
     averages = Averages(Operations("float16", 3, must_be_exact=False, may_be_exact=False), 3, 2)
     found = averages.product(torch.zeros(2, 6, dtype=torch.float64), torch.ones(6, 1, dtype=torch.float64))
 
@@ -363,7 +363,7 @@ def test_parameters_have_elements_only_between_fetch_and_release() -> None:
     assert [*sizes, module.weight.numel()] == [0, 6, 0]
 
 
-def test_release_of_a_shard_is_refused() -> None:
+def test_releasing_a_parameter_that_is_not_available_raises() -> None:
     with pytest.raises(RuntimeError, match="weight is NOT_AVAILABLE; only an AVAILABLE parameter can be released"):
         layer_of(nn.Linear(1, 1)).release()
 
@@ -383,7 +383,7 @@ def test_backward_uses_the_parameter_that_is_fetched_at_that_time() -> None:
     assert torch.equal(layer.unpack(saved), torch.full((2, 3), 7.0))
 
 
-def test_values_of_later_steps_have_mostly_one_sign() -> None:
+def test_x_and_cotangent_of_later_steps_have_mostly_one_sign_in_each_feature() -> None:
     case = DataParallelCase(
         world_size=2, style="ddp", leading=(64,), in_features=5, out_features=3, optimizer="sgd", steps=3
     )

@@ -37,7 +37,7 @@ def test_property_without_deepspeed_says_how_to_get_it() -> None:
     assert absent.absent == "no_such_package is not installed: pip install no_such_package"
 
 
-def test_property_without_requirements_is_never_absent() -> None:
+def test_property_that_requires_no_package_is_never_skipped() -> None:
     """Most properties require nothing."""
     assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
 
@@ -144,7 +144,7 @@ def kinds_in_training(case: EngineCase, pool: Pool) -> set[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("tied", ["same", "transposed"])
-def test_training_with_a_weight_of_two_layers_holds(tied: str, stage: int, pool: Pool) -> None:
+def test_training_with_a_weight_shared_by_two_layers_holds(tied: str, stage: int, pool: Pool) -> None:
     case = dataclasses.replace(TIED, tied=tied, hidden_features=3 if tied == "same" else 5, stage=stage)
 
     assert kinds_in_training(case, pool) == {"holds"}
@@ -260,7 +260,7 @@ def test_engine_fetches_by_the_collective_that_the_subject_names(collective: str
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
-def test_engine_without_cache_fetches_again_for_each_backward(numel: int, fetches: int, pool: Pool) -> None:
+def test_engine_that_keeps_no_parameters_fetches_again_for_each_backward(numel: int, fetches: int, pool: Pool) -> None:
     """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,
@@ -274,7 +274,7 @@ def test_engine_without_cache_fetches_again_for_each_backward(numel: int, fetche
 
 @installed
 @pytest.mark.ranks
-def test_engine_runs_after_a_mesh_without_one_of_the_ranks(pool: Pool) -> None:
+def test_engine_runs_after_a_case_whose_mesh_left_out_a_rank(pool: Pool) -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
     case = EngineCase(world_size=3, optimizer="sgd", steps=3)
     pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
@@ -285,7 +285,7 @@ def test_engine_runs_after_a_mesh_without_one_of_the_ranks(pool: Pool) -> None:
 
 @installed
 @pytest.mark.ranks
-def test_ranks_reduce_in_the_same_order_after_a_mesh_without_one_of_them(pool: Pool) -> None:
+def test_gradients_are_reduced_in_the_same_order_after_a_case_whose_mesh_left_out_a_rank(pool: Pool) -> None:
     """zero.Init replaces torch's linear for the whole process, and with it the order of gradients."""
     case = EngineCase(
         world_size=3,

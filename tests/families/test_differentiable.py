@@ -29,7 +29,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_every_function_of_the_cases_can_be_called() -> None:
+def test_functions_that_differentiable_cases_name_are_exactly_those_that_can_be_called() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 

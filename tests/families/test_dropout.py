@@ -82,7 +82,7 @@ def test_empty_shards_are_not_counted_as_parts(length: int, world_size: int, par
     [({}, True), ({"shape": (5, 55)}, False), ({"shape": (5, 56)}, True), ({"p": 0.9}, False), ({"p": 0.0}, False),
      ({"p": 1.0}, False), ({"training": False}, False), ({"p": 0.9, "shape": (5, 196)}, True)],
 )  # fmt: skip
-def test_claim_on_chance_covers_only_parts_that_seldom_agree_by_chance(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
+def test_claim_drops_at_random_applies_only_if_equal_masks_are_improbable(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
     assert case_of(**fields).draws_at_random is drops_at_random.applies(case_of(**fields), 0) is speaks
 
 
@@ -117,7 +117,7 @@ def test_torchs_dropout_equals_the_expected_values_of_its_mask(dtype: str, p: fl
             assert bool((error <= (0 if right.allowed is None else right.allowed)).all())
 
 
-def test_bound_is_of_a_few_roundings() -> None:
+def test_bound_of_dropout_is_a_few_roundings_wide() -> None:
     case = case_of(world_size=1, layout="replicate", dtype="bfloat16", p=0.3)
     right = expect(case, 0).tensors["output"]
 
@@ -125,7 +125,7 @@ def test_bound_is_of_a_few_roundings() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"p": 0.0}, {"training": False}])
-def test_dropout_of_nothing_keeps_every_bit(fields: dict[str, Any]) -> None:
+def test_dropout_that_drops_nothing_keeps_every_bit(fields: dict[str, Any]) -> None:
     case = case_of(values=(("special", 6),), **fields)
     given, expected = draw(case, 0), expect(case, 0)
 
@@ -162,7 +162,9 @@ def exact_tails(num: int, probability: Fraction) -> Iterator[Fraction]:
 @pytest.mark.parametrize("num", [1, 10, 57, 300])
 @pytest.mark.parametrize("probability", [0.5, 0.1, 0.75])
 @pytest.mark.parametrize("alarm", [0.05, 1e-6, 1e-12])
-def test_counts_beyond_the_limits_are_as_rare_as_promised(num: int, probability: float, alarm: float) -> None:
+def test_number_of_dropped_elements_exceeds_its_limits_as_rarely_as_the_alarm_rate_says(
+    num: int, probability: float, alarm: float
+) -> None:
     low, high = count_limits(num, probability, alarm)
     below = [Fraction(0), *exact_tails(num, Fraction(probability))]  # P(X < k)
 
@@ -171,7 +173,7 @@ def test_counts_beyond_the_limits_are_as_rare_as_promised(num: int, probability:
     assert high == 0 or 1 - below[high] > alarm / 5
 
 
-def test_limits_are_narrow_for_many_elements_and_wide_for_few() -> None:
+def test_limits_of_dropped_elements_are_narrow_for_many_elements_and_wide_for_few() -> None:
     assert count_limits(10, 0.5, 0.05) == (2, 8)
     assert count_limits(30, 0.5, 1e-12) == (0, 30)
     low, high = count_limits(2**16, 0.5, 1e-12)
@@ -179,7 +181,7 @@ def test_limits_are_narrow_for_many_elements_and_wide_for_few() -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.1, 0.001])
-def test_every_count_of_dropped_elements_could_fail(p: float) -> None:
+def test_limits_of_dropped_elements_exclude_some_number_for_the_smallest_judged_part(p: float) -> None:
     """For the smallest part to which the claim applies, on the largest number of ranks."""
     num = math.ceil(CHANCE_BITS / -math.log2(agreement(p)))
     num_counts = 64 + 1 + 64 * 63 // 2
@@ -255,7 +257,7 @@ def test_gradient_under_another_mask_is_wrong_by_value() -> None:
     assert judgement is not None and judgement.kind == "value"
 
 
-def test_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
+def test_replica_with_another_mask_fails_agreement_and_equal_replicas_pass_the_claim_on_chance() -> None:
     case = case_of(world_size=2, layout="replicate")
     right, other = masked(case, RANDOM), masked(case, ~RANDOM)
     mixed = [right[0], replace(other[1])]
@@ -264,7 +266,7 @@ def test_replica_with_another_mask_differs_and_is_not_counted_twice() -> None:
     assert (judged(drops_at_random, case, right) or pytest.fail("no verdict")).kind == "holds"
 
 
-def test_answer_of_a_wrong_shape_leaves_the_claim_on_chance_open() -> None:
+def test_answer_of_a_wrong_shape_makes_the_claim_drops_at_random_inconclusive() -> None:
     found = masked(case_of(), RANDOM)
     layout = case_of().layouts()["output"]
     found[1] = Reply(rank=1, outcome="answered", answers=(Answer({"output": Placed(torch.ones(1, 64), layout)}, {}),))
@@ -274,7 +276,7 @@ def test_answer_of_a_wrong_shape_leaves_the_claim_on_chance_open() -> None:
 
 
 @pytest.mark.ranks
-def test_shared_seed_with_the_shards_number_gives_right_dropout(pool: Pool) -> None:
+def test_dropout_seeded_by_a_shared_seed_and_the_shards_number_is_right(pool: Pool) -> None:
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
     with Pool(beside=pool) as fresh:

@@ -66,7 +66,7 @@ def test_edge_ids_begin_and_end_each_part_of_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(("num_embeddings", "expected"), [(2, True), (4, True), (5, False), (6, False)])
-def test_four_ids_leave_the_last_of_three_ranks_empty(num_embeddings: int, *, expected: bool) -> None:
+def test_vocabulary_of_four_ids_leaves_the_last_of_three_ranks_empty(num_embeddings: int, *, expected: bool) -> None:
     assert has_empty_part(case_of(num_embeddings=num_embeddings)) is expected
 
 
@@ -94,7 +94,7 @@ def test_ids_lie_on_both_sides_of_every_boundary_if_tokens_are_enough(style: str
     assert sum(seen) > 0.5 * len(seen)
 
 
-def test_ids_of_few_tokens_are_neighbours_and_reach_every_edge_over_the_seeds() -> None:
+def test_two_tokens_get_neighbouring_ids_that_reach_every_edge_over_many_seeds() -> None:
     case = case_of(leading=(2,))
     pairs = [set(draw_ids(case, "dense", seed).tolist()) for seed in range(60)]
 
@@ -108,14 +108,14 @@ def test_ids_occur_more_than_once() -> None:
 
 
 @each_dtype
-def test_every_element_of_an_index_table_is_its_number(dtype: str) -> None:
+def test_weight_with_index_values_numbers_its_elements(dtype: str) -> None:
     weight = draw(case_of(dtype=dtype, values=(("index", 9),)), 0)["weight"]
 
     assert weight.dtype == DTYPES[dtype] and weight.flatten().tolist() == list(range(1, 36))
 
 
 @pytest.mark.parametrize("num_tokens", [256, 1000])
-def test_more_repeats_than_bfloat16_can_add_are_left_out_of_the_cotangent(num_tokens: int) -> None:
+def test_cotangent_is_zero_for_repeats_of_an_id_that_bfloat16_cannot_add_exactly(num_tokens: int) -> None:
     """256 ones are 2**8; the oracle proves that the sums stay exact."""
     case = case_of(world_size=1, dtype="bfloat16", leading=(num_tokens,), num_embeddings=1)
 
@@ -149,7 +149,7 @@ def test_case_of_a_refusal_has_exactly_one_misfit(misfit: str) -> None:
 # The oracle
 
 
-def test_gradient_row_of_a_single_missing_or_padding_id_is_exact() -> None:
+def test_gradient_row_of_an_id_is_exact_if_the_id_occurs_once_never_or_as_padding() -> None:
     """One number is copied; of those seen more often something is allowed."""
     case = case_of(leading=(9,), padding_idx=3, values=(("real", 1),))
     counts, allowed = counts_of(case), expect(case, 0).tensors["grad.weight"].allowed
@@ -160,7 +160,7 @@ def test_gradient_row_of_a_single_missing_or_padding_id_is_exact() -> None:
         assert bool((row > 0).all()) == (count > 1)
 
 
-def test_scaling_by_a_power_of_two_rounds_nothing_more() -> None:
+def test_scaling_a_gradient_by_a_power_of_two_adds_no_rounding_to_its_bound() -> None:
     """Two tokens of one id: a single addition, whether the sum is halved or not."""
     ids, cotangent = torch.tensor([0, 0]), torch.tensor([[3.0], [5.0]])
     case = EmbeddingCase(world_size=1, style="rowwise", leading=(2,))
@@ -195,7 +195,7 @@ def test_wrong_gradient_of_an_embedding_is_beyond_the_bound(dtype: str, change: 
 
 
 @pytest.mark.ranks
-def test_rowwise_equals_colwise(pool: Pool) -> None:
+def test_rowwise_embedding_equals_colwise_embedding(pool: Pool) -> None:
     """Both copy rows of one table and add gradients in token order: equal, whatever values are drawn."""
     case = case_of(output_layout="shard(1)", leading=(2, 6), values=(("dense", 0), ("index", 1), ("real", 3)))
     right = {name: tensor for name, tensor in case.tensors.items() if tensor.is_answered}

@@ -51,7 +51,7 @@ def test_third_of_the_cases_has_no_persistent_parameter() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> None:
+def test_drawn_sizes_of_engine_options_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> None:
     found = {getattr(case, size) - numel for case in run_of("deepspeed_mlp_all_gather") for numel in numels_of(case)}
 
     assert {-1, 0, 1} <= found
@@ -77,9 +77,7 @@ def test_gradients_are_scaled_by_every_kind_of_factor_before_an_all_reduce() -> 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.0, 7.0])
 @pytest.mark.parametrize("mode", ["dense", "real"])
-def test_gradients_scaled_before_and_after_are_within_the_bound_and_by_powers_of_two_exact(
-    factor: float, mode: str
-) -> None:
+def test_predivided_gradients_are_within_the_bound_and_exact_for_powers_of_two(factor: float, mode: str) -> None:
     """Multiplied by reciprocals, as in stages 1 and 2, or divided, as in stage 3."""
     case = EngineCase(
         world_size=3, leading=(4,), in_features=3, out_features=5, requires_grad=("out_proj.weight",),
@@ -97,12 +95,12 @@ def test_gradients_scaled_before_and_after_are_within_the_bound_and_by_powers_of
     assert (right.allowed is None) == (mode == "dense" and factor in (0.5, 2.0))
 
 
-def test_training_goes_beyond_the_first_step_that_fetches_ahead() -> None:
+def test_training_cases_run_three_or_four_steps_to_pass_the_first_that_fetches_ahead() -> None:
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if case.trains} == {3, 4}
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if not case.trains} == {1}
 
 
-def test_bucket_of_gradients_stays_small() -> None:
+def test_reduce_bucket_of_drawn_engine_cases_stays_small() -> None:
     """DeepSpeed's own default takes 2 GB on every rank."""
     assert max(case.reduce_bucket_numel for case in run_of("deepspeed_mlp_all_gather")) == REDUCE_BUCKET_NUMEL
 
@@ -115,7 +113,7 @@ def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
 
 
 @pytest.mark.parametrize("name", OF_STAGE_3)
-def test_only_stage_3_gets_options_of_divided_parameters(name: str) -> None:
+def test_engine_case_of_stage_2_refuses_options_for_divided_parameters(name: str) -> None:
     usual = getattr(EngineCase, name)
 
     with pytest.raises(Misuse, match=f"stage 2 divides no parameters: leave {name} out"):
@@ -123,7 +121,7 @@ def test_only_stage_3_gets_options_of_divided_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_stages_1_and_2_hold_whole_parameters_and_parts_of_all_else(stage: int) -> None:
+def test_layouts_of_stages_1_and_2_have_whole_parameters_and_partial_gradients_and_states(stage: int) -> None:
     case = EngineCase(world_size=3, stage=stage, optimizer="adamw", steps=2, biases=("in_proj",))
     layouts = case.layouts()
     whole, operand = Layout((Replicate(),)), Layout((Partial(),))
@@ -133,7 +131,7 @@ def test_stages_1_and_2_hold_whole_parameters_and_parts_of_all_else(stage: int) 
     assert layouts["output"] == layouts["grad.x"] == layouts["capture.in_proj.output"] == Layout((Shard(0),))
 
 
-def test_both_stages_without_divided_parameters_are_drawn() -> None:
+def test_engine_cases_of_stages_1_and_2_are_both_drawn() -> None:
     cases = run_of("deepspeed_mlp_stages_1_and_2")
 
     assert {case.stage for case in cases} == {1, 2}

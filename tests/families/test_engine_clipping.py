@@ -69,7 +69,7 @@ def test_clipping_by_deepspeeds_own_operations_is_within_the_bound(limit: float,
 
 
 @pytest.mark.parametrize("wrong", ["a rank's norm", "one parameter missing", "largest element", "twice the limit"])
-def test_clipping_by_another_norm_is_beyond_the_bound(wrong: str) -> None:
+def test_gradients_clipped_by_a_wrong_norm_are_beyond_the_bound(wrong: str) -> None:
     gradients = gradients_of(1)
     others = {
         "a rank's norm": torch.cat([part_of(gradient, 0) for gradient in gradients.values()]).norm(),
@@ -95,7 +95,7 @@ def test_zero_gradients_are_not_clipped() -> None:
     assert clipped({**gradients}, 2.0**-4, RANKS, FLOAT32) == gradients
 
 
-def test_norm_at_the_limit_may_be_clipped_or_not() -> None:
+def test_gradients_whose_norm_equals_the_limit_may_be_clipped_or_not() -> None:
     """A norm as large as the limit: whether 1e-6 more passes it is a matter of rounding."""
     gradients = {"weight": torch.full((4,), 2.0**20)}
     found = clipped({**gradients}, 2.0**21, RANKS, FLOAT32)

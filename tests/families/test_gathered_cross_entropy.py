@@ -57,13 +57,13 @@ test_invalid_misfit_is_refused_by_name = refuses(
 )
 
 
-def test_invalid_target_is_one_beyond_the_classes_at_one_position() -> None:
+def test_refused_case_has_one_target_just_outside_of_the_classes() -> None:
     for misfit, wrong in (("above", 7), ("below", -1)):
         case = RefusedGatheredCrossEntropyCase(world_size=2, positions=(8,), num_classes=7, misfit=misfit)
         assert draw(case, 0)["target"].eq(wrong).sum() == 1 and case.refusal
 
 
-def test_ranks_share_classes_or_positions() -> None:
+def test_logits_are_sharded_by_classes_or_by_positions() -> None:
     by_class, by_position = case_of(), case_of(shares="positions")
 
     assert by_class.layouts()["grad.x"] == Layout((Shard(1),)) and by_position.layouts()["x"] == Layout((Shard(0),))
@@ -77,14 +77,14 @@ def test_one_all_gather_of_padded_classes_is_documented() -> None:
     assert expected_collectives(case_of(world_size=1), 0) == ()
 
 
-def test_three_in_four_bounds_are_conclusive() -> None:
+def test_three_in_four_bounds_of_gathered_cross_entropy_are_conclusive() -> None:
     cases = run_of("dtensor_cross_entropy")
     tensors = [tensor for case in cases for tensor in expect(case, 0).tensors.values()]
 
     assert sum(map(is_too_wide, tensors)) < len(tensors) / 4
 
 
-def test_smoothing_moves_an_equal_share_to_every_class() -> None:
+def test_label_smoothing_moves_an_equal_share_to_every_class() -> None:
     case = case_of(num_classes=2, label_smoothing=0.5, positions=(1,))
     given = draw(case, 0)
     losses = -given["x"].double().log_softmax(1)[0]

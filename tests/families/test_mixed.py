@@ -26,7 +26,7 @@ def mixed_case(**fields: Any) -> MixedCase:
                         "out_features": 2, "biases": BOTH, "requires_grad": ALL, **fields})  # fmt: skip
 
 
-def test_each_tensor_has_the_dtype_of_its_holder() -> None:
+def test_tensors_of_a_mixed_precision_case_have_the_dtypes_of_its_policy() -> None:
     case = mixed_case(optimizer="sgd", steps=2, output_dtype="float32")
 
     names = ("x", "capture.in_proj.input", "capture.in_proj.output", "step2.grad.out_proj.input", "output",
@@ -52,7 +52,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_sums_in_float32_take_more_bits_than_a_micro_batch_may() -> None:
+def test_gradient_sums_reduced_in_float32_need_more_bits_than_bfloat16_has() -> None:
     """So that a reduction in fewer bits shows."""
     for mode in ("dense", "wide-g"):
         values = tuple((mode, seed) for seed in range(5))
@@ -69,7 +69,7 @@ def test_sums_in_float32_take_more_bits_than_a_micro_batch_may() -> None:
         assert sum(not torch.equal(found, found.bfloat16().double()) for found in gradients) > len(gradients) / 3
 
 
-def test_micro_batch_with_too_large_a_sum_is_no_exact_data() -> None:
+def test_micro_batch_whose_gradient_sum_is_too_large_raises_inexact_data() -> None:
     averages = Averages(Operations("bfloat16", 1, must_be_exact=True), 1, 2, "float32")
     ones = torch.ones(2, 1, dtype=torch.float64)
 
@@ -88,7 +88,7 @@ def test_step_is_judged_from_parameters_rounded_to_the_layers_dtype() -> None:
     assert max(errors_beside(case, 0, found).values()) <= 1
 
 
-def test_cases_with_every_cast_are_drawn() -> None:
+def test_mixed_precision_cases_are_drawn_with_every_cast() -> None:
     cases = run_of("fsdp2_mixed_mlp")
 
     assert {case.reduced_dtype for case in cases} == {"float32", *NARROW}

@@ -99,14 +99,14 @@ def test_sums_use_nearly_all_bits_of_the_significand(mode: str, dtype: str) -> N
         assert SIGNIFICAND_BITS[dtype] - 3 <= bits_used <= SIGNIFICAND_BITS[dtype], case
 
 
-def test_no_sum_of_a_plan_exceeds_the_limit() -> None:
+def test_no_sum_under_a_chosen_plan_of_magnitudes_exceeds_the_limit() -> None:
     for limit in (2**8, 2**11, 2**24, 2**53):
         plan = choose_plan(99, 33, 33, 33, 64, limit, "dense", has_b1=True, small=False)
         assert plan.fits(limit)
         assert min(plan.cap1, plan.cap2, plan.cap_g) >= 1
 
 
-def test_dense_data_reach_every_parameter_and_every_token() -> None:
+def test_dense_values_give_every_parameter_and_x_a_nonzero_gradient() -> None:
     """No gradient is zero all over, though relu closes half of the hidden features."""
     for seed in range(20):
         for size in (1, 2, 5):
@@ -146,7 +146,7 @@ def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum:
     assert all(torch.equal(expected[name].value, found[name].double()) for name in expected)
 
 
-def test_error_of_one_step_does_not_reach_the_next() -> None:
+def test_wrong_state_after_one_step_does_not_make_the_next_step_wrong() -> None:
     """The second step is right from a wrong state: only what is wrong differs."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
@@ -159,7 +159,7 @@ def test_error_of_one_step_does_not_reach_the_next() -> None:
     assert torch.equal(difference, moved)
 
 
-def test_first_step_of_exact_data_is_judged_from_the_reference() -> None:
+def test_first_step_of_exact_data_is_judged_from_the_reference_not_from_the_ranks() -> None:
     """However wrong a capture is, the output must be right."""
     case = mlp_case()
     right = train(case, torch.float32)

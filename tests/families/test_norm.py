@@ -61,7 +61,7 @@ def test_activations_are_sharded_and_parameters_replicated() -> None:
 
 
 @each_dtype
-def test_no_value_is_zero_and_some_have_a_mean(dtype: str) -> None:
+def test_values_for_norms_are_never_zero_and_some_x_have_a_mean_far_from_zero(dtype: str) -> None:
     means = []
     for seed in range(12):
         given = draw(case_of(dtype=dtype, values=(("real", seed),)), 0)
@@ -97,7 +97,7 @@ def real_case(kind: str, dtype: str, seed: int) -> NormCase:
 
 @each_norm
 @each_dtype
-def test_eps_outside_of_the_root_is_beyond_the_bound(kind: str, dtype: str) -> None:
+def test_norm_with_eps_added_outside_of_the_root_is_beyond_the_bound(kind: str, dtype: str) -> None:
     """0.01 added to the root instead: one percent and more of x's scale of 0.1."""
     x = (draw(real_case(kind, dtype, 4), 0)["x"].double() / 10).to(DTYPES[dtype])
     ones, zeros, centered = torch.ones(33), torch.zeros(33), kind == "layer_norm"
@@ -122,7 +122,7 @@ def test_gradient_without_the_mean_or_with_tokens_missing_is_beyond_the_bound(dt
     assert bool(((own.value - whole.value).abs() > whole.allowed).any())
 
 
-def test_moments_that_may_vanish_are_inconclusive() -> None:
+def test_norm_whose_variance_may_vanish_has_an_infinite_bound() -> None:
     """The variance of a feature alone is zero, and eps lies below the rounding of its mean."""
     x = torch.full((1, 1), 1000.0)
     found = norm(x, torch.ones(1), torch.zeros(1), TORCH_CPU["float32"], eps=1e-6, centered=True)

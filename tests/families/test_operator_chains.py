@@ -80,7 +80,7 @@ def test_write_through_a_view_is_expected_in_the_whole_tensor() -> None:
     assert torch.equal(found, torch.stack([x[0], -3 * x[1]]))
 
 
-def test_drawn_chains_repeat_operators_leave_dtensors_and_read_back_as_code() -> None:
+def test_drawn_chains_have_all_kinds_of_steps_and_read_back_from_their_code() -> None:
     cases = drawn_cases()
     again = [case for case in cases if max(Counter(name for name, _, _ in case.steps).values()) > 1]
 
@@ -128,7 +128,7 @@ def test_wrong_context_or_step_is_rejected_and_torchs_own_holds(name: str, pool:
 
 
 @pytest.mark.parametrize(("world_size", "number", "is_proved"), [(3, 1.0, False), (3, 3.0, True), (2, 1.0, True)])
-def test_tensor_that_ranks_may_divide_with_rounding_need_not_be_equal(
+def test_result_must_be_equal_only_if_ranks_can_divide_the_added_number_exactly(
     world_size: int, number: float, *, is_proved: bool
 ) -> None:
     steps = (("add", ("x0",), (("other", number),)), ("add", ("y0", "x0"), ()))

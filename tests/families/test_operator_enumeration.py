@@ -38,7 +38,7 @@ def calls(name: str, depth: int = 1) -> tuple[OperatorCase, ...]:
 
 
 @pytest.mark.parametrize("name", [*LOSSES, "add", "lerp", "nn.functional.cosine_similarity"])
-def test_calls_of_an_operator_have_each_form_and_each_placement(name: str) -> None:
+def test_enumerated_calls_of_an_operator_have_each_form_and_each_placement(name: str) -> None:
     found = calls(name, 2)
     placements = {case.placements[0][0] for case in found}
 
@@ -46,7 +46,7 @@ def test_calls_of_an_operator_have_each_form_and_each_placement(name: str) -> No
     assert {"shard(0)", "partial(sum)", "partial(max)"} <= placements
 
 
-def test_calls_of_depth_two_have_each_pair_of_placements() -> None:
+def test_enumerated_calls_of_depth_two_have_each_pair_of_placements() -> None:
     pairs = {(case.placements[0], case.placements[1]) for case in calls("nn.functional.mse_loss", 2)}
     texts = ("replicate", "shard(0)", "shard(1)", "partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 
@@ -76,25 +76,25 @@ def test_gate_calls_losses_three_times_and_no_operator_without_a_bound() -> None
     assert not undecided("nn.functional.mse_loss")
 
 
-def test_space_without_a_floating_dtype_has_no_enumerated_calls() -> None:
+def test_space_of_bfloat16_alone_has_no_enumerated_calls() -> None:
     assert calls_of(Space((2,), ("bfloat16",)), 1, 0) == []
 
 
-def test_no_call_is_in_two_parts_of_an_enumeration() -> None:
+def test_chunk_judges_exactly_the_calls_of_its_part_of_the_enumeration() -> None:
     prop = shipped()["dtensor_operators"]
     chunk = Chunk(2, ("float32",), 3, 300, depth=1)
 
     assert chunk_cases(prop, chunk) == calls_of(chunk.space, 1, 3)
 
 
-def test_calls_exist_with_all_operands_partial_and_with_each_operand_partial() -> None:
+def test_enumerated_calls_have_all_operands_partial_and_each_operand_alone_partial() -> None:
     found = {tuple(text for (text,) in case.placements) for case in calls("mul")}
     share, whole = "partial(sum)", "replicate"
 
     assert {(share, share), (share, whole), (whole, share)} <= found
 
 
-def test_call_is_kept_if_it_adds_a_pair() -> None:
+def test_enumeration_keeps_a_call_only_if_it_adds_a_value_or_a_pair() -> None:
     form = forms_of("add")[0]
     rows = [(form, (a, b), "replicate", "real") for a in ("shard(0)", "shard(1)") for b in ("shard(0)", "shard(1)")]
 
@@ -102,12 +102,12 @@ def test_call_is_kept_if_it_adds_a_pair() -> None:
     assert set(covering("add", rows, 2)) == set(rows)
 
 
-def test_call_reads_back_from_its_text() -> None:
+def test_enumerated_call_reads_back_from_its_text() -> None:
     for case in calls("nn.functional.cross_entropy"):
         assert from_code(repr(case)) == case
 
 
-def test_text_names_operands_constants_and_dtypes() -> None:
+def test_text_of_arguments_can_name_operands_constants_and_dtypes() -> None:
     import torch
 
     x = torch.tensor([1.0, -2.0])
@@ -119,12 +119,12 @@ def test_text_names_operands_constants_and_dtypes() -> None:
     assert x.tolist() == [1.0, -2.0]
 
 
-def test_unknown_content_raises_misuse() -> None:
+def test_operator_case_with_an_unknown_kind_of_operand_values_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"holds must name for each operand one of any, .* got \('small',\)"):
         OperatorCase(world_size=1, operator="neg", holds=("small",))
 
 
-def test_whole_numbers_stay_below_the_limit_of_the_form() -> None:
+def test_operand_that_holds_numbers_below_3_has_whole_numbers_from_0_to_2() -> None:
     case = OperatorCase(world_size=1, operator="eq", operands=((50,),) * 2, placements=(("replicate",),) * 2,
                         arguments=(), holds=("any", "below 3"))  # fmt: skip
 
@@ -166,13 +166,13 @@ def test_profile_determines_the_depth_of_the_enumeration(profile: str, depth: in
     assert {part.depth for part in parts} == ({depth} if depth else set())
 
 
-def test_dims_that_are_multiplied_are_divided_together() -> None:
+def test_some_enumerated_addmm_shards_both_dims_of_the_contraction() -> None:
     found = {tuple(text for (text,) in case.placements) for case in calls("addmm")}
 
     assert ("replicate", "shard(1)", "shard(0)") in found
 
 
-def test_a_dim_that_the_operator_repeats_is_divided() -> None:
+def test_some_enumerated_call_of_repeat_shards_a_repeated_dim() -> None:
     found = {(dict(case.arguments)["repeats"], case.placements[0]) for case in calls("repeat")}
 
     assert any(isinstance(repeats, tuple) and repeats[-2:] == (2, 1) and at == ("shard(0)",) for repeats, at in found)
@@ -186,7 +186,7 @@ def test_each_of_many_operands_is_partial_in_some_call() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_an_operator_that_rounds_has_halves_which_are_sums_of_quarters(world_size: int) -> None:
+def test_operands_of_floor_are_halves_that_ranks_hold_as_sums_of_quarters(world_size: int) -> None:
     case = OperatorCase(world_size=world_size, operator="floor", operands=((40,),), placements=(("partial(sum)",),))
     shares = draw(case, 0)["operand.0"].reshape(world_size, 40)
 
@@ -207,5 +207,5 @@ RULES = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("rule", RULES)
-def test_a_gate_rejects_a_wrong_rule(rule: str, pool: Pool) -> None:
+def test_enumerated_calls_of_a_gate_reject_a_wrong_sharding_rule(rule: str, pool: Pool) -> None:
     assert killed(rule, calls(RULES[rule]), pool).startswith("equals_unsharded")

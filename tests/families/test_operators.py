@@ -91,7 +91,7 @@ def test_result_has_the_promoted_dtype_of_two_operands() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_shares_of_a_partial_operand_are_each_their_own_and_reduced_to_an_integer(op: str, world_size: int) -> None:
+def test_shares_of_a_partial_operand_differ_between_ranks_and_reduce_to_integers(op: str, world_size: int) -> None:
     case = case_of(world_size=world_size, placements=((f"partial({op})",),), operands=((6, 5),))
     shares = draw(case, 0)["operand.0"].double()
     whole = {"sum": shares.sum(0), "avg": shares.mean(0), "max": shares.amax(0), "min": shares.amin(0)}[op]
@@ -102,7 +102,7 @@ def test_shares_of_a_partial_operand_are_each_their_own_and_reduced_to_an_intege
     assert (shares > 0).any() and (shares < 0).any()
 
 
-def test_dense_values_of_a_sum_are_proved_exact_and_real_ones_bounded() -> None:
+def test_sum_must_be_equal_on_dense_values_and_within_a_bound_on_real_ones() -> None:
     dense = expect(case_of(), 0).tensors["output.0"]
     real = expect(case_of(values=(("real", 0),)), 0).tensors["output.0"]
 
@@ -128,7 +128,7 @@ def test_results_are_judged_though_the_backward_has_no_bound() -> None:
     assert is_too_wide(expected["grad.operand.0"])
 
 
-def test_flag_of_a_result_that_requires_a_gradient_and_has_none_is_not_judged() -> None:
+def test_requires_grad_is_not_judged_for_a_result_that_has_no_gradient() -> None:
     slogdet = {"operator": "linalg.slogdet", "operands": ((2, 2),), "arguments": (("call", "x0"),)}
     case = case_of(**slogdet, holds=("squares",), placements=(("shard(0)",),))
     flags = {name: tensor.requires_grad for name, tensor in expect(case, 0).tensors.items()}
@@ -195,7 +195,7 @@ def test_refusal_by_one_rank_only_is_judged_as_a_failure() -> None:
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
 
 
-def test_third_of_shards_on_several_ranks_is_uneven_or_empty() -> None:
+def test_third_of_the_cases_on_several_ranks_has_uneven_or_empty_shards() -> None:
     kinds = [case.shard_kind for case in drawn_cases() if case.world_size > 1]
 
     assert {"even", "uneven", "empty"} == set(kinds)
@@ -216,7 +216,9 @@ def test_third_of_shards_on_several_ranks_is_uneven_or_empty() -> None:
         ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
     ],
 )
-def test_predicates_of_a_case_follow_from_its_shards(fields: dict[str, Any], fact: int, is_so: int) -> None:
+def test_predicates_of_known_failures_follow_from_the_shards_of_a_case(
+    fields: dict[str, Any], fact: int, is_so: int
+) -> None:
     """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
     is squeezed."""
     facts = (leaves_nothing_to_reduce, gathers_in_front_of, keeps_placements)
@@ -224,14 +226,14 @@ def test_predicates_of_a_case_follow_from_its_shards(fields: dict[str, Any], fac
     assert facts[fact](case_of(**fields)) == bool(is_so)
 
 
-def test_norm_by_the_largest_magnitude_is_pasted_back() -> None:
+def test_case_of_norm_with_ord_inf_reads_back_from_its_code() -> None:
     case = case_of(operator="norm", arguments=(("ord", "inf"),))
 
     assert from_code(repr(case)) == case
     assert float(expect(case, 0).tensors["output.0"].value) == float(draw(case, 0)["operand.0"].abs().max())
 
 
-def test_viewed_tensor_has_no_dim_divided_along_both_axes() -> None:
+def test_operand_of_reshape_is_never_sharded_on_one_dim_along_both_axes() -> None:
     """Of findings 55 and 56: neither is an index of one row drawn on two axes."""
     names = ("reshape", "gather", "abs")
     cases = drawn(operator_cases(Space((4,), ("float32",)), operators=names), 400)

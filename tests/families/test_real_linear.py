@@ -36,7 +36,7 @@ def magnitudes(case: LinearCase) -> torch.Tensor:
     return given["x"].double().abs().reshape(-1, case.in_features) @ given["weight"].double().abs().T
 
 
-def test_bits_of_nearly_normal_numbers_are_fixed() -> None:
+def test_nearly_normal_numbers_have_the_same_bits_on_every_machine() -> None:
     """Sums of integers and one scaling: the same on every machine."""
     found = nearly_normal((1000,), generator("real", 0, "x"))
 
@@ -46,7 +46,7 @@ def test_bits_of_nearly_normal_numbers_are_fixed() -> None:
 
 @each_mode
 @each_dtype
-def test_no_real_value_is_zero_or_not_finite(mode: str, dtype: str) -> None:
+def test_every_real_value_is_finite_and_nonzero(mode: str, dtype: str) -> None:
     for name, tensor in draw(case_of(mode, dtype), 0).items():
         assert bool(((tensor != 0) & tensor.isfinite()).all()), name
 
@@ -70,7 +70,7 @@ def test_real_values_use_the_whole_significand(mode: str) -> None:
 
 @each_style
 @each_dtype
-def test_cancelling_outputs_are_far_below_their_terms(dtype: str, style: str) -> None:
+def test_outputs_of_cancelling_values_are_far_smaller_than_their_terms(dtype: str, style: str) -> None:
     """By 4 bits in bfloat16, 20 in float64; plain real values only by chance."""
     sizes = {}
     for mode in REAL_MODES:
@@ -85,13 +85,13 @@ def test_cancelling_outputs_are_far_below_their_terms(dtype: str, style: str) ->
 
 @each_style
 @each_dtype
-def test_every_feature_is_in_exactly_one_pair_or_single(dtype: str, style: str) -> None:
+def test_every_feature_is_in_exactly_one_cancelling_pair_or_alone(dtype: str, style: str) -> None:
     for features in (1, 2, 3, 8, 13):
         pairs, alone = pairs_of(case_of("real-cancelling", dtype, style, in_features=features))
         assert sorted([*alone, *(feature for pair in pairs for feature in pair)]) == list(range(features))
 
 
-def test_pairs_of_16_bits_lie_on_one_rank() -> None:
+def test_cancelling_pairs_of_a_16_bit_dtype_lie_on_one_rank() -> None:
     """Five features over three ranks: 0 and 1, 2 and 3, and 4 alone."""
     assert pairs_of(case_of("real-cancelling", "bfloat16", in_features=5)) == ([(0, 1), (2, 3)], [4])
     assert pairs_of(case_of("real-cancelling", "float32", in_features=5)) == ([(0, 2), (1, 3)], [4])
@@ -99,7 +99,7 @@ def test_pairs_of_16_bits_lie_on_one_rank() -> None:
 
 @each_mode
 @each_style
-def test_reference_equals_exact_fractions(mode: str, style: str) -> None:
+def test_linear_reference_agrees_with_exact_fractions(mode: str, style: str) -> None:
     """Within its own share of the allowance, (n + 16) 2**-53 of the magnitudes."""
     case = case_of(mode, "float64", style)
     given, expected = draw(case, 0), expect(case, 0).tensors
@@ -132,7 +132,7 @@ def test_bounds_are_narrow_enough_to_conclude(mode: str, style: str, dtype: str)
 
 @each_mode
 @each_dtype
-def test_one_term_doubled_is_beyond_the_allowance(mode: str, dtype: str) -> None:
+def test_doubled_term_exceeds_the_bound_of_the_output_in_nearly_every_element(mode: str, dtype: str) -> None:
     """In nearly every element: a term may be as small as a rounding."""
     case = case_of(mode, dtype, "colwise")
     given, output = draw(case, 0), expect(case, 0).tensors["output"]
@@ -142,7 +142,7 @@ def test_one_term_doubled_is_beyond_the_allowance(mode: str, dtype: str) -> None
     assert (doubled.abs() > output.allowed).double().mean() > 0.9
 
 
-def test_parameters_have_no_allowed_error() -> None:
+def test_parameters_must_be_equal_also_on_real_values() -> None:
     expected = expect(case_of("real"), 0)
 
     assert [expected.tensors[f"param.{name}"].allowed for name in ("weight", "bias")] == [None, None]
@@ -156,7 +156,7 @@ def test_bound_counts_reductions_only_if_ranks_share_the_contraction() -> None:
     assert "ranks" not in expected["grad.x"].derivation
 
 
-def test_partial_magnitudes_equal_the_ranks_sums() -> None:
+def test_partial_magnitudes_add_up_the_absolute_sums_of_the_ranks() -> None:
     """1 - 1 on the first of two ranks, 2 on the second."""
     left, right = torch.tensor([[1.0, -1.0, 2.0]]), torch.ones(3, 1)
 

@@ -131,7 +131,9 @@ def test_cotangent_of_a_partial_plain_tensor_is_replicated() -> None:
         ({"source": ("partial(avg)", "shard(0)"), "mesh": (1, 4)}, False),
     ],
 )
-def test_reductions_mix_on_an_axis_of_several_ranks(fields: dict[str, Any], *, expected: bool) -> None:
+def test_predicate_mixes_reductions_holds_only_for_an_axis_of_several_ranks(
+    fields: dict[str, Any], *, expected: bool
+) -> None:
     assert mixes_reductions(on_two_axes(cotangent=("partial(sum)", "replicate"), **fields)) is expected
 
 
@@ -145,7 +147,7 @@ def test_reductions_mix_on_an_axis_of_several_ranks(fields: dict[str, Any], *, e
         (7, ("replicate", "replicate"), False),
     ],
 )
-def test_nested_shards_are_gathered_flat_if_one_axis_has_other_shards(
+def test_predicate_of_flat_gathers_holds_only_if_flat_and_nested_shards_differ(
     size: int, target: tuple[str, ...], *, expected: bool
 ) -> None:
     """5 over 2 x 2 ranks is 2, 1, 1, 1 and over four 2, 2, 1, 0; 7 is 2, 2, 2, 1 either way."""

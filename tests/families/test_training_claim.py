@@ -60,7 +60,9 @@ def test_claim_on_training_holds_for_right_ranks() -> None:
     ("optimizer", "variant"),
     [("sgd", "nesterov"), ("sgd", "dampened"), ("sgd", "maximize"), ("adamw", "maximize")],
 )
-def test_it_holds_of_every_variant_and_rejects_its_absence(optimizer: str, variant: str, between: str) -> None:
+def test_claim_on_training_holds_for_each_optimizer_variant_and_fails_without_the_variant(
+    optimizer: str, variant: str, between: str
+) -> None:
     """With a weight decay, of torch's own optimizers; the parameters of a plain run are wrong in the last step."""
     fields = {"optimizer": optimizer, "steps": 3, "weight_decay": 0.25, "lr": 0.25, "values": (("real", 1),)}
     fields |= {"momentum": 0.5} if optimizer == "sgd" else {}
@@ -74,7 +76,7 @@ def test_it_holds_of_every_variant_and_rejects_its_absence(optimizer: str, varia
     assert kinds == {variant: "holds", "": "value"}
 
 
-def test_amsgrad_holds_and_a_maximum_that_is_not_kept_fails() -> None:
+def test_claim_on_training_holds_for_amsgrad_and_fails_if_its_maximum_is_lost() -> None:
     case = training_case(optimizer="adamw", steps=3, variant="amsgrad", values=(("real", 1),))
     right = train(case, torch.float32)
     lost = {name: torch.zeros_like(right[name]) for name in right if "max_exp_avg_sq" in name}
@@ -113,13 +115,13 @@ def test_wrong_state_fails_once_and_later_steps_hold() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("value", ["step1.param.out_proj.bias"])
 
 
-def test_missing_update_fails_by_shape() -> None:
+def test_missing_parameter_after_a_step_fails_with_kind_shape() -> None:
     judgement = judge(trains_like_unsharded, drop_tensor(replies_of(CASE), 1, "step1.param.in_proj.weight"))
 
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["step1.param.in_proj.weight"])
 
 
-def test_wrong_first_step_fails_other_claims_than_the_one_on_training() -> None:
+def test_wrong_output_of_the_first_step_fails_equals_unsharded_but_not_the_claim_on_training() -> None:
     replies = set_element(replies_of(CASE), 0, "output", (0, 0, 0), 77.0)
 
     assert judge(trains_like_unsharded, replies).kind == "holds"
@@ -173,7 +175,7 @@ def test_shards_are_put_together_in_the_order_of_the_ranks() -> None:
     assert found.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_operands_are_added_in_float64() -> None:
+def test_operands_of_a_partial_tensor_are_added_in_float64() -> None:
     """256 + 1 is 256 in bfloat16."""
     parts = (torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([1.0], dtype=torch.bfloat16))
     found = whole(held(*parts, layout=Layout((Partial(),))), "t", (1,), (2,))
@@ -202,7 +204,7 @@ def test_shards_with_a_layout_of_another_mesh_give_no_operand() -> None:
     assert whole(held(torch.zeros(2), torch.zeros(1), layout=two_axes), "t", (3,), (2,)) is None
 
 
-def test_replica_of_the_lowest_rank_is_the_operand() -> None:
+def test_oracle_continues_from_the_replica_of_the_lowest_rank() -> None:
     replicas = held(torch.tensor([1.0]), torch.tensor([2.0]), layout=Layout((Replicate(),)))
     found = whole(replicas, "t", (1,), (2,))
 

@@ -28,7 +28,7 @@ def two_axis_case(**fields: Any) -> TwoAxisCase:
                           "use_local_output": False, **fields})  # fmt: skip
 
 
-def test_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
+def test_hsdp_gathers_a_weight_sharded_on_dim_1_without_padding() -> None:
     """Two ranks hold 10 elements each of a 5 x 4 in_proj.weight; by rows they would hold 3 of 5, 12."""
     case = two_axis_case(style="hsdp", in_features=4, by_columns=("in_proj.weight",), biases=(),
                          requires_grad=("in_proj.weight",), records=True)  # fmt: skip
@@ -38,7 +38,7 @@ def test_row_of_the_mesh_gathers_a_weight_by_columns_without_padding() -> None:
     assert set(gathered) == {10 * 4, 5 * 4}
 
 
-def test_second_axis_divides_the_hidden_features_before_the_first_does() -> None:
+def test_second_mesh_axis_divides_the_hidden_features_before_the_first_axis() -> None:
     """5 over two ranks of a row is 3 and 2; then each of these over the two rows: 2, 1 and 1, 1."""
     case = two_axis_case()
     layout = case.layouts()["param.in_proj.weight"]
@@ -91,7 +91,7 @@ def test_rank_may_be_left_without_hidden_features() -> None:
     assert not has_rank_without_hidden(two_axis_case(style="hsdp", hidden_features=1))
 
 
-def test_most_meshes_of_six_ranks_have_several_on_both_axes() -> None:
+def test_most_meshes_of_six_ranks_have_several_ranks_on_both_axes() -> None:
     meshes = two_axis_meshes(6, "fsdp2_tp")
 
     assert set(meshes) == {(1, 6), (2, 3), (3, 2), (6, 1)}
@@ -107,7 +107,7 @@ def documented(rank: int, **fields: Any) -> Counter[str]:
     return Counter(str(call) for call in expected_collectives(case, rank))
 
 
-def test_each_row_gathers_and_scatters_and_each_column_reduces() -> None:
+def test_mesh_rows_gather_and_scatter_and_mesh_columns_reduce() -> None:
     """By hand: a rank holds 3 of 5 rows and 1 of 2: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
     assert documented(3) == {
         "forward all_gather of 48 bytes on processes 2, 3": 1,
@@ -160,7 +160,7 @@ def test_axis_of_one_rank_needs_no_collectives() -> None:
     assert not any("all_gather" in call or "reduce_scatter" in call for call in column)
 
 
-def test_clipping_has_no_documented_collectives() -> None:
+def test_recording_collectives_of_a_two_axis_case_that_clips_raises_misuse() -> None:
     for style in TWO_AXIS_STYLES:
         clips: dict[str, Any] = {"optimizer": "sgd", "steps": 2, "clip_norm": 1.0, "requires_grad": ALL[1:]}
         with pytest.raises(Misuse, match="of two axes without clipping, are documented: set records=False"):

@@ -77,7 +77,9 @@ def states(parameters: list[PartitionedParameter]) -> set[Status]:
         (3, 1, [[1, 2, 3]]),
     ],
 )
-def test_ranks_keep_equal_parts_padded_at_the_end(numel: int, world_size: int, kept: list[list[float]]) -> None:
+def test_partitions_of_a_parameter_have_equal_size_with_padding_at_the_end(
+    numel: int, world_size: int, kept: list[list[float]]
+) -> None:
     """ceil(n / w) elements each; the padding is what the case says."""
     for rank in range(world_size):
         with as_rank(rank, world_size) as mesh:
@@ -95,7 +97,7 @@ def test_partition_keeps_shape_size_and_flag_of_its_parameter() -> None:
     assert (found.whole, found.status) == (None, Status.NOT_AVAILABLE)
 
 
-def test_partition_has_separate_memory(alone: DeviceMesh) -> None:
+def test_partition_shares_no_memory_with_its_parameter(alone: DeviceMesh) -> None:
     """Writing to it does not touch the harness's parameter."""
     whole = torch.ones(4)
     partition(whole, alone, padding=PADDING).partition.zero_()
@@ -105,7 +107,7 @@ def test_partition_has_separate_memory(alone: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("padding", "is_right"), [("nan", torch.isnan), ("large", torch.isfinite)])
-def test_padding_value_is_far_from_every_value(
+def test_padding_is_nan_or_a_number_far_from_every_drawn_value(
     padding: str, is_right: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
     """NaN, or a number far from any value, that the dtype holds."""
@@ -118,7 +120,9 @@ def test_padding_value_is_far_from_every_value(
 
 
 @both
-def test_fetch_goes_from_not_available_over_in_flight_to_available(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_status_of_fetched_parameters_goes_from_not_available_over_in_flight_to_available(
+    alone: DeviceMesh, fetch: Fetcher
+) -> None:
     """And a release back, with the partitions as they were."""
     parameters = partitioned(alone)
     kept = [parameter.partition.clone() for parameter in parameters]
@@ -156,7 +160,7 @@ def test_released_parameter_can_be_fetched_again(alone: DeviceMesh, fetch: Fetch
 
 
 @both
-def test_fetch_of_no_element_needs_no_collective(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_fetch_of_an_empty_parameter_calls_no_collective(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And ends all the same."""
     empty = [partition(torch.ones(0, 2), alone, padding=PADDING)]
     fetching: Fetch = fetch(empty, alone)
@@ -210,7 +214,7 @@ def test_subject_refuses_each_case_that_must_be_refused(fetch: Fetcher) -> None:
 # Memory.
 
 
-def test_views_of_an_all_reduce_exist_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_views_of_the_all_reduce_buffer_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are what the sum fills in."""
     seen = []
     with as_rank(1, 2) as mesh:
@@ -225,7 +229,7 @@ def test_views_of_an_all_reduce_exist_before_it_begins(monkeypatch: pytest.Monke
     assert all(view is parameter.whole for view, parameter in zip(views, parameters, strict=True))
 
 
-def test_views_of_an_all_reduce_stand_at_padded_strides() -> None:
+def test_parameters_begin_at_padded_offsets_of_the_all_reduce_buffer() -> None:
     """15 elements are padded to 16, and 1 to 2, before the next parameter begins."""
     with as_rank(0, 2) as mesh:
         parameters = partitioned(mesh)
@@ -235,7 +239,7 @@ def test_views_of_an_all_reduce_stand_at_padded_strides() -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
+def test_all_reduce_buffers_of_all_ranks_add_up_to_the_parameters(world_size: int) -> None:
     """Each is zero except for the rank's own partitions."""
     sums = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(world_size):

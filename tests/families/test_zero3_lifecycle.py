@@ -84,7 +84,7 @@ def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
     assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
 
 
-def test_gradients_are_judged_only_if_a_use_leaves_some() -> None:
+def test_gradients_are_judged_only_if_an_accepted_use_of_a_trainable_parameter_leaves_some() -> None:
     """A use that is refused gives none, and a frozen parameter has none."""
     refused = LifecycleCase(world_size=1, operations=("use 0",))
     frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
@@ -106,7 +106,7 @@ def test_gradient_sums_fit_the_dtype_on_every_world_size(bits: int) -> None:
         assert 2 * largest + MAX_OPERATIONS * contributing * quotient <= 2**bits
 
 
-def test_data_that_could_round_is_refused() -> None:
+def test_lifecycle_data_whose_gradient_could_round_is_refused() -> None:
     """For a gradient, whose terms here add up to more than 24 bits hold."""
     case = LifecycleCase(world_size=3, operations=("fetch 0", "use 0"))
     given = draw(case, 0)
@@ -193,7 +193,7 @@ def store_of(mesh: DeviceMesh, fetcher: Fetcher) -> Store:
 
 
 @both
-def test_fetch_without_memory_leaves_nothing_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
+def test_fetch_that_raises_memory_error_leaves_no_parameter_in_flight(alone: DeviceMesh, fetcher: Fetcher) -> None:
     """And the next one gives the parameters."""
     store = store_of(alone, fetcher)
     with pytest.raises(MemoryError), NoMemory():  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ def test_every_operation_has_a_row_per_dtype(table: Table) -> None:
     assert table.keys() == set(rows) and len(list(show(table))) == 1 + len(rows)
 
 
-def test_element_beyond_its_bound_is_counted() -> None:
+def test_margins_count_an_element_beyond_its_bound() -> None:
     margins = Margins()
     margins.add(torch.tensor([1.0, 2.0]), Bounded(torch.ones(2), torch.full((2,), 0.5)))
 
@@ -75,7 +75,7 @@ def test_partial_sum_reduced_in_fewer_bits_is_beyond_the_bound(dtype: str) -> No
     assert bool((error > bound.allowed).any()) == (dtype != "bfloat16")
 
 
-def test_average_taken_for_the_sum_is_beyond_the_bound() -> None:
+def test_sum_in_place_of_an_average_is_beyond_the_bound() -> None:
     operands = torch.stack(matrices("bfloat16", (4, 4), (4, 4)))
     bound = contractions.all_reduce(operands, TORCH_CPU["bfloat16"], average=True)
 
@@ -131,14 +131,14 @@ def test_bound_of_an_activation_includes_the_error_of_its_input(op: object) -> N
     assert ((moved.value - at.value).abs() <= at.allowed).all()
 
 
-def test_gradient_of_relu_is_open_if_the_sign_is_open() -> None:
+def test_bound_of_a_relu_gradient_is_wide_if_the_sign_of_x_is_uncertain() -> None:
     x = Bounded(torch.tensor([0.1, 2.0], dtype=torch.float64), torch.tensor([0.2, 0.2], dtype=torch.float64))
     bound = activations.relu_grad(x, torch.ones(2), TORCH_CPU["float32"])
 
     assert bound.allowed.tolist() == [1.0, 0.0]
 
 
-def test_adamw_is_open_if_its_denominator_may_be_zero() -> None:
+def test_bound_of_an_adamw_update_is_infinite_if_its_denominator_may_be_zero() -> None:
     zero = torch.zeros(1)
     grad = Bounded(torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.1, dtype=torch.float64))
     bounds = optimizers.adamw_step(zero, (zero, zero), grad, 1, optimizers.AdamOptions(eps=0.0), TORCH_CPU["float32"])
@@ -147,7 +147,7 @@ def test_adamw_is_open_if_its_denominator_may_be_zero() -> None:
     assert bounds["exp_avg"].allowed.isfinite().all()
 
 
-def test_adamw_may_move_nothing_if_its_second_moment_overflows() -> None:
+def test_adamw_may_leave_a_parameter_unchanged_if_its_second_moment_overflows() -> None:
     """float16 holds no 817**2 / 10, and torch divides by what it stored."""
     param, options = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16)), optimizers.AdamOptions(0.1, 0.9, 0.9)
     zero, param.grad = torch.zeros_like(param), torch.full_like(param, 817.0)
@@ -169,7 +169,7 @@ def test_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     assert ((wrong - bound.value).abs() > bound.allowed).any()
 
 
-def test_sum_of_zeros_is_zero_to_the_last_bit() -> None:
+def test_sum_of_zeros_must_be_exactly_zero() -> None:
     """Its products neither round nor underflow, on one rank or several; with a bias something may."""
     zeros, ones = torch.zeros(2, 3), torch.ones(3, 4)
     for ranks in (1, 3):
@@ -181,7 +181,7 @@ def test_sum_of_zeros_is_zero_to_the_last_bit() -> None:
 
 
 @each_dtype
-def test_gradient_of_zero_leaves_moments_of_zero(dtype: str) -> None:
+def test_adamw_moments_of_a_zero_gradient_must_be_exactly_zero(dtype: str) -> None:
     """Then only decay moves the parameter: by roundings, or not at all if it is zero too."""
     zero, options = torch.zeros(2, dtype=torch.float64), optimizers.AdamOptions(lr=0.1)
     param = torch.tensor([0.0, 1.0], dtype=torch.float64)

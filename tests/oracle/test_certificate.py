@@ -152,7 +152,7 @@ def test_certificate_uses_absolute_values_of_constants(function: Function, bits:
     assert bits_of(function) == bits
 
 
-def test_units_too_small_for_an_integer_are_counted() -> None:
+def test_certificate_refuses_a_product_whose_unit_is_too_small_for_float64() -> None:
     """0.1 takes 55 bits behind the point, and its square 110."""
     tenth = SQUARE * 0 + 0.1
 
@@ -186,7 +186,7 @@ def test_certified_sum_has_the_same_bits_in_any_order() -> None:
         assert total == right_sum
 
 
-def test_inner_dtype_of_fewer_bits_must_hold_the_values() -> None:
+def test_certificate_refuses_values_that_an_inner_float32_cannot_hold() -> None:
     """2**24 + 1 is no float32 number, whatever the module's own dtype."""
     large = torch.full((4, 4), 2.0**22, dtype=torch.float64)
     with Certificate(torch.float64) as certificate:
@@ -198,7 +198,7 @@ def test_inner_dtype_of_fewer_bits_must_hold_the_values() -> None:
             (large * 5 + 1).float()
 
 
-def test_certificate_uses_the_real_values_of_integer_inputs() -> None:
+def test_certificate_uses_the_actual_values_of_ids_and_masks() -> None:
     """Ids, masks and what is computed of them; rows that are looked up twice are added up."""
     ids, weight = torch.tensor([0, 1, 1]), torch.full((2, 3), 3.0, dtype=torch.float64, requires_grad=True)
     with Certificate(torch.bfloat16) as certificate:

@@ -143,7 +143,7 @@ def test_case_class_without_documented_collectives_raises_misuse() -> None:
         expected_collectives(object.__new__(Case), 0)
 
 
-def test_recorded_fetch_names_its_collective() -> None:
+def test_recorded_fetch_case_that_names_no_collective_raises_misuse() -> None:
     with pytest.raises(Misuse, match="set collective='all_gather' or collective='all_reduce'"):
         FetchCase(world_size=1, records=True)
 
@@ -161,7 +161,7 @@ def with_calls(rank: int, *calls: Collective) -> list[Reply]:
 
 
 @pytest.mark.parametrize("case", [RECORDED, linear("rowwise", requires_grad=ALL[:2]), fetch("all_gather", (5,))])
-def test_documented_collectives_hold_in_any_order(case: Case) -> None:
+def test_claim_on_collectives_holds_if_the_documented_ones_are_called_in_another_order(case: Case) -> None:
     replies = right_replies(case)
     for rank in range(case.world_size):
         replies = change_answer(
@@ -233,7 +233,7 @@ def test_all_gather_replaces_all_to_all_on_a_backend_without_it() -> None:
     assert verdicts_on(mixed, case)[0].kind == "collectives"
 
 
-def test_all_gather_in_place_of_all_to_all_must_be_used_throughout() -> None:
+def test_all_gather_may_replace_all_to_all_only_in_all_calls_of_all_ranks() -> None:
     """On a backend that has an all_to_all it is used throughout."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     replies = right_replies(case)
@@ -245,7 +245,7 @@ def test_all_gather_in_place_of_all_to_all_must_be_used_throughout() -> None:
     assert [verdicts_on(given, case)[0].kind for given in (replies, mixed)] == ["holds", "collectives"]
 
 
-def test_recorded_case_is_judged_by_its_collectives_unless_claims_are_named() -> None:
+def test_recorded_case_is_by_default_also_judged_by_uses_only_collectives() -> None:
     """`equivtest check` names none."""
     judged = {
         case.records: {v.claim for v in judge_replies("mine", case, right_replies(case))} for case in (LINEAR, RECORDED)

@@ -52,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "arithmetic_of_a_vendor"
 
 
-def test_declared_rounding_holds_but_fails_under_torchs_arithmetic() -> None:
+def test_rounding_that_torchs_arithmetic_forbids_holds_if_the_backend_declares_it() -> None:
     kinds = [
         {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_FLOAT16, None, arithmetics)}
         for arithmetics in (TORCH_CPU, NARROW)
@@ -61,11 +61,11 @@ def test_declared_rounding_holds_but_fails_under_torchs_arithmetic() -> None:
     assert kinds == [{"value", "holds"}, {"holds"}]
 
 
-def test_rounding_beyond_its_declaration_fails() -> None:
+def test_rounding_coarser_than_declared_fails() -> None:
     assert "value" in {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_BFLOAT16, None, NARROW)}
 
 
-def test_declaration_applies_only_within_its_block() -> None:
+def test_declared_arithmetic_applies_only_within_the_with_block() -> None:
     with declared(NARROW):
         assert arithmetic_of("float32") is NARROW["float32"]
     assert arithmetic_of("float32") is TORCH_CPU["float32"]
@@ -102,7 +102,7 @@ def test_invalid_declaration_is_refused_before_anything_runs(mine: str, attribut
         check(parse({"arithmetic": f"{mine}:{attribute}"}))
 
 
-def test_backend_declares_the_dtypes_that_it_has(mine: str) -> None:
+def test_backend_may_declare_only_the_dtypes_that_it_has(mine: str) -> None:
     check(parse({"arithmetic": f"{mine}:PART", "dtypes": "bfloat16,float32"}))
 
     pool = StubPool(lambda case: THROUGH_FLOAT16)
@@ -116,7 +116,7 @@ def test_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str
         judge_replies("mine", case, right_replies(case), None, load_arithmetics(f"{mine}:PART"))
 
 
-def test_one_case_in_a_dtype_that_is_not_declared_is_refused_before_it_runs(
+def test_check_of_a_case_in_an_undeclared_dtype_is_refused_before_it_runs(
     mine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The dtype of reductions counts too."""
@@ -158,7 +158,7 @@ def test_mixed_precision_is_drawn_in_the_dtypes_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_sums_in_more_bits_than_the_dtype_has_are_rounded_once_more_to_be_stored(num_ranks: int) -> None:
+def test_bound_of_a_sum_in_a_wider_dtype_includes_the_rounding_to_store_it(num_ranks: int) -> None:
     operands = torch.randn(num_ranks, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
     total = operands.float().sum(0)
     wide = TORCH_CPU | {"bfloat16": Arithmetic("bfloat16", accumulate="float32", reduce="float32")}

@@ -58,7 +58,7 @@ def held(actual: torch.Tensor, layout: Layout, world_size: int) -> dict[int, Pla
     return {rank: Placed(slice_local(actual, layout, (world_size,), rank), layout) for rank in range(world_size)}
 
 
-def test_truncating_accumulator_is_within_every_bound_and_still_found() -> None:
+def test_truncating_accumulator_fails_because_its_errors_lean_although_each_is_within_its_bound() -> None:
     replies = right_replies(CASE)
     for rank in range(2):
         local = slice_local(truncated_products(), CASE.layouts()["output"], (2,), rank)
@@ -73,7 +73,9 @@ def test_truncating_accumulator_is_within_every_bound_and_still_found() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
 @pytest.mark.parametrize("shape", [(200, 7), (7, 200), (3, 4, 100), (400,)], ids=str)
-def test_rounding_to_nearest_does_not_lean(dtype: str, layout: Layout, shape: tuple[int, ...]) -> None:
+def test_errors_of_rounding_to_nearest_do_not_lean_to_one_side(
+    dtype: str, layout: Layout, shape: tuple[int, ...]
+) -> None:
     """For any shape: 40 tensors, on three ranks."""
     for seed in range(40):
         value = normal(seed, *shape)
@@ -83,7 +85,7 @@ def test_rounding_to_nearest_does_not_lean(dtype: str, layout: Layout, shape: tu
 
 @pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_factor_of_half_an_ulp_leans(layout: Layout, world_size: int) -> None:
+def test_values_scaled_by_half_an_ulp_fail_because_their_errors_lean(layout: Layout, world_size: int) -> None:
     """1 - 2**-9 in bfloat16: every element is within one ulp."""
     value = normal(0, 40, 30)
     answers = held((value * (1 - 2.0**-9)).bfloat16(), layout, world_size)
@@ -99,7 +101,7 @@ def toward_zero(value: torch.Tensor) -> torch.Tensor:
     return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def test_truncated_sum_leans_though_its_mean_error_is_zero() -> None:
+def test_truncated_values_fail_because_their_errors_lean_although_the_mean_error_is_zero() -> None:
     """160 values from 2**-10 to 2**10, as many of either sign: no plain sum of errors shows anything."""
     value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
     mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
@@ -114,7 +116,7 @@ def expected_with(value: torch.Tensor) -> ExpectedTensor:
 
 
 @pytest.mark.parametrize("num_operands", [2, 3])
-def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: int) -> None:
+def test_rounded_sums_of_few_operands_are_not_judged_to_lean(num_operands: int) -> None:
     """A hundred thousand sums each: their ratio is the one of a few errors."""
     for seed in range(4):
         operands = normal(seed, num_operands, 100_000).bfloat16()
@@ -128,7 +130,9 @@ def test_sums_of_few_operands_do_not_lean_by_more_than_their_skew(num_operands: 
 @pytest.mark.parametrize(
     ("op", "world_size", "symmetric"), [("sum", 2, True), ("sum", 3, True), ("avg", 4, True), ("avg", 3, False)]
 )
-def test_sum_of_ranks_operands_prefers_no_sign(op: str, world_size: int, *, symmetric: bool) -> None:
+def test_errors_of_a_reduction_count_as_symmetric_unless_a_factor_or_truncation_shifts_them(
+    op: str, world_size: int, *, symmetric: bool
+) -> None:
     """Unless one rounded reciprocal multiplies all of them, or the backend does not round to nearest."""
     case = RedistributeCase(world_size=world_size, source=(f"partial({op})",), values=(("real", 0),))
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
@@ -137,7 +141,7 @@ def test_sum_of_ranks_operands_prefers_no_sign(op: str, world_size: int, *, symm
         assert not expect(case, 0).tensors["output"].is_symmetric
 
 
-def test_leaning_errors_in_one_column_are_found() -> None:
+def test_errors_that_lean_to_one_side_in_one_column_are_found() -> None:
     value = normal(0, 200, 30)
     actual = value.bfloat16()
     actual[:, 3] = torch.nextafter(actual[:, 3], torch.full((200,), torch.inf, dtype=torch.bfloat16))
@@ -146,7 +150,7 @@ def test_leaning_errors_in_one_column_are_found() -> None:
     assert mismatch is not None and "one column" in mismatch.extent
 
 
-def test_leaning_errors_in_one_shard_are_found_and_named() -> None:
+def test_errors_that_lean_to_one_side_in_one_shard_are_found_and_reported() -> None:
     value = normal(0, 90, 2)
     actual = value.bfloat16()
     actual[60:] = torch.nextafter(actual[60:], torch.full((30, 2), torch.inf, dtype=torch.bfloat16))
@@ -161,7 +165,7 @@ def test_leaning_errors_in_one_shard_are_found_and_named() -> None:
     assert mismatch is not None and (mismatch.rank, mismatch.extent) == (2, "200 errors of rank 2's shard")
 
 
-def test_errors_of_replicas_count_once() -> None:
+def test_errors_of_replicas_count_once_in_the_test_for_leaning() -> None:
     """Sixty errors on each of ten ranks are sixty errors."""
     value = normal(0, 60)
     answers = held(value.bfloat16() * 1.5, WHOLE, 10)
@@ -170,13 +174,13 @@ def test_errors_of_replicas_count_once() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (2, 1)], ids=str)
-def test_tensors_of_no_or_few_elements_are_not_judged(shape: tuple[int, ...]) -> None:
+def test_tensor_of_no_or_few_elements_is_not_judged_for_leaning(shape: tuple[int, ...]) -> None:
     value = torch.ones(shape, dtype=torch.float64)
 
     assert judge_lean("output", expected_of(value), held(value.bfloat16() * 2, ROWS, 4), (4,)) is None
 
 
-def test_equal_tensors_do_not_lean() -> None:
+def test_tensor_without_errors_is_not_judged_to_lean() -> None:
     value = normal(0, 200).bfloat16().double()
 
     assert judge_lean("output", expected_of(value), held(value.bfloat16(), ROWS, 2), (2,)) is None
@@ -187,14 +191,16 @@ def test_equal_tensors_do_not_lean() -> None:
     [({"is_symmetric": False}, ROWS), ({}, Layout((Partial("sum"),)))],
     ids=["undeclared", "partial"],
 )
-def test_tensor_that_may_lean_is_left_out(change: dict[str, bool], layout: Layout) -> None:
+def test_tensor_whose_errors_may_rightly_lean_is_not_judged_for_leaning(
+    change: dict[str, bool], layout: Layout
+) -> None:
     value = normal(0, 200)
     expected = replace(expected_of(value, layout), **change)
 
     assert judge_lean("output", expected, held((value * 1.1).bfloat16(), layout, 2), (2,)) is None
 
 
-def test_elements_that_may_overflow_are_left_out() -> None:
+def test_elements_that_may_overflow_are_not_judged_for_leaning() -> None:
     value = normal(0, 200)
     expected = replace(expected_of(value), allowed=torch.full_like(value, torch.inf))
 
@@ -205,7 +211,7 @@ def test_elements_that_may_overflow_are_left_out() -> None:
     ("world_size", "style", "bias", "symmetric"),
     [(3, "rowwise", True, False), (3, "rowwise", False, True), (4, "rowwise", True, True), (3, "colwise", True, True)],
 )
-def test_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
+def test_output_whose_rows_share_one_rounded_bias_is_not_judged_for_leaning(
     world_size: int, style: str, *, bias: bool, symmetric: bool
 ) -> None:
     """DTensor divides a rowwise layer's bias by the world size, which rounds unless that is a power of two."""
@@ -214,7 +220,7 @@ def test_output_to_which_every_row_adds_one_rounded_bias_is_left_out(
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
 
 
-def test_output_with_a_bias_that_loses_a_bit_when_halved_is_left_out() -> None:
+def test_output_whose_bias_loses_a_bit_when_halved_is_not_judged_for_leaning() -> None:
     """217 and -175 times float16's smallest number are odd: their halves are rounded, once for every token."""
     case = LinearCase(
         world_size=2, dtype="float16", style="rowwise", leading=(31, 2), in_features=8, out_features=3, bias=True,
@@ -225,7 +231,7 @@ def test_output_with_a_bias_that_loses_a_bit_when_halved_is_left_out() -> None:
     assert expect(replace(case, bias=False), 0).tensors["output"].is_symmetric
 
 
-def test_errors_of_products_with_one_factor_lean() -> None:
+def test_errors_of_products_with_one_common_factor_lean_to_one_side() -> None:
     """Small significands are more frequent than large ones: 1 + 2**-7 rounds those down."""
     x = torch.linspace(1, 2, 400_000, dtype=torch.float64).square().sub(1).div(3).add(1).bfloat16()
     value = x.double() * (1 + 2.0**-7)
@@ -242,7 +248,7 @@ def test_errors_of_products_with_one_factor_lean() -> None:
         ("grad.bias", {"leading": (7,)}),
     ],
 )
-def test_sums_of_few_terms_are_left_out(name: str, few: dict[str, object]) -> None:
+def test_tensor_of_sums_of_few_terms_is_not_judged_for_leaning(name: str, few: dict[str, object]) -> None:
     sizes = {"leading": (8,), "in_features": 8, "out_features": 8}
     flags = ("x", "weight", "bias")
     for fields, symmetric in ((sizes, True), (sizes | few, False)):

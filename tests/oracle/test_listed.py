@@ -44,7 +44,7 @@ RIGHT = listed([[5, 0], [3, 3]], [4, 2, 1, 0])
 
 
 @pytest.mark.parametrize("indices", [torch.tensor([[2, 0]]), torch.empty((0, 3), dtype=torch.int64)])
-def test_listed_elements_arrive_unchanged(indices: torch.Tensor, tmp_path: Path) -> None:
+def test_tensor_sent_as_a_list_of_elements_arrives_unchanged(indices: torch.Tensor, tmp_path: Path) -> None:
     sent = Placed(torch.randn(indices.shape), UNTOLD, (3, 2), indices)
     message = encode_reply(1, Reply(rank=0, outcome="answered", answers=(Answer({"w": sent}),)), tmp_path)
     found = decode_message(message)[1].answers[0].tensors["w"]
@@ -53,7 +53,7 @@ def test_listed_elements_arrive_unchanged(indices: torch.Tensor, tmp_path: Path)
     assert same_bits(found.local, sent.local) and (found.layout, found.global_shape) == (UNTOLD, (3, 2))
 
 
-def test_listed_elements_are_judged_at_their_place() -> None:
+def test_listed_elements_are_judged_at_their_global_index() -> None:
     assert judge_values("w", EXPECTED, RIGHT, (2,)) == (None, 0.0)
 
 
@@ -65,7 +65,7 @@ def test_wrong_listed_element_shows_local_and_global_index() -> None:
     assert mismatch.extent == "1 of 4 local elements; rank 1 only"
 
 
-def test_every_element_must_be_on_some_rank() -> None:
+def test_element_that_no_rank_lists_is_a_shape_mismatch() -> None:
     assert shape_mismatch("w", EXPECTED, RIGHT, (2,)) is None
     mismatch = shape_mismatch("w", EXPECTED, listed([5, 0], [4, 2, 0]), (2,))
 
@@ -104,7 +104,7 @@ def test_elements_on_two_ranks_must_be_equal(rank: int, flat: int, pairs: tuple[
     ("rank", "flat", "place", "told"),
     [(1, 3, ((3,), (0, 0)), (1, "9.0", "on rank 0")), (0, 3, ((1, 0), (1, 1)), (0, "4.0", "on rank 0"))],
 )
-def test_rank_with_a_different_copy_of_an_element_is_named(
+def test_rank_whose_copy_of_a_listed_element_differs_is_reported(
     rank: int, flat: int, place: tuple[object, object], told: tuple[int, str, str]
 ) -> None:
     """If one rank holds an element twice, the last copy counts."""

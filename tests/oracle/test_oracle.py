@@ -31,7 +31,7 @@ def differing(actual: torch.Tensor, case: LinearCase, name: str) -> int:
 
 @given(case=linear_cases())
 @SETTINGS
-def test_expected_tensors_carry_layout_dtype_and_a_derivation(case):
+def test_expected_tensors_have_a_layout_a_dtype_and_a_derivation(case):
     expected = expect(case, 0)
 
     for name, tensor in expected.tensors.items():
@@ -51,7 +51,7 @@ def test_expected_tensors_carry_layout_dtype_and_a_derivation(case):
         (("bias",), True, False, True),
     ],
 )
-def test_expected_flags_equal_the_cases(requires_grad, output, weight, bias):
+def test_expected_requires_grad_follows_from_the_case(requires_grad, output, weight, bias):
     expected = expect(linear_case(requires_grad=requires_grad), 0).tensors
 
     flags = {name: expected[name].requires_grad for name in ("output", "param.weight", "param.bias")}
@@ -71,7 +71,7 @@ def test_derivation_states_the_number_of_bits():
 @pytest.mark.parametrize(
     ("dtype", "lower"), [("float32", torch.bfloat16), ("float32", torch.float16), ("float64", torch.float32)]
 )
-def test_reduction_in_a_lower_dtype_shows(mode, name, dtype, lower):
+def test_reduction_in_a_lower_dtype_changes_the_result(mode, name, dtype, lower):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = draw(case, 0)
     x, weight, cotangent = given["x"], given["weight"], given["cotangent"]
@@ -88,7 +88,7 @@ def test_reduction_in_a_lower_dtype_shows(mode, name, dtype, lower):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dropped_or_doubled_term_shows_in_every_output_of_dense(dtype):
+def test_dropped_or_doubled_term_changes_every_output_on_dense_values(dtype):
     case = linear_case(dtype=dtype)
     given = {name: tensor.double() for name, tensor in draw(case, 0).items()}
     for dropped in range(case.in_features):
@@ -100,7 +100,7 @@ def test_dropped_or_doubled_term_shows_in_every_output_of_dense(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", LINEAR_MODES)
-def test_bias_added_once_more_or_not_at_all_shows_in_every_output(dtype, mode):
+def test_bias_added_again_or_not_at_all_changes_every_output(dtype, mode):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = {name: tensor.double() for name, tensor in draw(case, 0).items()}
     product = given["x"] @ given["weight"].T
@@ -112,7 +112,7 @@ def test_bias_added_once_more_or_not_at_all_shows_in_every_output(dtype, mode):
 @pytest.mark.parametrize(
     ("dtype", "kept_bits"), [("float64", 24), ("float32", 23), ("float32", 11), ("float16", 8), ("bfloat16", 4)]
 )
-def test_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
+def test_operand_truncated_to_fewer_bits_changes_every_output(mode, name, dtype, kept_bits):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = {other: tensor.double() for other, tensor in draw(case, 0).items()}
     fractions, exponents = torch.frexp(given[name])
@@ -123,7 +123,7 @@ def test_operand_truncated_to_fewer_bits_shows(mode, name, dtype, kept_bits):
 
 
 @pytest.mark.parametrize(("dtype", "kept_bits"), [("float64", 24), ("float32", 11), ("float16", 8), ("bfloat16", 4)])
-def test_truncated_cotangent_shows_in_every_element_of_the_bias_gradient(dtype, kept_bits):
+def test_truncated_cotangent_changes_every_element_of_the_bias_gradient(dtype, kept_bits):
     case = linear_case(dtype=dtype, values=(("wide-g", 0),))
     fractions, exponents = torch.frexp(draw(case, 0)["cotangent"].double())
     truncated = torch.ldexp((fractions * 2.0**kept_bits).trunc(), exponents - kept_bits)
@@ -149,7 +149,7 @@ def test_data_with_sums_of_more_bits_is_refused():
         sum_linear(case, {name: tensor.bfloat16() for name, tensor in given.items()})
 
 
-def test_cancellation_does_not_hide_large_terms():
+def test_sum_of_large_terms_that_cancel_is_refused_as_inexact():
     left, right = (find_integers("", torch.tensor(rows)) for rows in ([[200.0, 201.0]], [[1.0], [-1.0]]))
 
     with pytest.raises(InexactData, match="401 units"):
@@ -157,7 +157,7 @@ def test_cancellation_does_not_hide_large_terms():
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1, False), (2, True)])
-def test_terms_that_are_sums_of_as_large_operands_count_as_often(times, refused):
+def test_terms_that_are_sums_of_several_operands_count_that_many_times(times, refused):
     terms = find_integers("terms", torch.tensor([[100.0], [-29.0]]))
 
     if refused:
@@ -187,12 +187,12 @@ def test_bias_that_ranks_cannot_share_exactly_is_refused(bias, world_size, refus
 
 
 @pytest.mark.parametrize("values", [[1.0, float("inf")], [float("nan")], [2.0**100, 1.0], [5e-324]])
-def test_values_that_are_no_integers_of_62_bits_are_refused(values):
+def test_values_that_62_bit_integers_times_one_unit_cannot_express_are_refused(values):
     with pytest.raises(InexactData, match=r"^x "):
         find_integers("x", torch.tensor(values, dtype=torch.float64))
 
 
-def test_units_too_far_apart_are_refused():
+def test_sum_of_terms_whose_units_are_too_far_apart_is_refused():
     large, small = (find_integers("", torch.tensor([[value]], dtype=torch.float64)) for value in (2.0**40, 2.0**-40))
     one = find_integers("", torch.tensor([1.0]))
 
@@ -210,7 +210,7 @@ def test_sums_that_would_overflow_int64_are_refused():
 
 @given(integers=st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=5), exponent=st.integers(-300, 300))
 @SETTINGS
-def test_integers_times_the_largest_unit_equal_the_values(integers, exponent):
+def test_values_equal_the_found_integers_times_the_largest_common_unit(integers, exponent):
     values = torch.tensor(integers, dtype=torch.float64) * 2.0**exponent
     found = find_integers("", values)
 
@@ -220,7 +220,7 @@ def test_integers_times_the_largest_unit_equal_the_values(integers, exponent):
 
 @pytest.mark.parametrize("mode", ["dense", "index", "wide", "special"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fetch_answers_the_parameters_themselves(mode, dtype):
+def test_expected_values_of_a_fetch_are_the_drawn_parameters(mode, dtype):
     case = FetchCase(
         world_size=2, parameters=((3,), (), (0, 2)), requires_grad=(True, False, True), dtype=dtype, values=((mode, 0),)
     )

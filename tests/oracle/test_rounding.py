@@ -33,7 +33,7 @@ def test_underflow_loses_at_most_half_the_smallest_subnormal(dtype: str, exponen
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_stored_value_may_be_off_by_an_underflow_however_small(dtype: str) -> None:
+def test_bound_of_a_stored_value_includes_the_smallest_possible_underflow(dtype: str) -> None:
     """It is not lost to float32, in which half of its own smallest number is zero."""
     value = torch.tensor([4 * underflow(dtype)], dtype=torch.float64)
 
@@ -60,7 +60,7 @@ def test_storing_a_float64_number_is_within_its_bound(dtype: str) -> None:
     assert ((values.to(DTYPES[dtype]).double() - values).abs() <= allowed).all()
 
 
-def test_stored_value_that_may_overflow_is_open() -> None:
+def test_bound_of_a_stored_value_that_may_overflow_is_infinite() -> None:
     values = torch.tensor([65504.0, 65000.0], dtype=torch.float64)
 
     assert store(values, torch.zeros(2), TORCH_CPU["float16"]).tolist()[0] == math.inf
@@ -89,7 +89,7 @@ def test_certain_zero_is_stored_as_zero() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_additions_in_a_bad_order_come_near_their_bound_and_not_beyond(count: int) -> None:
+def test_additions_in_a_bad_order_come_near_their_bound_but_stay_within_it(count: int) -> None:
     """256 + 1 is 256 in bfloat16, each time; then 256 is subtracted.  With two additions less, it exceeds the bound."""
     computed = torch.tensor(256.0, dtype=torch.bfloat16)
     for term in [*[1.0] * count, -256.0]:
@@ -104,7 +104,7 @@ def test_additions_in_a_bad_order_come_near_their_bound_and_not_beyond(count: in
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_no_order_of_additions_is_beyond_its_bound(dtype: str) -> None:
+def test_additions_in_random_orders_are_within_their_bound(dtype: str) -> None:
     """Any two of what is left are added, until one is left."""
     source, ratios = torch.Generator().manual_seed(0), []
     for _ in range(50):

@@ -45,7 +45,7 @@ def margin(right: dict[str, Bounded], found: Tensors) -> float:
 @each_module
 @pytest.mark.parametrize(("scale", "offset"), SCALES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_no_correct_program_is_beyond_the_bound(
+def test_every_correct_program_is_within_the_bound(
     make: Callable[[], nn.Module], dtype: torch.dtype, scale: float, offset: float
 ) -> None:
     """Neither torch's own kernels, nor sums of shares, nor an exact program that rounds its result once."""
@@ -113,7 +113,7 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["native dropout of nothing", "native dropout out of training", "attention", "dropout of nothing"],
 )
-def test_dropout_of_nothing_draws_no_random_number(function: Function, dtype: torch.dtype) -> None:
+def test_operation_with_dropout_probability_zero_draws_no_random_number(function: Function, dtype: torch.dtype) -> None:
     """Though torch marks all of these operations as ones that may."""
     given = given_of(of(function), dtype)
     mode = RunningError(arithmetic_of(str(dtype).removeprefix("torch.")), ranks=2)
@@ -158,7 +158,7 @@ def test_write_to_a_result_changes_neither_operand_nor_bound(
     assert all(map(torch.equal, Parts.of(operand), before)) and torch.equal(right.value, value) and bool(x.all())
 
 
-def test_dropout_result_of_a_common_value_is_a_common_value() -> None:
+def test_dropout_with_probability_zero_of_a_constant_is_a_constant() -> None:
     mode = RunningError(arithmetic_of("float32"), ranks=2)
     with mode:
         made = torch.native_dropout(torch.full((3,), 0.5), 0.0, train=True)[0]
@@ -166,7 +166,7 @@ def test_dropout_result_of_a_common_value_is_a_common_value() -> None:
     assert isinstance(made, Ranged) and made.origin.is_constant
 
 
-def test_uncertain_choice_has_an_infinite_bound() -> None:
+def test_where_with_an_uncertain_condition_has_an_infinite_bound() -> None:
     """Equal terms added in another order need not be equal."""
     right = bound_of(
         of(lambda x, w: torch.where((x @ w) < (x @ w.clone()), x, -x)), given_of(lambda: Of(torch.mm), torch.float64)
@@ -187,7 +187,7 @@ def test_uncertain_choice_has_an_infinite_bound() -> None:
     ],
     ids=["topk", "sort", "argmax", "max", "nonzero", "to whole numbers"],
 )
-def test_comparison_that_rounding_may_change_is_named(function: Function, name: str) -> None:
+def test_comparison_that_rounding_may_change_is_reported_with_an_infinite_bound(function: Function, name: str) -> None:
     """Rows that are equal except for roundings; in the first line of the function."""
     given = given_of(lambda: Of(torch.mm), torch.float64)
     given["weight"][:] = given["weight"] + given["weight"].flip(0)
@@ -201,7 +201,7 @@ def test_comparison_that_rounding_may_change_is_named(function: Function, name: 
     )
 
 
-def test_item_of_an_exact_tensor_is_allowed() -> None:
+def test_calling_item_on_an_exact_tensor_is_allowed() -> None:
     """The number of a mask's elements, and the largest of x, which is equal in every program."""
     right = bound_of(
         of(lambda x, w: (x @ w) * int((ABOVE.sum(-1) > 2).sum().item()) * x[0, 0].item()),
@@ -211,7 +211,7 @@ def test_item_of_an_exact_tensor_is_allowed() -> None:
     assert bool(right.allowed.isfinite().all())
 
 
-def test_mask_that_is_written_to_is_not_constant() -> None:
+def test_tensor_of_ones_is_not_constant_if_a_computed_value_was_written_to_it() -> None:
     """The written value depends on x, also in a view: its product with 1 may be a sum of shares."""
 
     def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -234,7 +234,7 @@ def test_inner_dtype_of_fewer_bits_rounds_to_it() -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
-def test_copied_value_may_be_averaged_over_the_ranks(ranks: int) -> None:
+def test_bound_of_a_copied_value_allows_an_average_over_the_ranks(ranks: int) -> None:
     """Like gradients under data parallelism: a third of three times a number need not be that number."""
     make = of(lambda x, w: torch.cat([x, w]))
     given = given_of(make, torch.float32)
@@ -286,7 +286,7 @@ def test_hardsigmoid_is_refused_for_its_kernel() -> None:
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
-def test_error_of_a_softmax_follows_from_its_terms(size: float) -> None:
+def test_bound_of_a_softmax_covers_the_errors_of_its_terms(size: float) -> None:
     """Each in turn up, all others down, and the other way round; a term alone, all others masked, is 1."""
     x = torch.tensor([[1.0, -0.5, 0.25], [2.0, -torch.inf, -torch.inf]], dtype=torch.float64)
     off = torch.where(x.isinf(), 0.0, size)

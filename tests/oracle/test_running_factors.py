@@ -34,7 +34,7 @@ def run(name: str, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_results_are_exact_and_gradients_within_small_bounds_in_float32_beside_float64(name: str) -> None:
+def test_float32_factorizations_equal_float64_and_their_gradients_are_within_small_bounds(name: str) -> None:
     x = matrices_for(name)
     counted = RunningError(arithmetic_of("float32"), 1)
     given = counted.exactly(x)

@@ -62,7 +62,9 @@ def width(found: Bounded) -> float:
      lambda x: functional.layer_norm(x, (64,))],
     ids=["silu", "gelu", "sigmoid", "softmax", "rms norm", "layer norm"],
 )  # fmt: skip
-def test_value_stored_once_is_allowed_two_roundings(function: Callable[..., torch.Tensor], dtype: str) -> None:
+def test_bound_of_a_value_that_is_stored_once_is_two_roundings(
+    function: Callable[..., torch.Tensor], dtype: str
+) -> None:
     """One in each of two programs, and a little of float32's."""
     found = bound(function, {"x": normal(5, 64)}, dtype)
 
@@ -114,7 +116,7 @@ def test_float32_module_under_autocast_rounds_to_16_bits_like_torch() -> None:
 
 
 @each_narrow
-def test_products_by_group_round_as_products_do(dtype: str) -> None:
+def test_bound_of_a_grouped_mm_is_about_as_wide_as_the_bound_of_mm(dtype: str) -> None:
     x, w, ends = normal(8, 48), normal(2, 48, 16), torch.tensor([3, 8], dtype=torch.int32)
     grouped = bound(lambda x, w: functional.grouped_mm(x, w, offs=ends), {"x": x, "w": w}, dtype)
 
@@ -128,7 +130,7 @@ def test_scattered_constant_is_exact() -> None:
     assert all(bool((each.allowed < 1e-4).all()) for each in bound_of(make, given).values())
 
 
-def test_terms_of_a_product_may_be_added_to_the_bias_one_after_the_other() -> None:
+def test_bound_of_addmm_allows_adding_each_term_to_the_bias_in_turn() -> None:
     """Each addition then rounds a number as large as the bias."""
     x, weight, bias = torch.full((1, 400), 2.0**-13), torch.full((400, 1), 2.0**-13), torch.ones(1)
     counted = RunningError(TORCH_CPU["float32"], 1)

@@ -136,7 +136,7 @@ def test_maximum_keeps_the_error_of_the_certainly_larger_operand() -> None:
     assert bound(torch.minimum, one, two, dtype="float32").allowed.tolist() == pytest.approx([0.5, 0.25, 0.5])
 
 
-def test_clamp_near_its_limit_is_decided() -> None:
+def test_bound_of_a_clamp_near_its_limit_stays_small() -> None:
     x = off_by([-3.0, 0.0, 3.0], 1e-6)
 
     assert bound(lambda x: x.clamp(-3.0, max=3.0), x, dtype="float32").allowed.tolist() == pytest.approx([1e-6] * 3)
@@ -158,7 +158,7 @@ def test_negative_power_may_be_zero_if_the_positive_one_overflows() -> None:
     assert right.allowed[0] < 1e-3 and 0 < float(right.value[1]) <= float(right.allowed[1])
 
 
-def test_exponent_may_be_rounded_to_the_dtype() -> None:
+def test_bound_of_a_power_allows_an_exponent_rounded_to_the_dtype() -> None:
     x = torch.tensor([1000.0]).bfloat16()
     right = bound(lambda x: x**0.3, x, dtype="bfloat16")
     stored = float(torch.tensor(0.3).bfloat16())
@@ -168,14 +168,14 @@ def test_exponent_may_be_rounded_to_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", ["hardshrink_backward", "softshrink_backward"])
-def test_stored_limit_may_stop_a_gradient_or_let_it_pass(name: str) -> None:
+def test_bound_allows_a_gradient_to_pass_or_stop_at_a_limit_that_the_dtype_rounds(name: str) -> None:
     """0.3 is 0.30005 in float16."""
     x, kernel = torch.tensor([0.2, 0.3, 0.4]).half(), getattr(torch.ops.aten, name)
 
     assert bound(lambda x: kernel(x, x, 0.3), x).allowed.tolist() == [0, pytest.approx(float(x[1])), 0]
 
 
-def test_gradient_passes_a_threshold_that_is_less_in_float32() -> None:
+def test_gradient_passes_a_threshold_that_lies_below_x_in_float32() -> None:
     x = torch.tensor([0.3]).half()
 
     assert float(bound(lambda x: torch.ops.aten.threshold_backward(x, x, 0.3), x).value) == float(x)
@@ -199,7 +199,7 @@ def test_hardsigmoid_is_refused_only_in_float64() -> None:
         bound(torch.ops.aten.hardsigmoid_backward, x, x, dtype="float64")
 
 
-def test_number_beyond_its_bound_is_counted() -> None:
+def test_margins_count_numbers_infinities_and_nans_beyond_their_bound() -> None:
     """Infinity and NaN too, unless the right value is that."""
     margins = Margins()
     value = torch.tensor([1.0, 1.0, 1.0, torch.inf, torch.nan], dtype=torch.float64)

@@ -51,7 +51,9 @@ FUNCTIONS: dict[str, Function] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_no_correct_program_is_beyond_the_bound_and_a_small_error_is(name: str, dtype: torch.dtype) -> None:
+def test_special_function_of_a_correct_program_is_within_the_bound_and_a_small_error_beyond(
+    name: str, dtype: torch.dtype
+) -> None:
     make: Callable[[], nn.Module] = of(FUNCTIONS[name])
     given = given_of(make, dtype)
     right = bound_of(make, given)

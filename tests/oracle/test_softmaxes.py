@@ -18,7 +18,7 @@ def rows(dtype: str, *shape: int) -> torch.Tensor:
 
 
 @each_dtype
-def test_gradient_without_the_sum_is_beyond_the_bound(dtype: str) -> None:
+def test_log_softmax_gradient_without_the_sum_is_beyond_the_bound(dtype: str) -> None:
     x, cotangent = rows(dtype, 8, 6), rows(dtype, 8, 6)
     bound = log_softmax_grad(x, cotangent, TORCH_CPU[dtype])
 
@@ -26,7 +26,7 @@ def test_gradient_without_the_sum_is_beyond_the_bound(dtype: str) -> None:
 
 
 @each_dtype
-def test_bound_of_a_log_softmax_does_not_grow_with_what_all_logits_share(dtype: str) -> None:
+def test_bound_of_a_log_softmax_does_not_grow_if_all_logits_are_shifted(dtype: str) -> None:
     x = rows(dtype, 8, 6)
     near, far = (log_softmax(each, TORCH_CPU[dtype]) for each in (x, x + 256))
 

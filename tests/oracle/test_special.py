@@ -53,7 +53,7 @@ def test_two_nans_of_float32_are_signalling() -> None:
 
 
 @each_dtype
-def test_beside_the_special_value_stand_zeros_that_adding_would_change_and_odd_integers(dtype: str) -> None:
+def test_tensor_with_a_special_value_also_has_negative_zeros_and_odd_integers(dtype: str) -> None:
     values = special(dtype, 2, numel=300)
     zeros, infinite = values == 0, values == float("inf")
 

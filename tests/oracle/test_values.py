@@ -92,7 +92,7 @@ def test_drawing_does_not_use_the_global_generator(case):
     assert digest_of(case) == first
 
 
-def test_values_depend_on_the_seed_and_the_mode_but_not_on_the_place_of_the_draw():
+def test_values_depend_on_the_seed_and_the_mode_but_not_on_the_index_of_the_draw():
     pairs = tuple(itertools.product(LINEAR_MODES, (0, 1)))
     case = linear_case(values=pairs)
     drawn = [draw(case, index)["x"] for index in range(len(pairs))]
@@ -129,7 +129,7 @@ def test_magnitudes_behind_every_sum_fit_the_significand(case):
 
 @pytest.mark.parametrize("mode", LINEAR_MODES)
 @pytest.mark.parametrize("sizes", [(300, 4, 300), (1000, 3, 5), (5, 1000, 3), (1, 400, 1), (1, 1, 4096), (3, 257, 257)])
-def test_magnitudes_fit_bfloat16_with_fewer_integers_than_terms(sizes, mode):
+def test_magnitudes_fit_bfloat16_if_a_sum_has_more_terms_than_bfloat16_has_exact_integers(sizes, mode):
     tokens, features, outputs = sizes
     case = linear_case(
         leading=(tokens,), in_features=features, out_features=outputs, dtype="bfloat16", values=((mode, 0), (mode, 1))
@@ -138,7 +138,7 @@ def test_magnitudes_fit_bfloat16_with_fewer_integers_than_terms(sizes, mode):
     assert max(magnitudes_of(case).values()) <= 256
 
 
-def test_every_feature_and_token_counts_despite_needed_zeros():
+def test_every_feature_and_token_has_a_nonzero_value_although_zeros_are_needed():
     given = flat(linear_case(leading=(300,), in_features=400, out_features=300, dtype="bfloat16", world_size=1))
 
     assert all(bool((given[name] != 0).any(dim).all()) for name in ("x", "weight", "cotangent") for dim in (0, 1))
@@ -179,7 +179,7 @@ def test_cotangents_are_random(case):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_some_output_takes_all_bits_in_dense(dtype, bias):
+def test_dense_values_give_an_output_that_needs_all_bits_of_the_dtype(dtype, bias):
     limit = 2 ** SIGNIFICAND_BITS[dtype]
     for seed, (tokens, features, outputs) in enumerate(
         itertools.product((1, 5, 33, 64), (1, 2, 12, 33, 64), (1, 7, 31, 64))
@@ -198,7 +198,7 @@ def test_some_output_takes_all_bits_in_dense(dtype, bias):
 
 @given(case=linear_cases(modes=("dense",), dtypes=("float32", "float64")))
 @SETTINGS
-def test_gradients_of_x_and_weight_take_all_bits_in_dense_float32_and_float64(case):
+def test_dense_values_give_gradients_that_need_all_bits_of_float32_and_float64(case):
     sums = magnitudes_of(case)
 
     assert min(sums["grad.x"], sums["grad.weight"]) >= 2 ** SIGNIFICAND_BITS[case.dtype] / 2
@@ -215,7 +215,7 @@ def test_every_element_of_the_wide_operand_needs_the_whole_significand(mode, nam
 
 
 @pytest.mark.parametrize("mode", ["wide-x", "wide-w"])
-def test_selecting_operand_covers_all_features(mode):
+def test_operand_that_selects_one_feature_per_row_covers_all_features(mode):
     case = linear_case(leading=(40,), in_features=12, out_features=40, values=((mode, 0),))
     selecting = flat(case)["weight" if mode == "wide-x" else "x"]
 
@@ -274,7 +274,7 @@ def test_index_values_number_the_elements_of_all_parameters(dtype):
     assert values == [1 + place % period for place in range(307)]
 
 
-def test_wide_parameters_take_all_bits_and_many_exponents():
+def test_wide_values_of_parameters_use_all_bits_and_many_exponents():
     case = FetchCase(world_size=2, parameters=((1000,),), dtype="float16", values=(("wide", 0),))
     fractions, exponents = torch.frexp(draw(case, 0)["param.0"].double())
 
@@ -286,7 +286,7 @@ def test_wide_parameters_take_all_bits_and_many_exponents():
 @pytest.mark.parametrize(
     ("dtype", "other"), [("float32", torch.float64), ("bfloat16", torch.float64), ("float64", torch.float32)]
 )
-def test_values_of_refused_cases_do_not_fit_as_the_case_says(dtype, other):
+def test_values_of_a_refused_case_have_the_misfit_that_the_case_names(dtype, other):
     base = {"world_size": 2, "dtype": dtype}
     linear = {"style": "colwise", "leading": (2,), "in_features": 4, **base}
 

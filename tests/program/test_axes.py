@@ -93,7 +93,7 @@ def test_reduction_along_a_wrong_axis_is_rejected(pool: Pool, parallelize: str, 
 
 
 @pytest.mark.ranks
-def test_rounded_value_has_the_bound_of_both_axes(pool: Pool) -> None:
+def test_program_on_two_axes_holds_on_real_values(pool: Pool) -> None:
     case = case_of("fsdp2_tp", (2, 2), values=(("real", 0), ("real", 1)), dtype="float64")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -105,7 +105,9 @@ def test_rounded_value_has_the_bound_of_both_axes(pool: Pool) -> None:
     [("deep_fsdp2_tp", (2, 2)), ("deep_fsdp2_tp", (2, 1)), ("deep_megatron", (2, 2)), ("deep_megatron", (1, 2))],
     ids=str,
 )
-def test_each_submodule_holds_on_each_part_of_the_batch(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
+def test_each_submodule_on_two_axes_holds_on_each_part_of_the_batch(
+    pool: Pool, parallelize: str, mesh: tuple[int, int]
+) -> None:
     """Within a part of the batch, ranks along the other axis hold shards and operands of the tensors in between."""
     for dtype in limits.DTYPES:
         kinds = {verdict.kind for verdict in check("module", deep_case(parallelize, mesh, dtype=dtype), pool)}
@@ -117,12 +119,14 @@ def test_each_submodule_holds_on_each_part_of_the_batch(pool: Pool, parallelize:
     ("parallelize", "boundary", "rank"),
     [("deep_with_a_wrong_norm", r"2\.norm", "2"), ("deep_with_a_bias_of_every_rank", r"1\.down", "0")],
 )
-def test_first_wrong_submodule_is_named(pool: Pool, parallelize: str, boundary: str, rank: str) -> None:
+def test_message_names_the_first_wrong_submodule_on_two_axes(
+    pool: Pool, parallelize: str, boundary: str, rank: str
+) -> None:
     with pytest.raises(ValueMismatch, match=rf"boundary\.{boundary} differs(.|\n)*rank {rank} of 4"):
         check("module", deep_case(parallelize, (2, 2), dtype="float32"), pool)
 
 
-def test_reference_runs_on_each_part_once() -> None:
+def test_reference_runs_once_on_each_part_of_the_batch() -> None:
     """Rows and gradients equal the ones on a mesh of one axis with as many parts."""
     case = case_of("fsdp2_tp", (2, 2))
     alone = ModuleCase(build=MLP, parallelize="", world_size=2, batch="mean of parts", x_shape=(4, 3))
@@ -200,6 +204,6 @@ def test_invalid_mesh_raises_misuse(fields: dict[str, Any], message: str) -> Non
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none, got 'dp'"),
     ],
 )
-def test_invalid_property_raises_misuse(fields: dict[str, Any], message: str) -> None:
+def test_invalid_property_on_two_axes_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(MLP, HERE + "by_hand", [(2, 3)], **fields)

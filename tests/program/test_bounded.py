@@ -29,7 +29,7 @@ def told(
     return str(raised.value)
 
 
-def test_growing_bound_is_refused_with_the_layer_that_exceeds_it() -> None:
+def test_refusal_of_a_growing_bound_names_the_layer_from_which_it_is_too_wide() -> None:
     """No dtype would help; judging by parts would."""
     message = told("deep", (2, 3), "float32", by_parts=False)
 
@@ -39,7 +39,7 @@ def test_growing_bound_is_refused_with_the_layer_that_exceeds_it() -> None:
     )
 
 
-def test_too_wide_bound_of_the_backward_is_refused_with_part_and_dtype() -> None:
+def test_refusal_of_a_too_wide_bound_in_the_backward_names_a_submodule_and_a_dtype() -> None:
     message = told("encoder_layer", (1, 3, 4), "float32", by_parts=False)
 
     assert (
@@ -49,7 +49,7 @@ def test_too_wide_bound_of_the_backward_is_refused_with_part_and_dtype() -> None
     )
 
 
-def test_submodule_with_too_wide_a_bound_is_named() -> None:
+def test_refusal_names_the_submodule_with_the_first_too_wide_bound() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (
@@ -65,7 +65,7 @@ def test_refusal_names_a_smaller_shape_that_is_conclusive() -> None:
     assert "use x of shape (4, 1, 2) in float64, which is enough; or judge a smaller part" in message
 
 
-def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
+def test_smaller_shape_that_a_refusal_proposes_keeps_a_row_for_each_micro_batch() -> None:
     sizes, inputs = {"batch": (8,), "place": (60,)}, {"input": real(("batch", "place", 2))}
     prop = module_property(
         HERE + "chaos", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
@@ -75,14 +75,14 @@ def test_smaller_sizes_keep_a_row_for_each_micro_batch() -> None:
         prop.cases(Space((2,), ("float64",)))
 
 
-def test_dtype_that_shows_an_update_is_named() -> None:
+def test_refusal_of_an_invisible_update_names_a_dtype_that_shows_it() -> None:
     message = told("perceptron", (2, 3), "float32", where=STEPS, optimizer=f"{STEPS}small_sgd")
 
     assert "so a missing update would not show: use float64, which is enough (--dtypes float64)" in message
 
 
 @pytest.mark.parametrize("batch", ["whole", "parts of the whole"])
-def test_dtypes_of_a_step_are_named_in_16_bits(batch: str) -> None:
+def test_refusal_of_a_whole_step_in_16_bits_names_dtypes_that_are_enough(batch: str) -> None:
     message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch, by_parts=False)
 
     assert message == (
@@ -105,7 +105,7 @@ def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
     assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("bfloat16",))) == {}
 
 
-def test_run_without_a_conclusive_dtype_names_one() -> None:
+def test_reason_for_leaving_out_16_bits_names_dtypes_that_are_conclusive() -> None:
     prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP, by_parts=False)
 
     assert prop.leaves_out is not None

@@ -93,7 +93,7 @@ def num_tensors() -> int:
     return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
-def test_deep_module_is_refused_without_by_parts() -> None:
+def test_deep_module_has_a_too_wide_bound_without_by_parts() -> None:
     case = replace(case_of("deep", DECODER + "heads_and_hidden_divided", dtype="float64"), by_parts=False)
 
     assert is_too_wide(expect(case, 0).tensors["grad.x"])
@@ -113,7 +113,9 @@ def test_deep_module_is_refused_without_by_parts() -> None:
         ("doubled", "grad.boundary.layers.2.attention.key", "float64"),
     ],
 )
-def test_first_wrong_submodule_is_named(pool: Pool, parallelize: str, first: str, dtype: str) -> None:
+def test_message_names_the_first_wrong_submodule_of_a_deep_module(
+    pool: Pool, parallelize: str, first: str, dtype: str
+) -> None:
     """Half of the right value on two ranks looks like operands of a sum, until it is added to a whole tensor.
 
     So do zeros on one rank beside the right value on the other, until they are multiplied.
@@ -279,7 +281,9 @@ def test_wrong_gradient_of_one_user_of_a_tensor_is_red(pool: Pool, dtype: str) -
     ("parallelize", "dtype", "factor"),
     [("factor_of_4", "float64", 4), ("factor_of_4", "bfloat16", 4), ("factor_of_3", "bfloat16", 3)],
 )
-def test_factor_that_the_program_takes_out_is_reported(pool: Pool, parallelize: str, dtype: str, factor: float) -> None:
+def test_factor_that_a_program_later_divides_out_is_reported(
+    pool: Pool, parallelize: str, dtype: str, factor: float
+) -> None:
     """A program may scale its loss, and divide its gradients later."""
     verdicts = check("module", case_of("three_users", parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
 
@@ -302,7 +306,7 @@ def test_factor_that_the_program_takes_out_is_reported(pool: Pool, parallelize: 
     ],
     ids=["gradients that underflow", "factor of rounded norms", "wide bound", "wide bound, rounded", "factor below 1"],
 )
-def test_factor_of_a_deep_model_in_16_bits_is_reported(
+def test_factor_that_a_deep_model_in_16_bits_later_divides_out_is_reported(
     pool: Pool, build: str, parallelize: str, dtype: str, seed: int
 ) -> None:
     inputs = (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq")))
@@ -353,7 +357,7 @@ def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_zero_gradient_gives_no_factor(pool: Pool) -> None:
+def test_zero_gradient_in_place_of_a_nonzero_one_is_wrong_and_no_factor(pool: Pool) -> None:
     case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
     replies = spoilt(pool.run("module", case), "grad.boundary.first", (0, 1), torch.zeros_like)
 
@@ -416,7 +420,7 @@ def test_layout_of_plain_tensors_is_inferred(locals_: list[torch.Tensor], layout
     torch.testing.assert_close(whole.value, VALUE)
 
 
-def test_equal_slices_have_unknown_places() -> None:
+def test_layout_is_not_inferred_if_two_slices_are_equal_within_the_bound() -> None:
     """Later values may depend on either, for example the gradient of a product with one of two close columns."""
     right = VALUE.clone()
     right[:, 4] = right[:, 1] + 0.125
@@ -458,7 +462,7 @@ def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | N
     ],
     ids=["exchanged", "more than others", "as many by chance"],
 )
-def test_rows_computed_on_other_ranks_are_followed_without_a_place(locals_: list[torch.Tensor]) -> None:
+def test_oracle_follows_rows_that_other_ranks_computed_without_inferring_a_layout(locals_: list[torch.Tensor]) -> None:
     """Tokens go to the ranks of their experts in this way; the returned rows are judged on the ranks that have them."""
     whole = held_of_first(locals_, ROWS)
 
@@ -502,12 +506,14 @@ def test_rows_of_one_or_few_numbers_are_not_matched_as_moved_rows(shape: tuple[i
 
 
 @pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
-def test_rows_on_no_rank_are_not_followed(locals_: list[torch.Tensor]) -> None:
+def test_oracle_follows_no_rank_if_a_row_is_on_none(locals_: list[torch.Tensor]) -> None:
     assert held_of_first(locals_, ROWS) is None
 
 
 @pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
-def test_only_the_wrong_shape_of_a_batchs_parts_is_named(wrong: tuple[int, ...], judged: list[str]) -> None:
+def test_boundary_whose_shape_differs_between_parts_of_the_batch_is_judged_if_one_is_wrong(
+    wrong: tuple[int, ...], judged: list[str]
+) -> None:
     """Each part routes other numbers of tokens to an expert."""
     name, rows = "boundary.layers.0", Layout((Shard(0),))
     runs: Any = [
@@ -521,7 +527,7 @@ def test_only_the_wrong_shape_of_a_batchs_parts_is_named(wrong: tuple[int, ...],
     assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
 
 
-def test_reordered_numbers_are_matched() -> None:
+def test_numbers_that_ranks_hold_in_another_order_are_matched() -> None:
     """1.06 is nearest to 1.0, but no other number can be 1.2."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
@@ -531,7 +537,7 @@ def test_reordered_numbers_are_matched() -> None:
     assert whole is not None and whole.layout is None and whole.value.tolist() == [0.9, 1.06]
 
 
-def test_mask_that_is_infinite_is_whole_on_every_rank() -> None:
+def test_mask_with_infinities_is_inferred_as_replicated() -> None:
     mask = torch.zeros(2, 6).double().masked_fill(torch.ones(2, 6).triu(1).bool(), -torch.inf)
     placed = {rank: {"name": Placed(mask, UNTOLD)} for rank in range(2)}
     right = Bounded(mask, torch.where(mask.isinf(), torch.inf, 0.0))
@@ -540,7 +546,7 @@ def test_mask_that_is_infinite_is_whole_on_every_rank() -> None:
     assert whole is not None and whole.layout == Layout((Replicate(),)) and whole.spread is None
 
 
-def test_nearest_layout_is_shown_if_none_agrees() -> None:
+def test_nearest_layout_is_inferred_if_no_layout_agrees() -> None:
     placed = {rank: {"name": Placed(VALUE + 1, UNTOLD)} for rank in range(2)}
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
 
@@ -581,7 +587,7 @@ def test_difference_between_replicas_makes_later_submodules_inconclusive() -> No
 
 
 @pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
-def test_inconclusive_boundary_leaves_later_answers_conclusive(*, is_inner: bool, kind: str) -> None:
+def test_too_wide_bound_of_an_inner_boundary_does_not_make_the_claim_inconclusive(*, is_inner: bool, kind: str) -> None:
     case = case_of("deep", "halved", world_size=1)
     right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
     answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
@@ -595,7 +601,9 @@ def test_inconclusive_boundary_leaves_later_answers_conclusive(*, is_inner: bool
     ("factor", "allowed", "kind"),
     [(1.05, 10.0, "holds"), (1.2, 10.0, "inconclusive"), (1.05, torch.inf, "holds"), (3.0, 10.0, "value")],
 )
-def test_near_value_holds_although_its_bound_is_too_wide(factor: float, allowed: float, kind: str) -> None:
+def test_value_that_nearly_equals_the_expected_one_holds_although_its_bound_is_too_wide(
+    factor: float, allowed: float, kind: str
+) -> None:
     bound = torch.full_like(VALUE, allowed)
     right = ExpectedTensor(VALUE, bound, Layout((Replicate(),)), "float64", "", resolution=resolution_of(VALUE))
     answers = {0: Answer({"name": Placed(VALUE * factor, UNTOLD)}, {}, ())}
@@ -605,12 +613,12 @@ def test_near_value_holds_although_its_bound_is_too_wide(factor: float, allowed:
     assert judgement.kind == kind and ("name" in judgement.agreeing) == (kind == "holds")
 
 
-def test_no_value_is_near_infinity_or_an_invisible_update() -> None:
+def test_nearness_is_undefined_for_infinities_and_invisible_updates() -> None:
     assert resolution_of(VALUE.clone().fill_(torch.inf)) is None
     assert resolution_of(VALUE, change=torch.zeros_like(VALUE)) is None
 
 
-def test_recomputation_of_checkpointing_is_not_kept() -> None:
+def test_values_of_a_checkpoint_recomputation_are_not_recorded() -> None:
     class CheckpointedScale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
+def test_factor_that_a_captured_job_later_divides_out_is_reported(tmp_path: Path) -> None:
     captured(tmp_path / "run", factor_taken_out)
     found = judged(tmp_path / "run")
 
@@ -66,7 +66,7 @@ def test_factor_that_a_job_takes_out_is_reported(tmp_path: Path) -> None:
     assert "  factor    4 in the backward, divided out later: grad.boundary." in describe(found)
 
 
-def test_factor_that_a_job_leaves_in_is_red(tmp_path: Path) -> None:
+def test_factor_that_a_captured_job_does_not_divide_out_is_red(tmp_path: Path) -> None:
     captured(tmp_path / "run", factor_left_in)
 
     assert first_wrong(judged(tmp_path / "run")) == "grad.boundary.1"
@@ -84,7 +84,9 @@ def test_captured_step_holds_with_its_recorded_buffers(run: Path) -> None:
     assert found.coverage() == "16 of 16 boundaries judged"
 
 
-def test_wrong_submodule_of_one_captured_run_is_named_and_the_second_run_holds(run: Path, tmp_path: Path) -> None:
+def test_comparison_of_captured_runs_names_the_wrong_one_and_says_that_the_other_holds(
+    run: Path, tmp_path: Path
+) -> None:
     captured(tmp_path / "wrong", more)
     right, wrong = judged(run), judged(tmp_path / "wrong")
 
@@ -116,7 +118,9 @@ def test_submodule_behind_an_inconclusive_boundary_is_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("subject", "first"), [("captured_on_ranks", ""), ("wrong_on_ranks", "boundary.0")])
-def test_ranks_that_divide_a_module_are_judged(pool: Pool, run: Path, tmp_path: Path, subject: str, first: str) -> None:
+def test_captured_run_of_ranks_that_divide_a_module_is_judged(
+    pool: Pool, run: Path, tmp_path: Path, subject: str, first: str
+) -> None:
     """Halves on two ranks look like operands of a sum until a whole tensor is added."""
     folder = tmp_path / "ranks"
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(folder), x_shape=(1, 4))
@@ -197,7 +201,7 @@ class Sending(nn.Module):
         return self.module(input)
 
 
-def test_captured_buffers_are_those_after_a_wrapper_broadcast_them(tmp_path: Path) -> None:
+def test_captured_buffers_have_the_values_after_the_wrapper_broadcast_them(tmp_path: Path) -> None:
     module = Sending()
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
@@ -205,7 +209,7 @@ def test_captured_buffers_are_those_after_a_wrapper_broadcast_them(tmp_path: Pat
     assert not judged(tmp_path / "run").failed
 
 
-def test_change_of_inputs_or_parameters_by_the_forward_is_named(tmp_path: Path) -> None:
+def test_capture_reports_inputs_or_parameters_that_the_forward_changed(tmp_path: Path) -> None:
     module = model()
     x = torch.ones(3, 4)
 
@@ -270,7 +274,7 @@ def test_refused_capture_writes_nothing(tmp_path: Path, options: dict[str, Any],
         (lambda module: module(torch.ones(1, 4), 2.0), "called with shift='2.0'"),
     ],
 )
-def test_block_without_a_forward_of_tensors_is_refused(
+def test_capture_of_a_block_without_a_forward_of_tensors_is_refused(
     tmp_path: Path, body: Callable[[Any], object], words: str
 ) -> None:
     module = model()[0]  # type: ignore[index]
@@ -278,7 +282,7 @@ def test_block_without_a_forward_of_tensors_is_refused(
         body(module)
 
 
-def test_second_capture_and_gradients_from_before_are_refused(run: Path, tmp_path: Path) -> None:
+def test_capture_into_a_used_folder_or_with_old_gradients_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="is there already"):
         captured(run)
     with pytest.raises(Misuse, match=r"0.up.weight has a gradient from before"):
@@ -424,7 +428,7 @@ def test_invalid_folder_of_a_captured_run_is_refused_with_a_reason(copy: Path, w
     assert not Path("ran").exists()
 
 
-def test_contract_of_the_batch_decides_the_right_result(copy: Path) -> None:
+def test_captured_gradients_are_judged_by_the_contract_of_the_batch(copy: Path) -> None:
     """Both ranks recorded equal values and the whole gradients of the parameters, which are no means of two parts."""
     second_rank(copy)
     assert not judged(copy).failed
@@ -434,7 +438,7 @@ def test_contract_of_the_batch_decides_the_right_result(copy: Path) -> None:
     assert first_wrong(judged(copy)) == "grad.0.up.weight"
 
 
-def test_other_or_missing_model_is_refused(run: Path) -> None:
+def test_judging_a_captured_run_with_another_or_a_missing_model_is_refused(run: Path) -> None:
     with pytest.raises(Misuse, match=r"another model than .*others: it has no parameter 1.bias"):
         judged(run, HERE + "others")
     with pytest.raises(Misuse, match="cannot be imported"):

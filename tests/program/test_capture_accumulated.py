@@ -99,7 +99,7 @@ def more_in_the_second() -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_micro_batches_of_other_sizes_hold_in_any_order_of_forwards_and_backwards(
+def test_micro_batches_of_different_sizes_hold_in_any_order_of_forwards_and_backwards(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     found = judged(captured(tmp_path / "run", lambda module: one_by_one(module, dtype), model().to(dtype)))
@@ -221,7 +221,9 @@ def test_manifest_with_too_many_micro_batches_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["accumulated_at_once", "accumulated_each_time", "accumulated_on_one_rank"])
-def test_ranks_with_different_rows_may_add_up_before_or_after(pool: Pool, tmp_path: Path, subject: str) -> None:
+def test_gradients_may_be_reduced_after_each_micro_batch_or_after_the_last(
+    pool: Pool, tmp_path: Path, subject: str
+) -> None:
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(tmp_path / "run"), x_shape=(1, 4))
     pool.run(HERE + subject, case)
     found = judged(tmp_path / "run")

@@ -47,7 +47,7 @@ def updated(
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_update_holds_and_so_does_the_state_that_it_leaves(tmp_path: Path, name: str) -> None:
+def test_captured_update_and_its_optimizer_state_hold(tmp_path: Path, name: str) -> None:
     found = updated(tmp_path / "run", name)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -62,7 +62,9 @@ def test_update_in_16_bits_is_conclusive(tmp_path: Path, how: dict[str, bool]) -
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
-def test_parameter_in_no_group_is_named_and_must_not_change(tmp_path: Path, *, is_changed: bool) -> None:
+def test_parameter_outside_of_the_optimizers_groups_is_reported_and_must_not_change(
+    tmp_path: Path, *, is_changed: bool
+) -> None:
     module = model()
     left_out = module.get_parameter("1.down.bias")
     optimizer = torch.optim.SGD([each for each in module.parameters() if each is not left_out], lr=2.0**-5)
@@ -108,7 +110,7 @@ def test_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> Non
     assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
 
 
-def test_change_that_is_undone_within_the_block_is_ignored(tmp_path: Path) -> None:
+def test_capture_update_ignores_a_change_that_the_block_undoes(tmp_path: Path) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=2.0**-5)
     step(module)
@@ -124,7 +126,9 @@ def test_change_that_is_undone_within_the_block_is_ignored(tmp_path: Path) -> No
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("subject", "is_wrong"), [("updated_on_ranks", False), ("wrongly_updated_on_ranks", True)])
-def test_ranks_that_divide_parameters_are_judged(pool: Pool, tmp_path: Path, subject: str, *, is_wrong: bool) -> None:
+def test_captured_update_of_ranks_that_divide_parameters_is_judged(
+    pool: Pool, tmp_path: Path, subject: str, *, is_wrong: bool
+) -> None:
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(tmp_path / "run"), x_shape=(1, 4))
     pool.run(HERE + subject, case)
     found = judge_run(CapturedRun(tmp_path / "run"), HERE + "blocks")
@@ -134,7 +138,7 @@ def test_ranks_that_divide_parameters_are_judged(pool: Pool, tmp_path: Path, sub
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_block_with_other_than_one_update_is_refused(tmp_path: Path, times: int) -> None:
+def test_capture_update_of_a_block_with_no_or_several_updates_is_refused(tmp_path: Path, times: int) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters())
 

@@ -35,7 +35,7 @@ def moved(module: nn.Module) -> nn.Module:
     [nn.DataParallel, in_part, Around, lambda it: Around(nn.DataParallel(it)), lambda it: Around(in_part(it)), moved],
     ids=["whole", "part", "own wrapper", "around a wrapper", "around a wrapped part", "moved"],
 )
-def test_buffers_and_submodules_keep_their_names(wrap: Wrap) -> None:
+def test_buffers_and_submodules_within_a_wrapper_keep_their_names(wrap: Wrap) -> None:
     whole = call_builder(HERE + "Normed")
     names = {"inner.1.running_mean", "inner.1.running_var", "inner.1.num_batches_tracked"}
 

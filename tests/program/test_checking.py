@@ -55,7 +55,7 @@ def test_result_of_a_right_program_is_ok() -> None:
 
 
 @pytest.mark.ranks
-def test_program_with_a_blind_audit_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_not_ok_if_the_audit_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     blind = SimpleNamespace(problem="no claim sees all_reduce", waits="")
     monkeypatch.setattr(checking, "audit_property", lambda *args: SimpleNamespace(as_data=lambda name: blind))
 
@@ -162,7 +162,7 @@ def test_result_is_true_only_if_a_claim_holds_and_none_fails(claims: dict[str, s
     assert bool(Result(claims, (), 1)) is ok
 
 
-def test_nothing_concluded_is_raised_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_with_raises_true_raises_inconclusive_if_every_claim_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_judged", lambda *args, **settings: Result({"a": "open"}, (), 1, ("a: not run",)))
 
     with pytest.raises(Inconclusive, match="open: a\na: not run"):

@@ -56,7 +56,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 
 
 @pytest.mark.ranks
-def test_failure_beside_complex_operations_has_a_fault_line(pool: Pool) -> None:
+def test_failure_in_a_program_with_complex_operations_has_a_fault_line(pool: Pool) -> None:
     """Each operation is judged separately, as pairs of real numbers; the fault is an extra call on the second rank."""
     verdict, *_ = failed(case_of("by_layer", "conjugated_on_one"), pool)
 

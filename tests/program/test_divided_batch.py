@@ -60,7 +60,7 @@ def failing(found: Findings) -> set[tuple[str, str]]:
         "fsdp2_that_reduces_nothing",
     ],
 )
-def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_unreduced_gradients_of_a_divided_batch_are_rejected(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """One line is enough: `parallelize` shows that torch reduces gradients."""
     found = failing(searched(claimed("mlp", parallelize), pool, tmp_path))
 
@@ -68,7 +68,7 @@ def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path, paralleliz
 
 
 @pytest.mark.ranks
-def test_compression_to_fewer_bits_than_gradients_have_is_red(pool: Pool) -> None:
+def test_gradients_compressed_to_fewer_bits_are_red(pool: Pool) -> None:
     """float16 is off by up to 2**-11 of a gradient, far beyond the bound of float32."""
     verdicts = judge("module", case_of("curved", "ddp_compressed_to_float16", values=(("real", 0),)), pool)
 
@@ -154,7 +154,7 @@ def test_number_returned_by_each_rank_is_compared_as_a_row(pool: Pool, world_siz
 
 
 @pytest.mark.ranks
-def test_rows_that_depend_on_each_other_are_on_one_rank(pool: Pool) -> None:
+def test_module_that_mixes_rows_holds_if_each_rank_mixes_only_its_own_rows(pool: Pool) -> None:
     """The module mixes only the rows that a rank has."""
     case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
 
@@ -162,7 +162,7 @@ def test_rows_that_depend_on_each_other_are_on_one_rank(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_seven_ranks_may_multiply_by_a_rounded_seventh(pool: Pool) -> None:
+def test_gradients_on_seven_ranks_may_be_multiplied_by_a_rounded_seventh(pool: Pool) -> None:
     """In float32 this error is too large for equality."""
     case = case_of(world_size=7, x_shape=(7, 3))
 
@@ -188,7 +188,7 @@ def test_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int
     assert torch.allclose(found["grad.linear.weight"].value, weight.grad / divisor, rtol=1e-12, atol=1e-15)
 
 
-def test_dtype_must_hold_sums_over_all_parts() -> None:
+def test_sum_over_all_parts_that_the_dtype_cannot_hold_raises_misuse() -> None:
     """One part of sixty rows would."""
     with pytest.raises(Misuse, match="bfloat16 is exact only up to 256"):
         expect(case_of(x_shape=(36, 3), dtype="bfloat16", world_size=2, batch=SUM), 0)
@@ -316,7 +316,7 @@ def test_ranks_are_probed_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> N
 
 
 @pytest.mark.ranks
-def test_dtensor_of_rows_as_output_raises_misuse(pool: Pool) -> None:
+def test_output_that_is_a_dtensor_of_the_batchs_rows_raises_misuse(pool: Pool) -> None:
     with pytest.raises(
         Misuse, match=r"each rank must return its own rows as a plain tensor, got .*: call to_local on it"
     ):

@@ -59,7 +59,7 @@ def test_condition_of_a_known_failure_reads_a_group_field() -> None:
         ({"axes": ("dp",)}, r"mesh must say how many ranks lie along each of axes \('dp',\), got \(\)"),
     ],
 )
-def test_invalid_field_of_a_part_is_refused_by_its_name(changes: dict[str, Any], message: str) -> None:
+def test_invalid_field_of_a_group_is_refused_with_its_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         CASE.but(**changes)
 

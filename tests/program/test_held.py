@@ -84,7 +84,9 @@ def test_right_program_with_plain_shards_holds(
         ("fsdp1_unreduced", ValueMismatch, r"grad\.0\.weight differs(.|\n)*global \(\d, \d\) of \(8, 3\), by elements"),
     ],
 )
-def test_wrong_parameter_is_named(pool: Pool, parallelize: str, error: type[ClaimFailed], message: str) -> None:
+def test_message_names_the_wrong_parameter_of_a_program_with_plain_shards(
+    pool: Pool, parallelize: str, error: type[ClaimFailed], message: str
+) -> None:
     with pytest.raises(error, match=message):
         check("module", case_of("mlp", parallelize), pool)
 
@@ -120,7 +122,7 @@ def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
         ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
     ],
 )
-def test_places_that_tracing_cannot_find_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
+def test_elements_whose_place_tracing_cannot_find_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", parallelize), pool)
 
@@ -134,7 +136,7 @@ def test_places_from_the_users_function_are_used(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_wrong_place_from_placed_is_a_wrong_value(pool: Pool) -> None:
+def test_wrong_layout_from_the_users_function_placed_fails_as_value_mismatch(pool: Pool) -> None:
     with pytest.raises(
         ValueMismatch, match=r"param\.0\.weight differs(.|\n)*local \(0, 0\), global \(3, 0\) of \(8, 3\)"
     ):
@@ -201,7 +203,7 @@ def test_steps_of_training_update_each_ranks_elements(pool: Pool, parallelize: s
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
-def test_norm_of_one_ranks_shards_is_rejected(pool: Pool, parallelize: str) -> None:
+def test_clipping_by_the_norm_of_one_ranks_shards_raises_misuse(pool: Pool, parallelize: str) -> None:
     steps = {"optimizer": HERE + "adamw", "max_norm": 0.5, "values": (("real", 0),)}
     with pytest.raises(Misuse, match="clip_grad_norm_ takes it for the whole: write a step that clips"):
         judge("module", case_of("mlp", parallelize, **steps), pool)
@@ -217,7 +219,7 @@ def test_tracing_values_are_distinct_and_exact_in_every_dtype(num: int) -> None:
     assert 255 ** len(words) >= 64 * num
 
 
-def test_moved_elements_are_found_at_any_place() -> None:
+def test_tracing_finds_elements_that_were_moved_or_padded() -> None:
     """Covers flattening with padding, a permutation, and elements that belong to no parameter."""
     flat = lambda whole: torch.cat([whole["bias"], torch.full((2,), 42.0), whole["weight"].mT.flatten()])  # noqa: E731
     places = read_places(SHAPES, lambda whole: {"flat": flat(whole), "own": torch.randn(3)}, "it")
@@ -231,7 +233,7 @@ def test_moved_elements_are_found_at_any_place() -> None:
     assert places["bias"][0].indices.tolist() == [*right["bias"].tolist(), *[NONE] * 14]
 
 
-def test_element_on_two_ranks_is_found_twice() -> None:
+def test_tracing_finds_an_element_twice_if_two_tensors_hold_it() -> None:
     """Tied halves are such elements."""
     places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
 
@@ -252,6 +254,6 @@ def test_element_on_two_ranks_is_found_twice() -> None:
         lambda weight: weight.round(decimals=-1),
     ],
 )
-def test_computed_value_has_no_place(compute: Any) -> None:
+def test_tracing_a_value_that_was_computed_from_a_parameter_raises_misuse(compute: Any) -> None:
     with pytest.raises(Misuse, match="cannot be found"):
         read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

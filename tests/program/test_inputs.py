@@ -74,7 +74,7 @@ def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_p
 
 
 @pytest.mark.ranks
-def test_unreduced_gradients_are_rejected(pool: Pool, tmp_path: Path) -> None:
+def test_unreduced_gradients_of_a_model_with_named_inputs_are_rejected(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "looked", HERE + "unsynchronized", inputs=LOOKED)
 
     assert ("gradients_equal_unsharded", "value") in failing(searched(prop, pool, tmp_path))
@@ -147,7 +147,7 @@ def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str
 
 
 @pytest.mark.ranks
-def test_router_that_reads_the_number_of_rows_holds(pool: Pool) -> None:
+def test_router_that_reads_the_number_of_rows_can_be_judged(pool: Pool) -> None:
     """The router is judged if its choice is certain."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
@@ -174,7 +174,7 @@ def test_router_that_reads_the_number_of_rows_holds(pool: Pool) -> None:
         ),
     ],
 )
-def test_refusal_names_operation_place_and_way_out(build: str, message: str) -> None:
+def test_refusal_of_an_operation_names_it_its_line_and_what_to_do(build: str, message: str) -> None:
     prop = module_property(HERE + build, HERE + "whole", ((2, 3),), batch="whole")
     with pytest.raises(Misuse, match=message):
         prop.cases(Space((1,), ("float64",)))
@@ -253,7 +253,7 @@ def test_audit_spoils_collectives_of_programs_with_named_inputs(pool: Pool) -> N
         ({"inputs": LOOKED, "axes": "dp"}, r"axes must hold names, such as axes=\('dp',\), got 'dp'"),
     ],
 )
-def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> None:
+def test_invalid_property_with_named_inputs_raises_misuse(given: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + "looked", HERE + "ddp", **given)
 
@@ -287,7 +287,9 @@ def test_invalid_property_raises_misuse(given: dict[str, Any], message: str) -> 
         ),
     ],
 )
-def test_invalid_case_raises_misuse(inputs: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+def test_invalid_case_with_named_inputs_raises_misuse(
+    inputs: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Misuse, match=message):
         case_of("looked", "ddp", inputs, **fields)
 
@@ -311,7 +313,7 @@ def test_case_with_inputs_is_plain_data() -> None:
     assert from_code(repr(case)) == case == from_data(to_data(case))
 
 
-def test_sizes_are_drawn_one_at_a_time_and_together() -> None:
+def test_sizes_of_inputs_are_drawn_in_every_combination() -> None:
     sizes = {"batch": (2, 4), "seq": (1, 3)}
     prop = module_property(HERE + "looked", HERE + "rows_of_the_table", inputs=LOOKED, sizes=sizes, batch="whole")
     found = {case.arguments.sizes for case in drawn(prop.cases(Space((2,), ("float32",))), 60)}
@@ -335,7 +337,7 @@ def test_ids_have_both_extremes_and_no_mask_hides_a_row(seed: int) -> None:
     assert (found["positions(9)"].diff() == 1).all() and int(found["positions(9)"].max()) < 9
 
 
-def test_each_rank_has_a_target_that_counts() -> None:
+def test_each_rank_has_a_target_that_is_not_ignored() -> None:
     """Also for targets of one dim, one for each row of the batch."""
     source = torch.Generator().manual_seed(0)
     found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
@@ -345,7 +347,7 @@ def test_each_rank_has_a_target_that_counts() -> None:
 
 @pytest.mark.parametrize("kind", ["targets(5, -100)", "mask", "mask(hides)"])
 @pytest.mark.parametrize(("shape", "rows_per_rank"), [((4, 3), 2), ((2, 4), 2), ((4,), 2), ((4, 2), 0), ((4,), 0)])
-def test_ranks_never_have_equal_numbers_of_elements_that_count(
+def test_ranks_never_have_equal_numbers_of_elements_that_are_not_ignored(
     kind: str, shape: tuple[int, ...], rows_per_rank: int
 ) -> None:
     """Neither halves of the rows nor halves of the last dim have equal numbers; equal numbers hide a mean of means."""

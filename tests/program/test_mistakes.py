@@ -50,7 +50,7 @@ def reply_of(name: str, rank: int = 0) -> Reply:
         ("without_reason", "fix that; build runs in one process, without ranks"),
     ],
 )
-def test_exception_in_build_is_reported_with_place_and_way_out(name: str, way_out: str) -> None:
+def test_exception_in_build_is_reported_with_its_line_and_what_to_do(name: str, way_out: str) -> None:
     with pytest.raises(Misuse) as caught:
         _built(f"tests.programs.mistakes:{name}")
 
@@ -72,7 +72,7 @@ def test_optimizer_without_gradient_is_refused() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_message_is_short_and_names_the_way_out(
+def test_message_of_each_common_mistake_is_short_and_says_what_to_do(
     mistake: Mistake, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -90,14 +90,14 @@ def test_message_is_short_and_names_the_way_out(
         ("wrong", "no way out: inputs="),
     ],
 )
-def test_message_of_a_mistake_can_be_wrong(message: str, problem: str) -> None:
+def test_check_of_messages_finds_a_message_that_breaks_a_rule(message: str, problem: str) -> None:
     assert problem_of(MISTAKES[0], message) == problem
 
 
 @pytest.mark.parametrize(
     ("name", "way_out"), [("without_package", "leave the import out. "), ("without_device", "take mesh.device_type ")]
 )
-def test_exception_in_parallelize_is_reported_with_place_and_way_out(name: str, way_out: str) -> None:
+def test_exception_in_parallelize_is_reported_with_its_line_and_what_to_do(name: str, way_out: str) -> None:
     lines = _on_silence(CASE, reply_of(name)).splitlines()
 
     assert way_out in lines[0] and str(Path(mistakes.__file__)) in lines[1] and len(lines) == 3
@@ -109,7 +109,7 @@ def odd_heads() -> Verdict:
     return verdict
 
 
-def test_error_of_every_rank_is_shown_once_with_its_own_lines() -> None:
+def test_error_that_all_ranks_raise_is_shown_once_with_the_users_lines() -> None:
     lines = describe_failure(odd_heads())[2:]
 
     files = [line for line in lines if line.startswith("    File ")]
@@ -118,7 +118,7 @@ def test_error_of_every_rank_is_shown_once_with_its_own_lines() -> None:
     assert lines[0].startswith("  every rank raised RuntimeError: ") and "raise equivtest.NotSupported" in lines[-1]
 
 
-def test_error_of_every_rank_has_five_lines_in_a_run() -> None:
+def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines() -> None:
     headline, error, way_out, case, again = write_brief_message(
         replace(odd_heads(), fault="parallelization: every call is right"), "a/b.json"
     ).splitlines()
@@ -130,7 +130,7 @@ def test_error_of_every_rank_has_five_lines_in_a_run() -> None:
 
 
 @pytest.mark.parametrize("change", [{"fault": "collective: all_reduce"}, {"history": "holds alone in new ranks"}])
-def test_error_of_every_rank_keeps_what_another_line_says(change: dict[str, str]) -> None:
+def test_brief_message_of_an_error_that_all_ranks_raise_keeps_fault_and_history(change: dict[str, str]) -> None:
     (text,) = change.values()
 
     assert text in write_brief_message(replace(odd_heads(), **change), "a/b.json")  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_right_parallel_module_holds(pool: Pool, build: str, parallelize: str, w
 
 
 @pytest.mark.ranks
-def test_different_function_is_rejected(pool: Pool) -> None:
+def test_parallel_module_that_computes_a_different_function_is_rejected(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match="module: output differs from the oracle"):
         check("module", case_of(parallelize="without_relu"), pool)
 
@@ -125,7 +125,9 @@ def test_missing_gradient_is_rejected(pool: Pool) -> None:
         ("summed", r"shape \(\), but the unsharded module's output has \(2, 4\): return the unsharded module's whole"),
     ],
 )
-def test_output_of_another_shape_fails_with_the_name_of_its_shard(pool: Pool, parallelize: str, message: str) -> None:
+def test_output_of_a_wrong_shape_fails_and_the_message_names_its_shard(
+    pool: Pool, parallelize: str, message: str
+) -> None:
     """The kind is no misuse, so the search shrinks it."""
     with pytest.raises(RankRaised, match=message):
         check("module", case_of("linear", parallelize), pool)
@@ -144,7 +146,7 @@ def test_output_of_another_shape_fails_with_the_name_of_its_shard(pool: Pool, pa
         ("mlp", {"dtype": "bfloat16", "values": (("real", 0),)}, "must be of float32 or float64, got bfloat16"),
     ],
 )
-def test_invalid_case_raises_misuse(build: str, fields: dict[str, Any], message: str) -> None:
+def test_invalid_module_case_raises_misuse(build: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(build, **fields)
 
@@ -160,7 +162,7 @@ def test_invalid_case_raises_misuse(build: str, fields: dict[str, Any], message:
     ],
     ids=["an operation that rounds", "too many bits"],
 )
-def test_values_that_could_round_are_refused(case: ModuleCase, message: str) -> None:
+def test_module_case_whose_values_could_round_is_refused(case: ModuleCase, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         expect(case, 0)
 
@@ -218,7 +220,7 @@ def test_rounding_module_is_drawn_on_real_values_if_bounds_conclude() -> None:
         ("deep", "the roundings of a correct module may add up to more than 0.1 of .*; or judge a smaller part"),
     ],
 )
-def test_inconclusive_module_raises_misuse(build: str, message: str) -> None:
+def test_module_whose_bounds_are_too_wide_raises_misuse_with_by_parts_false(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
 
@@ -251,7 +253,7 @@ def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path
     assert found.misuse and not found.left_out
 
 
-def test_module_that_rounds_is_refused_in_only_16_bits_unless_by_parts() -> None:
+def test_module_that_rounds_is_refused_in_16_bits_with_by_parts_false() -> None:
     with pytest.raises(Misuse, match="native_layer_norm may round"):
         module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), ("bfloat16",)))
 
@@ -284,7 +286,7 @@ def test_module_may_create_its_mask_in_the_forward() -> None:
 
 
 @pytest.mark.ranks
-def test_other_function_that_rounds_is_rejected(pool: Pool) -> None:
+def test_parallel_module_with_another_gelu_is_rejected(pool: Pool) -> None:
     case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))
 
     with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
@@ -305,7 +307,7 @@ def test_dtype_that_the_unsharded_module_refuses_is_left_out(build: str, refused
     assert {case.dtype for case in drawn(prop.cases(space), 20)} == {*limits.DTYPES} - refused
 
 
-def test_refused_dtype_is_named_if_it_is_the_only_one() -> None:
+def test_dtype_that_the_module_refuses_raises_misuse_if_it_is_the_only_one() -> None:
     prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)], batch="whole")
 
     with pytest.raises(Misuse, match=r"does not take an x of shape \(2, 3\) in float16: RuntimeError"):

@@ -137,7 +137,7 @@ def test_oracle_continues_from_the_ranks_choice_of_equal_scores(indices: list[li
     assert output.value.equal(expected.double()) or not is_followed
 
 
-def test_choosing_one_expert_twice_is_not_choosing_two() -> None:
+def test_recorded_choice_of_one_expert_twice_is_undecided() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x, x / 2], -1).topk(2).values.sum(-1)
 

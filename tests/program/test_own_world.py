@@ -43,7 +43,7 @@ def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], wor
 
 
 @pytest.mark.ranks
-def test_missing_tear_down_leaves_no_state(pool: Pool) -> None:
+def test_state_of_a_library_ends_with_its_case_although_tear_down_is_missing(pool: Pool) -> None:
     """The next case gets the library in its initial state."""
     check("module", case_of("library", **SET_UP), pool)
 
@@ -61,7 +61,7 @@ def test_environment_names_rank_and_store_if_the_program_needs_the_world(pool: P
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_default_group_bound_at_import_is_the_world(pool: Pool, world_size: int) -> None:
+def test_default_process_group_that_is_bound_at_import_is_the_world(pool: Pool, world_size: int) -> None:
     verdicts = check("module", case_of("leaves_its_group_out", world_size=world_size, needs_world=False), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -123,6 +123,6 @@ def test_property_of_a_library_holds_and_passes_its_audit(
         ),
     ],
 )
-def test_invalid_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
+def test_invalid_case_with_a_set_up_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of("library", **fields)

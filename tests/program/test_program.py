@@ -163,7 +163,7 @@ def test_simplest_case_has_the_first_value_of_each_option() -> None:
     assert smallest.options == ("bias=True", "wraps=True")
 
 
-def test_property_cannot_be_judged_within_a_rank() -> None:
+def test_calling_check_of_a_property_within_a_rank_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"uses .check of a property at its top level: put that into a test"):
         InRank().check  # noqa: B018
 
@@ -185,5 +185,5 @@ def test_rank_that_imports_a_test_file_imports_no_oracle(tmp_path: Path) -> None
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_program_has_a_type_for_each_argument() -> None:
+def test_equivtest_exports_the_function_program() -> None:
     assert equivtest.program is program

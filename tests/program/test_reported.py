@@ -40,7 +40,7 @@ def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3, 5])
-def test_tensor_of_fixed_size_covers_the_whole_batch(pool: Pool, num_rows: int) -> None:
+def test_step_may_return_a_tensor_of_fixed_size_for_the_whole_batch(pool: Pool, num_rows: int) -> None:
     """Two numbers in one tensor are not the rows of a batch of two."""
     assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
 
@@ -48,12 +48,12 @@ def test_tensor_of_fixed_size_covers_the_whole_batch(pool: Pool, num_rows: int) 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3])
 @pytest.mark.parametrize("name", ["sums", "counts"])
-def test_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str, num_rows: int) -> None:
+def test_returned_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str, num_rows: int) -> None:
     assert f"output.{name}" in wrong_tensors(step_of(f"trains_with_own_{name}", num_rows=num_rows), pool)
 
 
 @pytest.mark.ranks
-def test_constant_factor_of_a_steps_gradients_is_named(pool: Pool) -> None:
+def test_message_names_the_factor_by_which_all_gradients_of_a_step_are_wrong(pool: Pool) -> None:
     """Real numbers: their sums over the ranks round differently from the oracle's."""
     verdicts = judge("module", step_of("trains_twice_as_much", num_rows=5), pool)
     patterns = {mismatch.pattern for verdict in verdicts for mismatch in verdict.judgement.mismatches}
@@ -93,7 +93,7 @@ def test_wrong_number_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
         ("of_two_rows", r"whether output\.own of shape \(2,\) has the 2 rows of the batch is unknown"),
     ],
 )
-def test_output_that_is_neither_rows_nor_fixed_raises_misuse(build: str, message: str) -> None:
+def test_output_of_a_step_that_is_neither_rows_nor_of_fixed_size_raises_misuse(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         ModuleCase(
             world_size=2, build=HERE + build, parallelize=f"{HERE}replicated", x_shape=(2, 3),
@@ -128,7 +128,7 @@ def test_module_without_gradients_is_judged_without_a_step(pool: Pool, build: st
 
 
 @pytest.mark.parametrize("build", ["evaluated", "counted"])
-def test_property_of_an_evaluation_has_cases(build: str) -> None:
+def test_property_of_a_step_that_evaluates_draws_cases(build: str) -> None:
     case = smallest(evaluation(build).cases(TWO_RANKS), lambda _: True)
 
     assert case.training.step and not case.judge.by_parts

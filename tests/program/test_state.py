@@ -74,7 +74,7 @@ def test_reduced_state_is_wrong_if_own_rows_are_declared(pool: Pool, build: str)
     assert any(name.startswith("buffer.") for name in wrong_tensors(case_of(build, state=OWN, values=values), pool))
 
 
-def test_gradients_and_rows_cover_the_whole_batch() -> None:
+def test_module_with_state_of_the_whole_batch_is_judged_on_the_whole_batch() -> None:
     """The rows of a part alone have another mean."""
     case = case_of("normed", dtype="float64", values=(("real", 0),))
     found, own = (expect(each, 0).tensors for each in (case, case_of("normed", state=OWN, values=case.values)))
@@ -85,12 +85,12 @@ def test_gradients_and_rows_cover_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize("build", ["counting", "normed"])
-def test_state_that_depends_on_the_rows_must_be_named(build: str) -> None:
+def test_buffer_that_depends_on_the_rows_needs_the_argument_state(build: str) -> None:
     with pytest.raises(PropertyMisuse, match=r"buffer \w+ follows the rows .* state='own rows' .* state='whole batch'"):
         case_of(build, state="")
 
 
-def test_missing_state_is_refused_with_both_contracts() -> None:
+def test_module_with_running_state_is_refused_without_the_argument_state() -> None:
     with pytest.raises(Misuse, match=r"state='own rows' if .* or state='whole batch' if"):
         property_of("counting").cases(Space((2,), DTYPES))
 
@@ -112,7 +112,7 @@ def test_batch_norm_follows_own_rows_unless_state_names_the_whole_batch(pool: Po
 
 
 @pytest.mark.ranks
-def test_batch_norm_of_another_class_needs_state(pool: Pool) -> None:
+def test_batch_norm_of_an_unknown_class_needs_the_argument_state(pool: Pool) -> None:
     fields = {"dtype": "float64", "values": (("real", 0),), "x_shape": (5, 3), "inputs": (), "sizes": ()}
     case = case_of("batch_norm", "other_norm", state="", **fields)
 
@@ -124,7 +124,7 @@ def test_batch_norm_of_another_class_needs_state(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_state_that_no_row_changes_needs_no_contract(world_size: int) -> None:
+def test_buffer_that_no_row_changes_needs_no_argument_state(world_size: int) -> None:
     assert case_of("called", world_size=world_size, state="").is_divided
 
 
@@ -138,7 +138,7 @@ def test_state_that_no_row_changes_needs_no_contract(world_size: int) -> None:
         ({"state": "whole"}, "state must be one of"),
     ],
 )  # fmt: skip
-def test_contract_that_does_not_go_with_the_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
+def test_argument_state_that_contradicts_the_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 

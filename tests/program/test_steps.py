@@ -81,7 +81,9 @@ def test_step_with_the_mean_over_all_tokens_holds(pool: Pool, parallelize: str, 
         ("FirstReduced", 2, "grad."),
     ],
 )
-def test_wrong_step_is_named_by_its_first_wrong_tensor(pool: Pool, wrong: str, world_size: int, first: str) -> None:
+def test_message_on_a_wrong_step_names_the_first_wrong_tensor(
+    pool: Pool, wrong: str, world_size: int, first: str
+) -> None:
     made = {**TOKENS, "step": f"tests.defects.programs.token_mean:step_{wrong}"}
     made["parallelize"] = f"{SUBJECT}fully_sharded"
     verdicts = failed(ModuleCase(world_size=world_size, **made), pool)
@@ -147,7 +149,7 @@ def worst_of(case: ModuleCase, real: str, num_steps: int) -> float:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_update_that_one_rank_makes_smaller_is_named(pool: Pool, dtype: str) -> None:
+def test_update_that_is_smaller_on_one_rank_fails_and_names_step_and_rank(pool: Pool, dtype: str) -> None:
     """At the first step, though another one follows, which writes to the same parameters."""
     verdicts = failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}halving", "dtype": dtype}), pool)
     training = [verdict for verdict in verdicts if verdict.claim == "trains_like_unsharded"]
@@ -157,7 +159,7 @@ def test_update_that_one_rank_makes_smaller_is_named(pool: Pool, dtype: str) -> 
 
 
 @pytest.mark.ranks
-def test_gradients_are_clipped_by_the_norm_of_all(pool: Pool) -> None:
+def test_gradients_clipped_by_the_norm_of_all_gradients_hold(pool: Pool) -> None:
     for norm_type in (1.0, 2.0, float("inf")):
         case = ModuleCase(**{**PERCEPTRON, "max_norm": 0.1, "norm_type": norm_type})
         assert failed(case, pool) == []
@@ -189,7 +191,7 @@ def test_deep_module_is_trained_part_by_part(pool: Pool) -> None:
     assert "step2.boundary.layers.1.mlp.down" in replace(case, steps=2).answer_names()
 
 
-def test_invisible_update_is_inconclusive() -> None:
+def test_update_smaller_than_its_bound_is_inconclusive() -> None:
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}tiny"})
 
     assert "the update is smaller than" in expect(case, 0).tensors["step1.param.0.weight"].derivation
@@ -225,7 +227,7 @@ def test_invalid_training_settings_raise_misuse(fields: dict[str, Any], message:
         ("lbfgs", "cannot be followed"),
     ],
 )
-def test_optimizer_that_cannot_be_followed_is_refused(optimizer: str, message: str) -> None:
+def test_optimizer_that_the_oracle_cannot_follow_is_refused(optimizer: str, message: str) -> None:
     with pytest.raises(Misuse) as refused:
         expect(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{optimizer}"}), 0)
 
@@ -241,7 +243,7 @@ def test_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool)
 
 
 @pytest.mark.ranks
-def test_invisible_update_is_wrong_if_it_is_far_off(pool: Pool) -> None:
+def test_update_that_should_be_tiny_is_wrong_if_it_is_far_off(pool: Pool) -> None:
     made = {**TOKENS, "optimizer": f"{HERE}tiny", "step": f"{HERE}adds_much", "steps": 1}
     verdicts = failed(ModuleCase(world_size=1, **made), pool)
 
@@ -249,7 +251,7 @@ def test_invisible_update_is_wrong_if_it_is_far_off(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_part_without_an_element_of_an_unused_parameter_has_no_gradient(pool: Pool) -> None:
+def test_rank_without_elements_of_an_unused_parameter_need_not_have_its_gradient(pool: Pool) -> None:
     made = {**PERCEPTRON, "build": f"{HERE}with_extra", "parallelize": f"{HERE}extra_divided"}
 
     assert failed(ModuleCase(**made), pool) == []
@@ -262,7 +264,7 @@ def test_gradients_that_torch_cannot_clip_together_raise_misuse(pool: Pool) -> N
     assert "takes plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
 
 
-def test_step_without_gradients_has_no_norm() -> None:
+def test_step_without_gradients_has_total_norm_zero() -> None:
     case = ModuleCase(**{**PERCEPTRON, "build": f"{HERE}frozen", "max_norm": 1.0, "optimizer": f"{HERE}of_everything"})
 
     assert float(expect(case, 0).tensors["output.total_norm"].value) == 0
@@ -296,7 +298,7 @@ def test_property_trains_two_steps_unless_it_says_how_many() -> None:
     assert "trains_like_unsharded" in [claim.name for claim in prop.claims]
 
 
-def test_some_ranks_have_no_target_that_counts() -> None:
+def test_some_draws_have_a_row_of_ignored_targets_alone() -> None:
     source = torch.Generator().manual_seed(0)
     drawn = [make_whole_numbers("targets(7, -100)", (4, 3), 0, source) for _ in range(50)]
 

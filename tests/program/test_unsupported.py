@@ -114,7 +114,7 @@ def test_ranks_that_declined_at_the_same_point_are_kept(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_that_declined_at_other_points_are_replaced(pool: Pool) -> None:
+def test_ranks_that_declined_at_different_points_are_replaced(pool: Pool) -> None:
     """Otherwise a collective of the next case would pair with one that a rank has already begun."""
     assert {verdict.kind for verdict in judge("module", case_of("out_of_step"), pool)} == {"declined"}
     assert {verdict.kind for verdict in check("module", case_of("right"), pool)} == {"holds"}
@@ -219,7 +219,7 @@ def test_not_supported_without_a_reason_is_refused() -> None:
 
 
 @pytest.mark.ranks
-def test_audit_does_not_count_a_declined_case_as_seen(pool: Pool) -> None:
+def test_audit_does_not_count_a_declined_case_as_a_rejection(pool: Pool) -> None:
     prop = replace(shipped()["zero3_fetch_all_gather"], subject=HERE + "where_the_sum_is_another")
     found = audit(prop, pool, KnownFailures(), (2,), ("float32",))
 
@@ -257,7 +257,7 @@ def run_of(command: Command, folder: Path, parallelize: str, *args: str) -> tupl
 
 
 @pytest.mark.ranks
-def test_run_is_not_red_for_declined_cases(command: Command, tmp_path: Path) -> None:
+def test_run_with_some_declined_cases_passes_and_lists_them(command: Command, tmp_path: Path) -> None:
     code, told = run_of(command, tmp_path, "divides", "--world-sizes=1,2,3", "--report=report")
     lines = [line for line in told.splitlines() if line.startswith("program ")]
 
@@ -268,7 +268,7 @@ def test_run_is_not_red_for_declined_cases(command: Command, tmp_path: Path) -> 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("audited", ["on", "off"])
-def test_run_with_all_cases_on_several_ranks_declined_shows_nothing(
+def test_run_ends_with_exit_code_2_if_every_case_on_several_ranks_is_declined(
     command: Command, tmp_path: Path, audited: str
 ) -> None:
     """Though it holds on one rank."""

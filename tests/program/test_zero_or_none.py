@@ -23,7 +23,7 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 
 
 @pytest.mark.ranks
-def test_missing_gradient_in_place_of_zeros_fails_with_the_way_out(pool: Pool) -> None:
+def test_missing_gradient_in_place_of_zeros_fails_and_says_what_to_do(pool: Pool) -> None:
     with pytest.raises(ShapeMismatch) as caught:
         check("module", case_of("skips_the_idle"), pool)
 

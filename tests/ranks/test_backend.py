@@ -44,7 +44,7 @@ def test_backend_in_python_runs_the_cases_of_gloo(subject: str, case: Case, wrap
     assert "equals_unsharded" in judged and "uses_only_collectives" not in judged
 
 
-def test_all_reduce_that_is_off_by_one_is_named_with_its_element(pool: Pool) -> None:
+def test_all_reduce_that_is_off_by_one_is_reported_with_its_element(pool: Pool) -> None:
     with Pool(BACKEND, environment={OFF_BY_ONE: "1"}, beside=pool) as wrong, pytest.raises(ValueMismatch) as caught:
         check("rowwise_linear", LINEAR, wrong)
     assert "global (0, 2)" in str(caught.value) and "actual - expected = 1 at every wrong element" in str(caught.value)

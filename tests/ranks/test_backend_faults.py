@@ -137,7 +137,9 @@ def test_run_is_red_if_a_rank_dies_between_visits() -> None:
         ("early_wait", "all_reduce of bfloat16 on 2 ranks is wrong: rank"),
     ],
 )
-def test_fault_in_a_probed_collective_is_named(planted: Callable[[str], Pool], fault: str, told: str) -> None:
+def test_fault_in_a_probed_collective_is_reported_with_its_name(
+    planted: Callable[[str], Pool], fault: str, told: str
+) -> None:
     """The subject need not call that collective; a run reports the first one first."""
     with planted(fault) as pool:
         pool.run("zero3_fetch_all_gather", FETCH)
@@ -189,7 +191,7 @@ def test_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: C
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )
-def test_fault_in_a_probe_is_red_and_comes_first(
+def test_fault_in_a_probe_makes_the_run_red_and_is_printed_first(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
     """For a collective that the property does not call, and for one that leaves no world alive."""
@@ -202,7 +204,9 @@ def test_fault_in_a_probe_is_red_and_comes_first(
 
 
 @pytest.mark.ranks
-def test_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., Ended]) -> None:
+def test_conformance_run_reports_a_wrong_value_as_failed_and_not_as_unsupported(
+    on_planted: Callable[..., Ended],
+) -> None:
     """And neither not supported nor the user's to leave out; of one search, and with one claim."""
     done = on_planted("swapped_gather", "--profile=conformance", "-k", "w2-0 or equals_unsharded")
     summary = done.stdout.partition("= equivtest =")[2].splitlines()
@@ -215,7 +219,7 @@ def test_conformance_run_calls_a_wrong_value_wrong(on_planted: Callable[..., End
 
 
 @pytest.mark.parametrize("heard_first", [0, 1])
-def test_lowest_rank_with_a_wrong_value_is_named(heard_first: int) -> None:
+def test_probe_reports_the_lowest_rank_with_a_wrong_value(heard_first: int) -> None:
     """The order of arrival does not matter: the same backend gets the same report."""
     replies = [
         Reply(
@@ -228,7 +232,7 @@ def test_lowest_rank_with_a_wrong_value_is_named(heard_first: int) -> None:
 
 
 @pytest.mark.ranks
-def test_fake_process_group_is_called_wrong(pool: Pool) -> None:
+def test_fake_process_group_is_reported_as_wrong(pool: Pool) -> None:
     """torch's own fake one, which is known once its module is imported."""
     fake = Backend("fake", imports=("torch.testing._internal.distributed.fake_pg",))
     with Pool(fake, beside=pool) as idle:
@@ -265,7 +269,7 @@ def test_hanging_collective_is_waited_for_only_in_its_probe(
 
 
 @pytest.mark.ranks
-def test_documented_refusal_leaves_out_only_cases_that_need_it(planted: Callable[[str], Pool]) -> None:
+def test_collective_that_a_backend_refuses_leaves_out_only_cases_that_need_it(planted: Callable[[str], Pool]) -> None:
     """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
         refused = pool.run("rowwise_linear", LINEAR)
@@ -304,7 +308,7 @@ def test_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkey
 
 
 @pytest.mark.ranks
-def test_refusal_by_every_rank_is_named_with_its_reduction(planted: Callable[[str], Pool]) -> None:
+def test_collective_that_every_rank_refuses_is_reported_with_its_reduction(planted: Callable[[str], Pool]) -> None:
     """Maxima, which are probed, and products, which are not."""
     with planted("refuses_max") as pool:
         for name in ("all_reduce_max", "all_reduce_product"):
@@ -315,7 +319,7 @@ def test_refusal_by_every_rank_is_named_with_its_reduction(planted: Callable[[st
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
-def test_other_collectives_of_a_refused_bundle_are_judged(
+def test_collectives_that_share_a_case_with_a_refused_one_are_judged_separately(
     planted: Callable[[str], Pool], tmp_path: Path, fault: str, failing: list[str]
 ) -> None:
     """As a separate case; the whole one stays not supported, allowed or not."""
@@ -334,7 +338,7 @@ def test_other_collectives_of_a_refused_bundle_are_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
-def test_claim_that_holds_on_a_wrong_backend_does_not_count_as_holding(
+def test_check_raises_if_the_backend_is_wrong_although_the_claim_holds(
     planted: Callable[[str], Pool], case: Case
 ) -> None:
     """The fault is in a collective that neither subject calls."""
@@ -370,7 +374,7 @@ def test_error_text_of_a_backend_counts_as_a_refusal(error: Exception) -> None:
         ValueError("tensors must have the same size"),
     ],
 )
-def test_error_about_a_mistake_is_no_refusal(error: Exception) -> None:
+def test_error_about_wrong_arguments_does_not_count_as_a_refusal(error: Exception) -> None:
     assert not is_refusal(error)
 
 
@@ -405,7 +409,7 @@ def test_collective_documented_for_one_backend_may_be_refused_by_others(name: st
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())
 
 
-def test_verdict_is_allowed_only_if_everything_it_lacks_is_allowed() -> None:
+def test_unsupported_verdict_is_allowed_only_if_every_lacking_collective_is() -> None:
     lacking = ("float16:all_reduce", "float16:broadcast")
 
     assert is_allowed(lacking, {"float16"}) and is_allowed(lacking, {"all"}) and is_allowed(lacking, set(lacking))
@@ -430,7 +434,7 @@ def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
         ({"device": "cuda"}, ()),
     ],
 )
-def test_examples_on_eight_ranks_run_if_nothing_limits_the_ranks(
+def test_examples_on_eight_ranks_run_if_no_option_limits_the_world_sizes(
     options: dict[str, str], sizes: tuple[int, ...]
 ) -> None:
     settings = parse(options)

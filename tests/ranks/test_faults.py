@@ -26,7 +26,7 @@ def pool(pool: Pool) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("cell", FEW, ids=lambda cell: cell.id)
-def test_fault_of_a_rank_is_named_within_the_limit(pool: Pool, cell: Cell) -> None:
+def test_faulty_rank_is_reported_first_within_the_time_limit(pool: Pool, cell: Cell) -> None:
     """The right rank first, within the limit, with its words; then the next case passes."""
     assert run_cell(pool, cell).problems == ()
 

@@ -78,7 +78,7 @@ def test_measured_gloo_and_kernels_equal_their_declaration(pool: Pool, dtype: st
         "sums off by a rounding too many", "sums flush", "kernels flush", "rows in another order",
     ],
 )  # fmt: skip
-def test_measured_fields_equal_the_fields_of_a_declaration(
+def test_fingerprint_concludes_the_declared_arithmetic_from_measurements(
     change: Callable[[Answers], Answers], declares: dict[str, object]
 ) -> None:
     assert concluded(change).record == replace(TORCH_CPU["float32"], **declares)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_fingerprint_finds_a_varying_order_although_ranks_agree() -> None:
     assert found.record is not None and found.record.order_varies and found.record.reduce == "float32"
 
 
-def test_fingerprint_reports_a_measurement_that_no_record_allows() -> None:
+def test_fingerprint_reports_a_measurement_that_no_declaration_allows() -> None:
     for change, problem in (
         (lambda each: {"sums": each["sums"] * 1.5}, "sums or products are off by more than any record allows"),
         (lambda each: {"tiny_sum": each["tiny_sum"] * 2}, "tiny_sum of"),

@@ -84,7 +84,7 @@ def test_members_that_form_no_mesh_raise_misuse(members: tuple[int, ...], messag
         (TWO_OF_THREE, 1, "process 1 outside of every mesh"),
     ],
 )
-def test_rank_is_named_with_its_process_if_they_differ(case: FetchCase, process: int, name: str) -> None:
+def test_name_of_a_rank_includes_its_process_if_their_numbers_differ(case: FetchCase, process: int, name: str) -> None:
     assert case.name_rank(process) == name
 
 
@@ -186,7 +186,7 @@ def places(case: FetchCase, pool: Pool) -> list[list[int] | str]:
 
 
 @pytest.mark.ranks
-def test_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
+def test_mesh_has_its_processes_in_the_order_that_the_case_lists(pool: Pool) -> None:
     """Process, coordinate, rank in the group, and the sum of the group's processes, for every process."""
     assert places(TWO_OF_FOUR, pool) == [[0, 0, 0, 2], [1, 1, 1, 4], [2, 1, 1, 2], [3, 0, 0, 4]]
     assert places(TWO_OF_THREE, pool) == [[0, 1, 1, 2], "not_in_mesh", [2, 0, 0, 2]]
@@ -194,7 +194,7 @@ def test_mesh_has_its_processes_in_their_order(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_groups_can_be_made_by_their_members_after_a_mesh_of_some_processes(pool: Pool) -> None:
+def test_members_alone_can_make_a_group_after_a_case_whose_mesh_left_out_a_process(pool: Pool) -> None:
     """Like FSDP2 if reduce_scatter has its own group."""
     case = FetchCase(world_size=3, parameters=((1,),))
     with Pool(beside=pool) as new:
@@ -265,7 +265,7 @@ def test_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_refusal_of_all_in_a_mesh_leaves_the_world_alive(pool: Pool) -> None:
+def test_world_stays_alive_if_every_rank_of_a_mesh_refuses_the_case(pool: Pool) -> None:
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     before = pool.run(PROGRAMS + "tells_its_place", TWO_OF_THREE)
     verdicts = judge("zero3_fetch_all_gather", case, pool)

@@ -80,7 +80,7 @@ def kinds_of(prop: Property, case: Case, pool: Pool) -> dict[str, str]:
         (test_data_parallel.ddp_mlp, PERCEPTRON),
     ],
 )
-def test_another_order_in_each_call_is_a_failure_unless_it_is_declared(
+def test_sums_in_an_order_that_varies_between_calls_fail_unless_the_backend_declares_it(
     prop: Property, case: Case, varying: Pool
 ) -> None:
     declares = bool(varying.backend.arithmetic)
@@ -99,14 +99,14 @@ def test_exact_data_has_the_same_bits_in_every_order(varying: Pool) -> None:
         (test_embedding.rowwise_embedding, ROWS, BUT_FOR_ZEROS),
     ],
 )
-def test_flushed_subnormals_are_a_failure_unless_they_are_declared(
+def test_flushed_subnormals_fail_unless_the_backend_declares_them(
     prop: Property, case: Case, claims: dict[str, str], dtype: str, flushing: Pool
 ) -> None:
     declares = bool(flushing.backend.arithmetic)
     assert kinds_of(prop, replace(case, dtype=dtype), flushing) == ({} if declares else claims)
 
 
-def test_copied_subnormals_stay_whatever_is_declared(flushing: Pool) -> None:
+def test_flushing_a_copied_subnormal_fails_although_the_backend_declares_flushing(flushing: Pool) -> None:
     """A subject that flushes a parameter which an all_gather made whole."""
     subject = "tests.defects.zero3_fetch.memory:flushes_subnormals"
     prop = replace(test_zero3_fetch.zero3_fetch_all_gather, subject=subject)
@@ -114,7 +114,7 @@ def test_copied_subnormals_stay_whatever_is_declared(flushing: Pool) -> None:
     assert failing == {"equals_unsharded": "value", "is_exact_without_reduction": "bits"}
 
 
-def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound(pool: Pool) -> None:
+def test_sums_truncated_toward_zero_fail_although_each_is_within_its_bound(pool: Pool) -> None:
     """On three and four ranks; one addition that is cut instead of rounded is beyond its bound anyway."""
     cases = [case for case in test_redistribute.of_many_elements() if case.dtype == "bfloat16" and case.world_size > 2]
     with computing(pool, "cuts_toward_zero") as cutting:
@@ -126,7 +126,7 @@ def test_sums_cut_toward_zero_are_seen_though_each_is_within_its_bound(pool: Poo
     assert all("lean to one side" in verdict.judgement.mismatches[0].actual for verdict in reduced)
 
 
-def test_sums_rounded_to_nearest_do_not_lean(varying: Pool) -> None:
+def test_errors_of_sums_rounded_to_nearest_do_not_lean_to_one_side(varying: Pool) -> None:
     cases = test_redistribute.of_many_elements()
     verdicts = [verdict for case in cases for verdict in judge("redistribute", case, varying)]
     assert {verdict.kind for verdict in verdicts} == {"holds"}

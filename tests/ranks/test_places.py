@@ -50,7 +50,7 @@ RAISED = (
         ("killed by SIGKILL", "None"),
     ],
 )
-def test_place_is_the_collective_and_the_line_that_calls_it(detail: str, place: str) -> None:
+def test_place_of_a_rank_is_the_collective_and_the_users_line_that_calls_it(detail: str, place: str) -> None:
     """The public name of the collective, and the innermost line outside torch."""
     assert str(place_of(detail)) == place
 
@@ -72,7 +72,7 @@ def test_ranks_at_the_same_place_share_a_line() -> None:
     assert describe_places(replies) == "ranks 0, 2 are in wait_tensor (m.py:7 in h)\nrank 1 has answered"
 
 
-def test_mismatch_of_collectives_comes_first() -> None:
+def test_message_begins_with_the_mismatch_if_ranks_are_in_different_collectives() -> None:
     """If every rank is in a collective, but not in the same one."""
     mismatch = "ranks are in different collectives: rank 0 in all_reduce, rank 1 in all_gather_into_tensor"
     both = [reply(0, "lost", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER)]
@@ -83,7 +83,7 @@ def test_mismatch_of_collectives_comes_first() -> None:
 @pytest.mark.parametrize(
     "third", [reply(2, "timed_out", LOOPING), reply(2, "timed_out", IN_WAIT), reply(2, "lost", "killed by SIGKILL")]
 )
-def test_mismatch_is_named_only_if_it_is_certain(third: Reply) -> None:
+def test_mismatch_of_collectives_is_not_reported_if_a_rank_is_elsewhere(third: Reply) -> None:
     """The others may rightly wait for a rank elsewhere, each in its own collective."""
     replies = [reply(0, "timed_out", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER), third]
     assert "different" not in describe_places(replies)

@@ -41,7 +41,7 @@ def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:
 @glibc
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_new_memory_holds_the_large_byte(pool: Pool, dtype: str) -> None:
+def test_new_memory_is_filled_with_the_large_byte_under_poison_large(pool: Pool, dtype: str) -> None:
     """For small and large tensors, also right after memory of that size was freed."""
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="large")):
         assert bool((tensor.view(torch.uint8) == poison.LARGE_BYTE).all()), tensor.shape
@@ -49,7 +49,7 @@ def test_new_memory_holds_the_large_byte(pool: Pool, dtype: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_new_memory_holds_nan(pool: Pool, dtype: str) -> None:
+def test_new_memory_is_filled_with_nan_under_poison_nan(pool: Pool, dtype: str) -> None:
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="nan")):
         assert bool(tensor.isnan().all()), tensor.shape
 
@@ -86,7 +86,9 @@ def bits_of(replies: list[Reply]) -> list[torch.Tensor]:
         ("colwise_linear", LinearCase(world_size=2, style="colwise", in_features=5, out_features=4)),
     ],
 )
-def test_no_answer_depends_on_the_poison(pool: Pool, subject: str, case: FetchCase | LinearCase) -> None:
+def test_answers_of_a_subject_do_not_depend_on_the_fill_value_of_new_memory(
+    pool: Pool, subject: str, case: FetchCase | LinearCase
+) -> None:
     """The same bits under all three; of a fetch's partitions, whose padding the case fixes, too."""
     large, nan, none = (bits_of(pool.run(subject, replace(case, poison=each))) for each in POISONS)
 
@@ -97,7 +99,7 @@ def test_no_answer_depends_on_the_poison(pool: Pool, subject: str, case: FetchCa
 # In this process.
 
 
-def test_torchs_settings_are_as_before_afterwards() -> None:
+def test_poison_restores_torchs_settings_even_if_the_subject_raises() -> None:
     """Also if the subject raises; within the context, nondeterministic operations only warn."""
     before = torch.get_deterministic_debug_mode()
     with poison.poisoned("nan"):

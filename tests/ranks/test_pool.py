@@ -88,7 +88,7 @@ def test_ranks_of_a_world_are_reused(pool: Pool) -> None:
 
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
-def test_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -> None:
+def test_pool_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int) -> None:
     """The culprit comes first with its traceback, its peers end with the grace, the next case passes."""
     begun_s = time.monotonic()
     cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
@@ -108,7 +108,7 @@ def test_rank_that_raised_is_named(pool: Pool, subject: str, culprit: int) -> No
     ],
 )
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_rank_that_ended_is_named(pool: Pool, subject: str, ending: str, culprit: int) -> None:
+def test_pool_names_the_rank_whose_process_ended(pool: Pool, subject: str, ending: str, culprit: int) -> None:
     """A lost rank comes first with its signal or exit code, and the next case passes."""
     cause = blamed(pool.run(subject, PlainCase(world_size=2, culprit=culprit)))
     assert (cause.rank, cause.outcome, cause.error_text) == (culprit, "lost", ending)
@@ -179,7 +179,7 @@ def test_rank_that_closes_its_connection_is_lost(pool: Pool) -> None:
     assert outcomes(pool.run("stays_mute", TWO)) == ["lost"] * 2
 
 
-def test_large_replies_leave_no_file(pool: Pool) -> None:
+def test_pool_leaves_no_file_of_large_replies(pool: Pool) -> None:
     """Tensors beyond limits.SHARED_BYTES arrive whole, and only the usual files stay."""
     numel = limits.SHARED_BYTES
     replies = pool.run("large", PlainCase(world_size=2, numel=numel))
@@ -232,7 +232,9 @@ def test_slow_removal_of_directories_delays_no_answer(pool: Pool, monkeypatch: p
     assert not set(scratch_of(os.getpid())) - set(before)
 
 
-def test_ranks_see_the_parents_environment_of_their_start(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_parents_environment_at_the_time_they_are_started(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Variables set after the server was started reach the worlds started from then on."""
     monkeypatch.setenv("EQUIVTEST_TEST", "5")
     pool.run("raises_everywhere", TWO)
@@ -254,7 +256,7 @@ def test_error_on_every_rank_of_a_refused_case_keeps_the_world(pool: Pool) -> No
     assert pids(pool) == before
 
 
-def test_ranks_out_of_step_are_replaced(pool: Pool) -> None:
+def test_ranks_that_raised_with_a_collective_left_behind_are_replaced(pool: Pool) -> None:
     """If every rank raised but one left a collective behind, the probe detects it."""
     before = pids(pool)
     assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
@@ -274,7 +276,7 @@ def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
     assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
 
 
-def test_fault_of_the_backend_is_named(pool: Pool) -> None:
+def test_pool_reports_the_collective_that_the_backend_computes_wrongly(pool: Pool) -> None:
     """A group that does nothing is wrong, by name, and no excuse: cases run on it as on any other."""
     with Pool(Backend("fake"), visit=VISIT, beside=pool) as wrong:
         pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -302,7 +304,7 @@ def test_ranks_work_while_the_parent_judges(pool: Pool) -> None:
     assert stamps[1][0] < stamps[0][1] + 0.2
 
 
-def test_refused_case_keeps_its_world(pool: Pool) -> None:
+def test_world_is_kept_after_a_case_that_every_rank_refuses(pool: Pool) -> None:
     """run_all treats a case with a refusal as one that every rank should raise on."""
     before = pids(pool)
     refused = PlainCase(world_size=2, refused="too odd")
@@ -330,7 +332,7 @@ def test_least_recently_used_world_is_ended(pool: Pool) -> None:
         assert pids(small, 2) == kept
 
 
-def test_ranks_are_replaced_only_for_another_owner(pool: Pool) -> None:
+def test_ranks_are_replaced_only_if_another_test_file_uses_the_pool(pool: Pool) -> None:
     found = []
     with Pool(visit=VISIT, beside=pool) as own:
         for owner in ("test_first.py", "test_first.py", "test_second.py"):
@@ -384,7 +386,7 @@ def test_dead_server_is_replaced() -> None:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_pool_is_not_for_a_forked_child(pool: Pool) -> None:
+def test_pool_raises_misuse_in_a_forked_child(pool: Pool) -> None:
     """The pool refuses to work in a forked child, and the parent's ranks are unharmed."""
     before = pids(pool)
     child = os.fork()
@@ -459,14 +461,14 @@ def test_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert parent.returncode == 0 and scratch_of(parent.pid) == []
 
 
-def test_ranks_are_executed_if_a_fork_runs_no_backward() -> None:
+def test_ranks_are_spawned_if_the_backward_fails_in_a_fork() -> None:
     """A module that they import has brought a device, for which the server's backward has started a thread."""
     with Pool(visit=THREADS) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start.startswith("spawn (") and "autograd's threading in combination with fork" in pool.start
 
 
-def test_ranks_that_must_be_forked_say_that_they_cannot_be() -> None:
+def test_start_forkserver_raises_broken_setup_if_the_backward_fails_in_a_fork() -> None:
     with Pool(Backend(start="forkserver"), visit=THREADS) as pool, pytest.raises(BrokenSetup) as caught:
         pool.run("runs_backward", TWO)
     message = str(caught.value)
@@ -481,7 +483,7 @@ def test_ranks_are_forked_despite_devices_that_fake_tensors_register() -> None:
         assert pool.start == "forkserver"
 
 
-def test_no_default_argument_keeps_a_group_of_the_servers_warm_up() -> None:
+def test_no_function_keeps_a_process_group_of_the_warm_up_as_default_argument() -> None:
     """Ranks would find it there, and torch would not: it was destroyed."""
     text = (
         "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
@@ -496,14 +498,14 @@ def test_no_default_argument_keeps_a_group_of_the_servers_warm_up() -> None:
     assert output.split() == ["True"]
 
 
-def test_spawned_ranks_have_time_to_import_torch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_for_starting_spawned_ranks_does_not_include_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         pool.run("counts", PlainCase(world_size=1))
         monkeypatch.setattr(limits, "START_S", 0.7)  # less than an import takes
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_spawned_ranks_answer_raise_and_are_replaced() -> None:
+def test_spawned_ranks_answer_and_a_killed_one_is_reported() -> None:
     """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -533,7 +535,9 @@ def test_unknown_backend_is_refused(backend: Backend, message: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["raise RuntimeError('no driver')", "import no_such_driver"])
-def test_vendors_module_that_raises_is_named(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vendors_module_that_raises_on_import_is_reported_by_name(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is there: the way out is not to name another one."""
     (tmp_path / "raising_vendor.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)

@@ -44,7 +44,7 @@ def as_rank(rank: int, mesh_shape: tuple[int, ...]) -> Iterator[DeviceMesh]:
 @pytest.mark.parametrize(
     "case", [LINEAR, replace(LINEAR, input_layout="shard(1)"), FETCH], ids=["x", "shards", "fetch"]
 )
-def test_ranks_get_the_contracts_shards(case: Case) -> None:
+def test_ranks_get_the_shards_of_the_drawn_tensors(case: Case) -> None:
     """Shards of the drawn global tensors, on every rank, with the case's flags."""
     for rank in range(case.world_size):
         with as_rank(rank, case.mesh_shape) as mesh:
@@ -56,7 +56,7 @@ def test_ranks_get_the_contracts_shards(case: Case) -> None:
             assert given[name].requires_grad == case.given_flags()[name]
 
 
-def test_ranks_get_separate_memory() -> None:
+def test_tensors_of_two_draws_have_separate_memory() -> None:
     """Two draws of one case share nothing."""
     with as_rank(0, (3,)) as mesh:
         one, other = hand_out(LINEAR, 0, mesh), hand_out(LINEAR, 0, mesh)
@@ -64,7 +64,7 @@ def test_ranks_get_separate_memory() -> None:
     assert all(one[name].data_ptr() != other[name].data_ptr() for name in one)
 
 
-def test_case_names_tensors_that_are_not_contiguous() -> None:
+def test_case_decides_which_tensors_are_passed_without_contiguous_memory() -> None:
     """x and the cotangent, but never the parameters of a layer; the values are the same."""
     case = replace(LINEAR, x_contiguous=False, cotangent_contiguous=False)
     with as_rank(1, (3,)) as mesh:
@@ -82,7 +82,7 @@ def test_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> Non
     assert torch.equal(strided(tensor), tensor) and not strided(tensor).is_contiguous()
 
 
-def test_number_has_no_strides_to_change() -> None:
+def test_tensor_without_dims_stays_as_it_is_when_strides_are_changed() -> None:
     """A 0-dim tensor stays as it is."""
     assert strided(torch.tensor(3.0)).shape == ()
 
@@ -109,7 +109,7 @@ def test_answers_are_copied_when_the_subject_returns() -> None:
     assert torch.equal(answers["output"].local, X)
 
 
-def test_dtensor_answers_its_shard_and_global_shape() -> None:
+def test_returned_dtensor_is_sent_as_its_shard_with_the_global_shape() -> None:
     """Without a collective, though the whole would need another rank."""
     with as_rank(1, (3,)) as mesh:
         tensor = DTensor.from_local(X, mesh, [Shard(0)], run_check=False, shape=torch.Size((6, 3)), stride=(3, 1))

@@ -78,7 +78,7 @@ def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, l
     assert (received.requires_grad, received.touched) == ({"it": True}, ("x",))
 
 
-def test_answer_to_a_repeat_arrives_beside_the_first(tmp_path: Path) -> None:
+def test_answers_of_the_first_and_of_the_repeated_run_both_arrive(tmp_path: Path) -> None:
     """With its own bits."""
     first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
     sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
@@ -99,7 +99,7 @@ def test_only_the_elements_of_a_view_are_sent(tmp_path: Path) -> None:
     assert same_bits(received.local, tensor.t()[1:3].detach())
 
 
-def test_large_replies_leave_no_file(tmp_path: Path) -> None:
+def test_decoding_a_large_reply_leaves_no_file(tmp_path: Path) -> None:
     """Beyond limits.SHARED_BYTES the message stays small, and its file is gone once read."""
     tensor = random_bits((limits.SHARED_BYTES // 4 + 1,), "float32", 1)
     message = encode_reply(
@@ -246,7 +246,7 @@ def test_texts_in_replies_are_bounded_and_printable() -> None:
     assert text.startswith("head") and text.endswith("tail\\udc80") and len(text) < limits.OUTPUT_CHARS + 100
 
 
-def test_traceback_is_shortened_within_torch() -> None:
+def test_traceback_keeps_only_the_first_and_last_of_successive_frames_of_torch() -> None:
     """Its own frames, and of each run of torch's the first and the last."""
     layer = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     try:

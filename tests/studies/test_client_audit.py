@@ -33,7 +33,7 @@ def test_clients_of_the_same_collectives_share_a_row(tmp_path: Path) -> None:
     ]
 
 
-def test_claim_that_only_reads_a_result_does_not_count_as_seeing_other_ranks(tmp_path: Path) -> None:
+def test_claim_that_rejects_only_the_fault_dropped_does_not_count_as_seeing_other_ranks(tmp_path: Path) -> None:
     (tmp_path / "audit.csv").write_text(as_csv([audited("it", ("all_gather in the forward", "dropped", 1))]))
 
     assert read(tmp_path)["it"].row == ("", in_short({"all_gather in the forward"}))

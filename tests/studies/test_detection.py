@@ -23,7 +23,7 @@ def test_detection_compares_results_with_torchs() -> None:
     assert found["output"].shape == case.shapes()["output"]
 
 
-def test_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> None:
+def test_detection_of_a_defect_stops_once_every_kind_of_values_has_rejected_it() -> None:
     defect = next(defect for defect in defects() if defect.name == "input_gradient_averaged")
 
     row = run_task(Task(defect.name, is_defect=True, cases=10, enough=1))
@@ -35,7 +35,7 @@ def test_row_ends_once_every_kind_that_is_drawn_has_rejected_the_defect() -> Non
 @pytest.mark.parametrize(
     ("rejected", "only"), [((), "NONE"), (("dense",), "dense"), (("dense", "real"), "")], ids=["none", "one", "both"]
 )
-def test_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[str, ...], only: str) -> None:
+def test_table_names_the_only_kind_of_values_that_catches_a_defect(rejected: tuple[str, ...], only: str) -> None:
     row = Row(defects()[0].name, num_planned=2, kinds=("dense", "real"), num_cases=2)
     for kind in row.kinds:
         row.tally.add((kind, "float32"), rejected=kind in rejected, is_close=True)
@@ -44,7 +44,7 @@ def test_one_kind_of_values_that_catches_a_defect_is_named(rejected: tuple[str, 
     assert f"| {only} |" in write_tables([(defects()[0], row)], [], 1, 1, 1)
 
 
-def test_rejections_by_claims_only_are_counted_separately() -> None:
+def test_rejections_without_a_comparison_of_values_are_counted_separately() -> None:
     tally = Tally()
     tally.add(("real", "float16"), rejected=True, is_close=True)
     tally.add(("real", "float16"), rejected=True, is_close=False)

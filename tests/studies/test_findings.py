@@ -35,7 +35,7 @@ def test_effects_are_among_those_that_the_index_explains() -> None:
         assert set(finding.effects) <= set(EFFECTS), finding.path.name
 
 
-def test_finding_without_a_report_names_the_search() -> None:
+def test_finding_without_an_upstream_report_says_what_was_searched_for() -> None:
     for finding in read_all():
         none = finding.fields["Upstream"].startswith(("none found (searched for: ", "not reported: "))
         assert bool(finding.reports) != none, finding.path.name
@@ -65,7 +65,7 @@ def _links(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["# Title\n", "# 1. Title\n\n- **Project**: torch\n- **Effect**: silent\n"])
-def test_finding_without_its_first_lines_is_refused(tmp_path: Path, text: str) -> None:
+def test_finding_that_does_not_begin_with_number_and_title_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "01-title.md"
     path.write_text(text)
 

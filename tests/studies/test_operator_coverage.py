@@ -20,7 +20,7 @@ from studies.operator_coverage import fate_of, outcome_of
         ({"equals_unsharded": "inconclusive"}, {("forward", "?")}, "holds"),
     ],
 )
-def test_worst_verdict_decides_the_fate_of_a_case(
+def test_worst_verdict_decides_how_a_case_counts(
     kinds: dict[str, str], signs: set[tuple[str, str]], expected: str
 ) -> None:
     case = OperatorCase(world_size=1)

@@ -37,7 +37,7 @@ def write_all(folder: Path, **texts: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["document", "message", "docstring", "comment"])
-def test_counter_fails_for_idioms_in_each_kind_of_text(
+def test_counter_of_idioms_fails_for_each_kind_of_text(
     kind: str, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plain.main([]) == 0
@@ -48,7 +48,7 @@ def test_counter_fails_for_idioms_in_each_kind_of_text(
     assert f"{IDIOMATIC}\n" in capsys.readouterr().out.replace('"""', "")
 
 
-def test_counter_of_a_change_leaves_older_lines_out(repository: Path) -> None:
+def test_counter_of_idioms_in_a_change_ignores_older_lines(repository: Path) -> None:
     write_all(repository, document=f"{IDIOMATIC}\n" * 9)
     subprocess.run(["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "b"])
     assert (plain.main([]), plain.main(["--change", "HEAD"])) == (1, 0)

@@ -34,14 +34,14 @@ def test_standstill_is_counted_once_for_all_cores_and_only_while_it_lasts() -> N
         assert standstills.seconds(begun_s - 9, begun_s - 8) == 0
 
 
-def test_whole_standstill_on_one_core_counts() -> None:
+def test_standstill_of_one_core_counts() -> None:
     """A process that sat on that core could not move."""
     with watching() as standstills:
         begun_s, ended_s = _stand_still(standstills.pids[:1])
         assert standstills.seconds(begun_s, ended_s) > STOPPED_S - LEAST_S
 
 
-def test_busy_processes_are_no_standstill() -> None:
+def test_busy_processes_are_not_counted_as_a_standstill() -> None:
     """Or a harness that keeps the cores busy would excuse itself; the machine may really stand still in some try."""
     with burning(2 * (os.cpu_count() or 1)), watching() as standstills:
         assert any(_is_quiet(standstills) for _ in range(5))

@@ -41,13 +41,13 @@ def path_of(folder: Path, made: str) -> list[str]:
     return walk.modules
 
 
-def test_path_without_repeated_modules_has_no_returns(tmp_path: Path) -> None:
+def test_call_path_that_enters_each_module_once_has_no_returns(tmp_path: Path) -> None:
     path = path_of(tmp_path, "def made(run): return run\n")
 
     assert (path, num_returns(path)) == (["street", "made", "shown"], 0)
 
 
-def test_path_returns_when_a_call_enters_a_module_again(tmp_path: Path) -> None:
+def test_call_path_counts_a_return_for_each_module_that_is_entered_again(tmp_path: Path) -> None:
     path = path_of(tmp_path, ZIGZAG)
 
     assert (path, num_returns(path)) == (["street", "made", "shown", "made", "shown"], 2)

@@ -15,7 +15,7 @@ from studies.surface import NO_NUMBERS, PAGE, Tracer, public_names, reason_of
 NAMES = {name for names in public_names().values() for name in names}
 
 
-def test_map_has_every_name_of_the_installed_torch() -> None:
+def test_map_of_torchs_names_has_every_name_of_the_installed_torch() -> None:
     rows = PAGE.read_text(encoding="utf-8").split("| `")
 
     assert NAMES - {row.partition("`")[0] for row in rows} == set()
@@ -26,7 +26,7 @@ def test_every_pattern_of_names_without_tensors_matches_a_name(pattern: str) -> 
     assert any(fnmatchcase(name, pattern) for name in NAMES)
 
 
-def test_collective_is_not_listed_as_computing_no_tensor() -> None:
+def test_all_reduce_is_listed_as_computing_a_tensor() -> None:
     assert reason_of("torch.distributed.all_reduce") == ""
 
 
