@@ -98,7 +98,7 @@ def test_mistake_in_a_manifest_is_reported_in_one_line(manifest: Path, old: str,
 
 
 @pytest.mark.parametrize(("expires", "counts"), [("9000-01-31", True), ("2020-01-31", False)])
-def test_waiver_counts_until_its_last_day(manifest: Path, expires: str, *, counts: bool) -> None:
+def test_waiver_excuses_a_failure_until_its_last_day(manifest: Path, expires: str, *, counts: bool) -> None:
     altered(manifest, "# [[waiver]]", f'{WAIVER}link = "https://example.org"\nexpires = {expires}\n')
     known = KnownFailures.load(manifest)
 

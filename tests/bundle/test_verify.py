@@ -375,7 +375,7 @@ def rounded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prope
         (lambda margins: margins, ""),
     ],
 )
-def test_forged_margins_fail_their_rerun(
+def test_rerun_rejects_a_bundle_with_forged_margins(
     rounded: tuple[Property, Chunk, list[Record]],
     pool: Pool,
     invent: Callable[[dict[str, float]], dict[str, float]],

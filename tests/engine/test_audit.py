@@ -159,7 +159,7 @@ def test_audit_lists_fsdp2s_reduction_as_unseen_if_all_ranks_have_the_same_batch
 
 
 @pytest.mark.ranks
-def test_case_that_fails_without_a_fault_is_not_audited(pool: Pool) -> None:
+def test_case_that_fails_before_a_fault_is_planted_is_not_audited(pool: Pool) -> None:
     """Here in their values: what is red needs no audit, and no advice of one."""
     found = audited(of_fetch("wrong_everywhere"), pool)
 

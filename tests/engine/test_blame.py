@@ -185,7 +185,9 @@ DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
         ("opens_early", "barrier", "collective: barrier, call 1 of it"),
     ],
 )
-def test_messages_and_barriers_are_judged(pool: Pool, fault: str, name: str, layer: str) -> None:
+def test_fault_line_blames_the_backend_for_wrong_messages_and_barriers(
+    pool: Pool, fault: str, name: str, layer: str
+) -> None:
     """On a busy machine who is let through too early may come to it too late, and try again."""
     case = CollectivesCase(world_size=2, collectives=(name,), numels=(9,))
     with Pool(DEVIATING, environment={FAULT: fault}, beside=pool) as wrong:

@@ -139,7 +139,7 @@ def test_array_is_the_same_in_every_process() -> None:
     assert printed_by_a_process("1") == f"{here.rows} {here.infeasible}\n"
 
 
-def test_chunks_of_all_world_sizes_share_one_array() -> None:
+def test_chunks_of_all_world_sizes_take_rows_of_one_covering_array() -> None:
     array = covering_array_of(colwise(), GATE)
     assert array is not None
     chunks = [replace(GATE, world_size=world_size) for world_size in limits.WORLD_SIZES]

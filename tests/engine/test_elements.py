@@ -63,7 +63,7 @@ def test_padding_is_not_judged(world_size: int) -> None:
     assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
 
 
-def test_average_of_operands_is_judged() -> None:
+def test_partial_tensor_is_right_if_the_average_of_its_operands_is() -> None:
     """Under partial(avg) operands that differ are right where their mean is."""
     layout = Layout((Partial("avg"),))
     locals_ = [VALUE.float() - 1, VALUE.float() + 1]

@@ -226,7 +226,7 @@ def test_invalid_placement_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-def test_layout_is_written_with_its_order() -> None:
+def test_text_of_a_layout_includes_its_shard_order() -> None:
     assert str(Layout((Shard(0), Replicate()))) == "shard(0), replicate"
     assert str(Layout((Shard(0), Shard(0)), (1, 0))) == "shard(0), shard(0) (axes divide in order (1, 0))"
 

@@ -21,7 +21,7 @@ def test_margin_is_counted_in_the_first_bin_that_contains_it(margin: float, plac
     assert margins(margin).bins == {place: 1}
 
 
-def test_zeros_and_failures_are_in_no_bin() -> None:
+def test_margins_of_zero_and_of_failures_are_in_no_bin() -> None:
     found = margins(0.0, 3.0)
 
     assert (found.bins, found.zeros, found.beyond, found.largest) == ({}, 1, 1, 3.0)

@@ -63,7 +63,7 @@ def test_line_error_shows_the_allowed_error_with_its_derivation() -> None:
     assert rows(WRONG)["error"].startswith(expected) and rows(WRONG)["error"].endswith(" of 24 bits")
 
 
-def test_exceeded_bound_is_shown_in_multiples() -> None:
+def test_line_error_shows_how_many_times_the_error_exceeds_its_bound() -> None:
     """Error, allowance, how many times, and why so much is allowed."""
     tensors = dict(expect(LINEAR, 0).tensors)
     value = tensors["output"].value
@@ -76,7 +76,7 @@ def test_exceeded_bound_is_shown_in_multiples() -> None:
     assert "one process" not in rows(verdict)["expected"]
 
 
-def test_error_far_beyond_its_bound_is_shown_by_magnitude() -> None:
+def test_line_error_shows_a_huge_ratio_of_error_to_bound_as_a_power_of_ten() -> None:
     tensors = dict(expect(LINEAR, 0).tensors)
     tensors["output"] = replace(
         tensors["output"], allowed=torch.full_like(tensors["output"].value, 1e-40), derivation="4 roundings"

@@ -498,7 +498,7 @@ def test_option_start_reaches_the_ranks_and_the_header(pytester: pytest.Pytester
     assert "start   " not in result.stdout.str()
 
 
-def test_conformance_requires_every_cell(pytester: pytest.Pytester) -> None:
+def test_conformance_run_is_red_if_a_required_cell_has_no_case(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_even")
 
     result = run_suite(pytester, "--profile=conformance", "--world-sizes=1,2", "--dtypes=float32")
@@ -509,7 +509,7 @@ def test_conformance_requires_every_cell(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_conformance_passes_with_every_cell(pytester: pytest.Pytester) -> None:
+def test_conformance_run_passes_if_every_required_cell_has_a_conclusion(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--profile=conformance", "-v")

@@ -235,7 +235,7 @@ def test_claim_that_no_case_judged_leaves_no_hole_in_a_conclusive_cell() -> None
     ]
 
 
-def test_one_rank_has_even_shards_only() -> None:
+def test_cells_on_one_rank_have_even_shards_only() -> None:
     assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
@@ -449,12 +449,12 @@ def test_gate_divides_its_draws_among_world_sizes() -> None:
     assert large / sum(part.num_cases for part in parts) >= 0.45
 
 
-def test_plan_keeps_every_search_small() -> None:
+def test_plan_of_a_run_keeps_every_search_small() -> None:
     for profile in PROFILES.values():
         assert all(part.num_cases <= profile.chunk for part in plan(profile, (1, 2, 3, 4), weight=7))
 
 
-def test_plan_contains_every_case_once() -> None:
+def test_plan_of_a_run_contains_every_case_once() -> None:
     weight = random.Random(0).randrange(1, 9)
 
     parts = plan(PROFILES["conformance"], (2,), weight)

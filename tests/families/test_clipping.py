@@ -153,7 +153,7 @@ def test_clipped_gradient_is_multiplied_by_max_norm_over_total_norm_plus_1e_minu
 
 
 @each_dtype
-def test_gradient_that_is_not_clipped_is_equal(dtype: str) -> None:
+def test_gradient_must_be_equal_if_its_norm_is_below_the_clipping_limit(dtype: str) -> None:
     gradient = torch.tensor([3.0, -4.0]).double()
     found = clipped(gradient, torch.tensor(5.0).double(), 6.0, TORCH_CPU[dtype])
 

@@ -86,7 +86,7 @@ def test_functions_that_collective_cases_name_are_exactly_those_that_can_be_call
 
 @each_dtype
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 8, 61, 64])
-def test_no_partial_reduction_is_rounded(world_size: int, dtype: str) -> None:
+def test_operands_of_reductions_can_be_reduced_exactly(world_size: int, dtype: str) -> None:
     """In any order: the oracle proves it, or raises."""
     case = CollectivesCase(world_size=world_size, dtype=dtype, collectives=ALL, numels=(5,))
     given = draw(case, 0)

@@ -46,7 +46,7 @@ def test_every_answer_has_a_shape_and_a_layout() -> None:
     assert case.shapes()["step2.momentum.out_proj.weight"] == (2, 5)
 
 
-def test_sequence_and_hidden_features_are_sharded() -> None:
+def test_layouts_of_a_perceptron_shard_the_sequence_and_the_hidden_features() -> None:
     layouts = {name: layout.placements[0] for name, layout in mlp_case().layouts().items()}
 
     assert layouts["x"] == layouts["output"] == layouts["grad.x"] == layouts["cotangent"] == Shard(1)
@@ -90,7 +90,7 @@ def test_invalid_case_is_refused_by_name(fields: dict[str, object], message: str
 
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_use_nearly_all_bits_of_the_significand(mode: str, dtype: str) -> None:
+def test_sums_of_a_perceptron_use_nearly_all_bits_of_the_significand(mode: str, dtype: str) -> None:
     """Within three bits of the significand, for sizes from 1 to 33."""
     for size in SIZES:
         case = mlp_case(leading=(size,), sequence_dim=0, in_features=5, hidden_features=size, dtype=dtype,

@@ -50,7 +50,7 @@ test_invalid_norm_case_is_refused_by_name = refuses(
 )
 
 
-def test_activations_are_sharded_and_parameters_replicated() -> None:
+def test_layouts_of_a_norm_shard_activations_and_replicate_parameters() -> None:
     case = case_of(parameters=("weight", "bias"), requires_grad=("x", "bias"))
     sequence, whole = Layout((Shard(1),)), Layout((Replicate(),))
 

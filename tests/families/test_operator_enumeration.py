@@ -69,7 +69,7 @@ def test_parts_of_an_enumeration_together_call_every_operator() -> None:
     assert set(ENUMERATED) == names
 
 
-def test_gate_calls_losses_three_times_and_no_operator_without_a_bound() -> None:
+def test_gate_enumerates_three_calls_of_each_loss_and_no_operator_without_a_bound() -> None:
     assert {len(calls(name)) for name in LOSSES} == {3}
     assert not set(UNDECIDED) & set(ENUMERATED)
     assert undecided("special.airy_ai").endswith("no bound is known for special_airy_ai")

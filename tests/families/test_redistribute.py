@@ -216,7 +216,7 @@ def test_each_reduction_and_a_tensor_without_elements_or_dims_is_drawn() -> None
 @each_dtype
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("mode", ["dense", "index"])
-def test_operands_that_are_added_use_nearly_all_bits_and_have_both_signs(mode: str, op: str, dtype: str) -> None:
+def test_operands_of_a_redistribution_use_nearly_all_bits_and_have_both_signs(mode: str, op: str, dtype: str) -> None:
     """On three ranks: magnitudes up to a third of 2**p, and multiples of three for averages."""
     case = case_of(dtype=dtype, source=(f"partial({op})",), shape=(64, 8), values=((mode, 3),))
     operands = draw(case, 0)["x"].double()

@@ -82,7 +82,7 @@ def test_sum_in_place_of_an_average_is_beyond_the_bound() -> None:
     assert ((operands.double().sum(0) - bound.value).abs() > bound.allowed).all()
 
 
-def test_known_partition_gives_a_tighter_bound() -> None:
+def test_bound_of_a_sum_is_tighter_if_the_ranks_partial_sums_are_known() -> None:
     x, weight = matrices("bfloat16", (4, 32), (5, 32))
     partials = sum(
         (x_r.double() @ w_r.double().T).abs() for x_r, w_r in zip(x.chunk(2, 1), weight.chunk(2, 1), strict=True)
@@ -105,7 +105,7 @@ def test_result_that_may_overflow_float16_has_an_infinite_bound(ranks: int) -> N
     assert contractions.linear(x[:, :2], weight[:, :2], None, TORCH_CPU["float16"]).allowed.isinf().all()
 
 
-def test_average_of_subnormals_may_lose_half_the_smallest_on_every_rank() -> None:
+def test_bound_of_an_average_of_subnormals_allows_an_underflow_on_every_rank() -> None:
     operands = torch.full((2, 1), 2.0**-24).half()
     bound = contractions.all_reduce(operands, TORCH_CPU["float16"], average=True)
 
@@ -160,7 +160,7 @@ def test_adamw_may_leave_a_parameter_unchanged_if_its_second_moment_overflows() 
 
 
 @each_dtype
-def test_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
+def test_adamw_step_without_bias_correction_is_beyond_the_bound(dtype: str) -> None:
     param, grad = matrices(dtype, (8, 8), (8, 8))
     zero, options = torch.zeros_like(param), optimizers.AdamOptions(lr=0.1)
     bound = optimizers.adamw_step(param, (zero, zero), grad, 1, options, TORCH_CPU[dtype])["param"]

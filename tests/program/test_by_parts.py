@@ -250,7 +250,9 @@ def test_gradient_may_be_replicated_in_some_features_and_partial_in_others(
         ("three_users", ["a:input", "b:input"]),
     ],
 )
-def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, parts: list[str], dtype: str) -> None:
+def test_each_submodule_that_uses_a_tensor_is_judged_by_a_separate_gradient(
+    pool: Pool, build: str, parts: list[str], dtype: str
+) -> None:
     """A parallel part that wraps its input gets the gradient of this use alone, not the sum over all users."""
     case = case_of(build, "users_parallel", x_shape=(2, 4, 6), dtype=dtype)
     verdicts = check("module", case, pool)
@@ -262,7 +264,7 @@ def test_each_user_of_a_tensor_has_its_own_gradient(pool: Pool, build: str, part
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["two_users", "in_place"])
-def test_right_program_whose_tensor_has_several_users_holds(pool: Pool, build: str) -> None:
+def test_right_program_holds_if_several_submodules_use_one_tensor(pool: Pool, build: str) -> None:
     verdicts = check("module", case_of(build, "nothing_divided", x_shape=(2, 4, 6)), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -270,7 +272,7 @@ def test_right_program_whose_tensor_has_several_users_holds(pool: Pool, build: s
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_wrong_gradient_of_one_user_of_a_tensor_is_red(pool: Pool, dtype: str) -> None:
+def test_wrong_gradient_of_one_of_several_uses_of_a_tensor_is_red(pool: Pool, dtype: str) -> None:
     verdict, *_ = failed(case_of("two_users", "one_path_doubled", x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "grad.boundary.first"

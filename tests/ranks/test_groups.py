@@ -150,7 +150,7 @@ def test_refusal_is_judged_only_on_ranks_of_a_mesh() -> None:
     assert "rank 0 of 2 (process 2)" in write_message(other)
 
 
-def test_changed_flag_is_found_in_every_mesh() -> None:
+def test_changed_input_is_found_also_in_the_second_mesh() -> None:
     replies = change_answer(right_replies(TWO_OF_FOUR), 2, lambda answer: replace(answer, touched=("param.0: gone",)))
     kinds = {verdict.claim: verdict.kind for verdict in judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)}
 

@@ -87,7 +87,7 @@ def test_collective_is_recorded_with_its_phase_forward_or_backward() -> None:
         assert seen(mesh, call) == ["backward all_reduce of 8 bytes"]
 
 
-def test_collective_on_another_group_is_named() -> None:
+def test_record_of_a_collective_names_the_processes_of_a_group_other_than_the_mesh() -> None:
     with as_rank(0, (3,)) as mesh:
         assert seen(mesh, lambda mesh: dist.all_reduce(torch.ones(1)), (0, 2)) == [
             "forward all_reduce of 4 bytes on processes 0, 1, 2"
