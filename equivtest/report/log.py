@@ -20,7 +20,7 @@ import msgspec
 from equivtest.errors import BrokenSetup, Misuse, reason_of, shorten
 from equivtest.report.handover import Handover, Listed
 from equivtest.report.results import Results
-from equivtest.report.text import headline
+from equivtest.report.text import ENDED, headline
 
 LOG = "run.jsonl.gz"
 """Name of the log within the folder of --report."""
@@ -131,7 +131,8 @@ def read_run(path: Path) -> Run:
         Misuse: there is no log, another version of equivtest wrote it, it is broken, or the run did not end.
     """
     run = read_begun(path)
-    if why := headline(run.environment, run.results.ordered()):
+    complete = run.environment["complete"] and run.environment["state"] == ENDED and run.results.are_complete
+    if why := headline({**run.environment, "complete": complete}, run.results.ordered()):
         raise Misuse(f"{shorten(str(path))} is the report of an incomplete run: {why} Run it again to its end")
     return run
 

@@ -16,7 +16,7 @@ from equivtest.report.compare import CATEGORIES, Comparison, compare, in_words, 
 from equivtest.report.handover import BackendFault, Handover
 from equivtest.report.log import LOG, read_run
 from tests.engine.test_cli import call
-from tests.runs import record, searched, write_run
+from tests.runs import listed, record, searched, write_run
 
 HOLDS = searched(record(0), record(1))
 FAILS = searched(record(0), record(1, "value"))
@@ -40,6 +40,13 @@ def categories(comparison: Comparison) -> dict[str, str]:
 
 CLAIM = "rowwise_linear: equals_unsharded"
 FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for number in (0, 1))
+
+
+def test_log_that_claims_to_be_complete_without_a_planned_search_raises_misuse(tmp_path: Path) -> None:
+    part = searched(record(0), listed=listed(planned=("w2-0", "w3-0")))
+
+    with pytest.raises(Misuse, match="1 of 2 searches of rowwise_linear ended"):
+        read_run(write_run(tmp_path / "run", part, complete=True))
 
 
 def test_new_fault_of_the_backend_counts_as_worse(tmp_path: Path) -> None:
