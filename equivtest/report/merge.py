@@ -16,7 +16,7 @@ from equivtest.report.files import write_report
 from equivtest.report.folder import FAILURES, ReportFolder
 from equivtest.report.handover import Failure, Handover
 from equivtest.report.junit import merge_junit
-from equivtest.report.log import Entry, Run, open_log, read_run, results_of
+from equivtest.report.log import LOG, Entry, Run, open_log, read_run, results_of
 from equivtest.report.results import FAILED_EXIT, Results
 
 VARYING = OF_ONE_RUN | {"shard", "left_out", "platform", "cpu", "cores", "accelerators"}
@@ -31,14 +31,15 @@ def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[
         Misuse: the paths are not all shards of one run, each once; or the report is one of them.
         BrokenSetup: the report cannot be written.
     """
-    if report.resolve() in {path.resolve() for path in paths}:
+    folders = [path.parent if path.name == LOG else path for path in paths]
+    if report.resolve() in {folder.resolve() for folder in folders}:
         raise Misuse(f"--report: {shorten(str(report))} is one of the shards: name another folder")
-    runs = [_with_replays(read_run(path), report) for path in paths]
+    runs = [_with_replays(read_run(path), folder, report) for path, folder in zip(paths, folders, strict=True)]
     runs = _in_order(runs)
     results = results_of(runs)
     environment = _environment(runs, results, command)
     code, reasons = results.conclude(
-        FAILED_EXIT if environment["failed"] else 0,
+        FAILED_EXIT if environment["failed"] or any(tally.has_failed for tally in results.ordered()) else 0,
         environment["failed"],
         environment["concluded"],
         environment["excused"],
@@ -48,8 +49,8 @@ def merge(paths: Sequence[Path], report: Path, command: Sequence[str]) -> tuple[
     try:
         folder.clear()
         _write_log(report, environment, runs)
-        _write_junit(report, paths)
-        _copy_replays(report, paths)
+        _write_junit(report, folders)
+        _copy_replays(report, folders)
         write_report(report, environment, results, reasons)
     except OSError as error:
         raise BrokenSetup(f"--report: cannot write to {shorten(str(report))}: {reason_of(error)}") from error
@@ -143,14 +144,25 @@ def _write_log(report: Path, environment: Mapping[str, Any], runs: Iterable[Run]
     log.close()
 
 
-def _write_junit(report: Path, paths: Sequence[Path]) -> None:
-    files = [path / JUNIT for path in paths]
+def _write_junit(report: Path, folders: Sequence[Path]) -> None:
+    files = [folder / JUNIT for folder in folders]
     if all(file.is_file() for file in files):
         write_whole(report / JUNIT, merge_junit(files))
 
 
-def _with_replays(run: Run, report: Path) -> Run:
-    """Returns the run with the paths of its replay files changed to their places in the merged report."""
+def _with_replays(run: Run, folder: Path, report: Path) -> Run:
+    """Returns the run with the paths of its replay files changed to their places in the merged report.
+
+    Raises:
+        Misuse: a replay file is not in the shard's folder.
+    """
+    failures = [each for handover in run.handovers if handover.searched for each in handover.searched.failures]
+    for name in (Path(failure.replay).name for failure in failures):
+        if not (folder / FAILURES / name).is_file():
+            raise Misuse(
+                f"{_name(run)} names the replay file {shorten(name)}, which is not in "
+                f"{shorten(str(folder / FAILURES))}: name the folder that equivtest run --report has written"
+            )
     return Run(run.path, run.environment, run.properties, tuple(_moved(each, report) for each in run.handovers))
 
 
@@ -166,8 +178,8 @@ def _failure(failure: Failure, path: str) -> Failure:
     return replace(failure, replay=path, message=failure.message.replace(failure.replay, path))
 
 
-def _copy_replays(report: Path, paths: Iterable[Path]) -> None:
-    for path in paths:
-        for file in sorted((path / FAILURES).glob("*.json")):
+def _copy_replays(report: Path, folders: Iterable[Path]) -> None:
+    for folder in folders:
+        for file in sorted((folder / FAILURES).glob("*.json")):
             (report / FAILURES).mkdir(exist_ok=True)
             write_whole(report / FAILURES / file.name, file.read_bytes())

@@ -34,12 +34,15 @@ FAILURE = Failure(
 
 
 def shards(folder: Path, **changes: Any) -> list[Path]:
-    """Writes two shards; `changes` are of the second one's environment."""
+    """Writes two shards, the first with a failure; `changes` are of the second one's environment."""
     first = searched(record(0, "value"), name="scale", failures=(FAILURE,))
-    return [
+    paths = [
         write_run(folder / "first", first, shard="1/2", failed=1),
         write_run(folder / "second", searched(record(0)), **{"shard": "2/2"} | changes),
     ]
+    (paths[0] / "failures").mkdir()
+    (paths[0] / "failures/f.json").write_text("{}")
+    return paths
 
 
 def run_shards(pytester: pytest.Pytester) -> list[Path]:
@@ -118,15 +121,34 @@ def test_empty_shard_is_refused_in_one_line(pytester: pytest.Pytester, options: 
     assert result.ret != 0 and "--shard: 2 shards of 1 properties leave one empty: use 1 at most" in text
 
 
-def test_merged_report_names_its_own_replay_files(tmp_path: Path) -> None:
-    paths = shards(tmp_path)
-    (paths[0] / "failures").mkdir()
-    (paths[0] / "failures/f.json").write_text("{}")
+@pytest.mark.parametrize("name", ["", LOG])
+def test_merged_report_names_its_own_replay_files(tmp_path: Path, name: str) -> None:
+    paths = [path / name for path in shards(tmp_path)]
 
     merge(paths, tmp_path / "merged", COMMAND)
 
     replay = tmp_path / "merged/failures/f.json"
     assert replay.exists() and f"again: {replay}" in (tmp_path / "merged/report.html").read_text()
+
+
+def test_log_without_its_replay_files_raises_misuse(tmp_path: Path) -> None:
+    paths = shards(tmp_path)
+    (paths[0] / "failures/f.json").unlink()
+
+    with pytest.raises(
+        Misuse, match=r"first names the replay file f\.json, which is not in .*failures: name the folder"
+    ):
+        merge(paths, tmp_path / "merged", COMMAND)
+
+
+def test_merge_is_red_for_a_failing_claim_though_the_log_says_that_no_test_failed(tmp_path: Path) -> None:
+    first = searched(record(0, "value"), name="scale")
+    paths = [
+        write_run(tmp_path / "first", first, shard="1/2", failed=0),
+        write_run(tmp_path / "second", searched(record(0)), shard="2/2"),
+    ]
+
+    assert merge(paths, tmp_path / "merged", COMMAND)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -175,8 +197,9 @@ def test_whole_run_among_the_shards_raises_misuse(tmp_path: Path) -> None:
 def test_merging_into_a_shards_folder_raises_misuse_and_keeps_the_shard(tmp_path: Path) -> None:
     paths = shards(tmp_path)
 
-    with pytest.raises(Misuse, match="first is one of the shards: name another folder"):
-        merge(paths, paths[0], COMMAND)
+    for named in (paths, [path / LOG for path in paths]):
+        with pytest.raises(Misuse, match="first is one of the shards: name another folder"):
+            merge(named, paths[0], COMMAND)
     assert (paths[0] / LOG).exists()
 
 
