@@ -396,7 +396,8 @@ def verify(
 
     Nothing that the bundle names is imported or run.  --rerun runs its cases on the backend that you name here.
     """
-    from contextlib import nullcontext
+    from contextlib import ExitStack
+    from functools import cache
 
     from equivtest.bundle.rerun import rerun_cases
     from equivtest.bundle.verify import in_lines
@@ -405,12 +406,15 @@ def verify(
     from equivtest.pytest_plugin.suite import shipped
     from equivtest.ranks.backend import Backend
     from equivtest.ranks.hosts.run_hub import pool_on_hosts
+    from equivtest.ranks.pool import Pool
     from equivtest.report.levels import reached
 
     chosen = Backend(backend, device, tuple(imports or ()), start, arithmetic)
     if rerun and not listen:
         chosen.validate()
-    with pool_on_hosts(chosen, listen) if rerun else nullcontext() as pool:
+    with ExitStack() as pools:
+        pool = pools.enter_context(pool_on_hosts(chosen, listen)) if rerun else None
+        gloo = None if chosen.is_gloo_on_cpu else cache(lambda: pools.enter_context(Pool()))
         found = verified(file, shipped(), pool)
         for line in in_lines(file, found):
             typer.echo(line)
@@ -418,7 +422,7 @@ def verify(
             typer.echo(f"{file}: incomplete: level {level} is not reached")
         differing = 0
         if pool is not None:
-            for line, differs in rerun_cases(found, pool, rerun, cpu_name(), seed):
+            for line, differs in rerun_cases(found, pool, rerun, cpu_name(), seed, gloo):
                 typer.echo(f"{file}: {line}")
                 differing += differs
     return int(bool(found.problems or differing or is_below))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from equivtest.bundle.contents import Environment
 from equivtest.bundle.derive import key_of
@@ -24,13 +24,16 @@ Recorded = tuple[Property, Chunk, list[Record]]
 """(property, search, records of one case)."""
 
 
-def rerun_cases(found: Verified, pool: Pool, number: int, cpu: str, seed: str = "") -> Iterator[tuple[str, bool]]:
+def rerun_cases(
+    found: Verified, pool: Pool, number: int, cpu: str, seed: str = "", gloo: Callable[[], Pool] | None = None
+) -> Iterator[tuple[str, bool]]:
     """Runs cases of a bundle again; yields (line, True if the line names a difference).
 
     Args:
         number: Number of cases; all if the bundle has fewer.
         cpu: Name of this machine's CPU: if the bundle's run had the same, margins have to be equal.
         seed: Chooses the cases; fresh randomness if ''.
+        gloo: See `equivtest.search.search.search`.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -43,7 +46,7 @@ def rerun_cases(found: Verified, pool: Pool, number: int, cpu: str, seed: str = 
     same = _is_same_machine(found.environment, pool, cpu)
     num_differing = 0
     for prop, chunk, records in chosen:
-        searching = Searching(prop, chunk, pool, found.known)
+        searching = Searching(prop, chunk, pool, found.known, gloo=gloo)
         case = from_data(records[0].case)
         searching.judge_cases([case])
         wanted = key_of(records[0].case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,23 @@ from equivtest.pytest_plugin.pools import gloo_of, pool_of, take_faults
 from equivtest.pytest_plugin.resume import BUDGET_OVER, earlier_endings, ending_of, imported_code
 from equivtest.pytest_plugin.settings import Settings
 from equivtest.report.folder import FAILURES
-from equivtest.report.handover import Failure, Handover, KnownState, Listed, Record, Searched, listed_of
-from equivtest.search.known import KnownFailure
-from equivtest.verdicts.verdict import CONCLUSIVE, FAILING
+from equivtest.report.handover import (
+    HOLDS_HERE,
+    NO_LONGER,
+    NOT_RUN,
+    NOT_SUPPORTED,
+    OPEN,
+    OTHERWISE,
+    STILL_FAILS,
+    Failure,
+    Handover,
+    Listed,
+    Record,
+    Searched,
+    listed_of,
+)
+from equivtest.search.known import KnownFailure, known_state
+from equivtest.verdicts.verdict import CONCLUSIVE, FAILING, WHOLE_RUN, Verdict
 
 if TYPE_CHECKING:
     from equivtest.property import Property
@@ -274,16 +288,7 @@ class KnownFailureItem(EquivtestItem):
         if self.time_left_s <= 0:
             pytest.skip(BUDGET_OVER)
         state, ended = self._try()
-        known = KnownState(
-            id=entry.id,
-            claim=entry.claim,
-            kind=entry.kind,
-            case=repr(entry.case),
-            reason=entry.reason,
-            link=entry.link,
-            state=state,
-        )
-        self.hand_over(known=known)
+        self.hand_over(known=known_state(entry, state))
         if ended is not None:
             raise ended
 
@@ -294,35 +299,50 @@ class KnownFailureItem(EquivtestItem):
         entry = self.entry
         settings = settings_of(self.config)
         if entry.case.world_size not in settings.world_sizes or not entry.case.is_within(settings.dtypes):
-            return "not run", pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
+            return NOT_RUN, pytest.skip.Exception(f"{entry.case!r} is outside --world-sizes or --dtypes")
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
         found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)
         kinds = {verdict.kind for verdict in found}
-        if entry.kind in kinds:
-            return "still fails", pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
+        is_elsewhere = entry.kind in kinds and self._is_elsewhere(found)
+        if entry.kind in kinds and not is_elsewhere:
+            return STILL_FAILS, pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
         if kinds == {"not_supported"}:
-            return "not supported", pytest.skip.Exception("not supported by this backend")
+            return NOT_SUPPORTED, pytest.skip.Exception("not supported by this backend")
         if not kinds.intersection(CONCLUSIVE):
             reason = f"no conclusive verdict: {', '.join(sorted(kinds)) or 'none at all'}"
-            return "open", pytest.skip.Exception(reason)
+            return OPEN, pytest.skip.Exception(reason)
         if failing := sorted(kinds.intersection(FAILING)):
-            others = [settings.known.match(entry.subject, entry.claim, entry.case, kind) for kind in failing]
+            known = settings.known if settings.expects(entry) else settings.known.own
+            others = [known.match(entry.subject, entry.claim, entry.case, kind) for kind in failing]
             if others[0] is not None and all(others):  # an entry says how it fails on this backend
-                return "fails otherwise", pytest.xfail.Exception(others[0].reason)
+                return OTHERWISE, pytest.xfail.Exception(others[0].reason)
             way_out = (
                 f"correct the entry {entry.id}"
                 if settings.expects(entry)
                 else f"{entry.id} was found on gloo and the CPU: add an entry of this kind to a list of your own, "
                 "--known-failures shipped,FILE"
             )
-            reason = f"fails as {', '.join(failing)}, not as {entry.kind}: {way_out}"
-            return "fails otherwise", PlainFailure(reason)
+            how = "not in the place where gloo and the CPU fail" if is_elsewhere else f"not as {entry.kind}"
+            reason = f"fails as {', '.join(failing)}, {how}: {way_out}"
+            return OTHERWISE, PlainFailure(reason)
         if not settings.expects(entry):
-            return "holds on this backend", None
-        return "no longer fails", PlainFailure(
+            return HOLDS_HERE, None
+        return NO_LONGER, PlainFailure(
             f"no longer fails: remove the entry {entry.id}, or make it stricter\n"
             f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}"
         )
+
+    def _is_elsewhere(self, found: Sequence[Verdict]) -> bool:
+        """True if the case of a shipped entry fails on this backend in another way than on gloo and the CPU.
+
+        A rank that is silent or lost shows no place that could be compared.
+        """
+        from equivtest.search.differential import set_torchs_apart
+
+        gloo = gloo_of(self.config)
+        if gloo is None or not self.entry.is_shipped or self.entry.kind in WHOLE_RUN:
+            return False
+        return any(each.failed for each in set_torchs_apart(found, self.prop.claims, gloo()))
 
 
 class AbsentItem(EquivtestItem):

@@ -235,12 +235,18 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     audit: Audited | None = None
 
 
+STILL_FAILS, NO_LONGER, OTHERWISE = "still fails", "no longer fails", "fails otherwise"
+HOLDS_HERE, NOT_SUPPORTED = "holds on this backend", "not supported"
+OPEN, NOT_RUN = "open", "not run"
+"""States of a known failure's smallest case."""
+
+
 class KnownState(msgspec.Struct, frozen=True, kw_only=True):
     """A known failure, and whether its smallest case still fails.
 
     Attributes:
         case: The case as code.
-        state: The result of the case, in words, such as 'still fails'.
+        state: One of the states above.
     """
 
     id: str

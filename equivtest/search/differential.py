@@ -10,18 +10,25 @@ from dataclasses import replace
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks.pool import Pool
 from equivtest.report.handover import TORCHS
+from equivtest.search.known import KnownFailures
 from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import Mismatch, Verdict
 
 
-def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool) -> list[Verdict]:
+NOTHING = KnownFailures()
+
+
+def set_torchs_apart(
+    verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool, known: KnownFailures = NOTHING
+) -> list[Verdict]:
     """Returns the verdicts on one case, in which torch's own failures are replaced by known failures.
 
     A failure is torch's own if the case fails alike on gloo and the CPU.
 
     Args:
         gloo: Pool of ranks on gloo and the CPU.
+        known: The reason of a failure is that of its entry here, if there is one.
     """
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
@@ -33,7 +40,9 @@ def set_torchs_apart(verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo:
     except (Misuse, BrokenSetup):  # the subject cannot run there
         return list(verdicts)
     return [
-        _as_torchs(verdict) if verdict.failed and any(fails_alike(verdict, other) for other in found) else verdict
+        as_known(verdict, _reason(verdict, known))
+        if verdict.failed and any(fails_alike(verdict, other) for other in found)
+        else verdict
         for verdict in verdicts
     ]
 
@@ -69,6 +78,11 @@ def _exception_in(verdict: Verdict) -> str:
     return re.sub(r"\b[a-z]+:\d+\b", "DEVICE", found[1]) if found else ""
 
 
-def _as_torchs(verdict: Verdict) -> Verdict:
-    judgement = replace(verdict.judgement, kind="known", mismatches=())
-    return replace(verdict, judgement=judgement, known=f"{TORCHS} ({verdict.kind})")
+def as_known(verdict: Verdict, reason: str) -> Verdict:
+    """Returns a failure as a known one."""
+    return replace(verdict, judgement=replace(verdict.judgement, kind="known", mismatches=()), known=reason)
+
+
+def _reason(verdict: Verdict, known: KnownFailures) -> str:
+    entry = known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
+    return f"{TORCHS} ({verdict.kind})" if entry is None else entry.reason

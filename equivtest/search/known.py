@@ -22,6 +22,7 @@ from equivtest.base.importing import closest
 from equivtest.cases.case import Case, defaults_of, fields_of, from_code
 from equivtest.cases.names import SUBJECTS
 from equivtest.errors import Misuse
+from equivtest.report.handover import KnownState
 from equivtest.verdicts.verdict import FAILING, WHOLE_RUN
 
 if TYPE_CHECKING:
@@ -166,6 +167,11 @@ class KnownFailures:
         expired = tuple(entry for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
 
+    @cached_property
+    def own(self) -> KnownFailures:
+        """The entries of the user's own lists, without the shipped ones."""
+        return replace(self, entries=tuple(entry for entry in self.entries if not entry.is_shipped))
+
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
         """Returns the entries about `subject`."""
         return tuple(entry for entry in self.entries if entry.subject == subject)
@@ -194,6 +200,19 @@ class KnownFailures:
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
         """Returns the first entry that forbids to run `case`, because the whole run would fail; None without one."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
+
+
+def known_state(entry: KnownFailure, state: str) -> KnownState:
+    """Returns what a report says of an entry whose smallest case ended in that state."""
+    return KnownState(
+        id=entry.id,
+        claim=entry.claim,
+        kind=entry.kind,
+        case=repr(entry.case),
+        reason=entry.reason,
+        link=entry.link,
+        state=state,
+    )
 
 
 def today() -> datetime.date:

@@ -28,7 +28,7 @@ from equivtest.ranks.reply import Reply
 from equivtest.report.handover import Coverage, Failure, Record
 from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, replay_of, seed_of
 from equivtest.search.coverage import coverage_of
-from equivtest.search.differential import set_torchs_apart
+from equivtest.search.differential import as_known, set_torchs_apart
 from equivtest.search.filling import fill, short_of_conclusions, short_of_draws
 from equivtest.search.known import KnownFailure, KnownFailures
 from equivtest.search.local_constants import no_local_constants
@@ -282,7 +282,7 @@ class Searching:
         """
         verdicts = [self._unless_known(verdict) for verdict in self._verdicts(case, replies, only)]
         if self.gloo is not None and any(verdict.failed for verdict in verdicts):
-            verdicts = set_torchs_apart(verdicts, self.prop.claims, self.gloo())
+            verdicts = set_torchs_apart(verdicts, self.prop.claims, self.gloo(), self.known)
         self.seen[case] = {}
         for verdict in verdicts:
             if verdict.failed:
@@ -301,13 +301,12 @@ class Searching:
         return [replace(verdict, limit_s=self.prop.limit_s) for verdict in verdicts]
 
     def _unless_known(self, verdict: Verdict) -> Verdict:
+        """Marks a failure as known if an entry says so; a shipped one says it of gloo and the CPU alone."""
         if not verdict.failed:
             return verdict
-        entry = self.known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
-        if entry is None:
-            return verdict
-        judgement = replace(verdict.judgement, kind="known", mismatches=())
-        return replace(verdict, judgement=judgement, known=entry.reason)
+        known = self.known if self.gloo is None else self.known.own
+        entry = known.match(verdict.subject, verdict.claim, verdict.case, verdict.kind)
+        return verdict if entry is None else as_known(verdict, entry.reason)
 
     def targets(self) -> Iterator[Target]:
         """Yields each failing (claim, kind) once, including those that first fail while another failure is shrunk."""

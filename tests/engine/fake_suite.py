@@ -66,7 +66,10 @@ class Backend:
     imports: tuple = ()
     start: str = "auto"
     arithmetic: str = ""
-    is_gloo_on_cpu = True
+
+    @property
+    def is_gloo_on_cpu(self):
+        return (self.name, self.device) == ("gloo", "cpu")
 
     def validate(self):
         if self.name != "gloo":
@@ -74,7 +77,7 @@ class Backend:
 
 
 class Pool:
-    def __init__(self, backend, hub, server):
+    def __init__(self, backend=Backend(), hub="", server=None):
         log("pool opened")
         self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 
@@ -151,7 +154,11 @@ def search(prop, chunk, pool, known, failures_dir, *, until_s, gloo):
 def judge(subject, case, pool, claims, limit_s):
     log(f"judge {subject} {claims[0].name}")
     kind = "inconclusive" if case.in_features > 1 else "holds" if case.bias else "layout"
-    return [types.SimpleNamespace(claim=claims[0].name, kind=kind)]
+    return [types.SimpleNamespace(subject=subject, claim=claims[0].name, kind=kind)]
+
+
+def set_torchs_apart(verdicts, claims, gloo):
+    return [types.SimpleNamespace(failed="elsewhere" in verdict.subject) for verdict in verdicts]
 
 
 def audit(prop, pool, known, world_sizes, dtypes, is_thorough):
@@ -167,6 +174,7 @@ def fake(name, **members):
 
 
 fake("equivtest.search.chunks", chunk_of=chunk_of)
+fake("equivtest.search.differential", set_torchs_apart=set_torchs_apart)
 fake("equivtest.search.search", Findings=Findings, search=search)
 fake("equivtest.ranks.pool", Pool=Pool)
 fake("equivtest.ranks.launch", Server=Server, preloads=tuple)

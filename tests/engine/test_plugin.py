@@ -743,6 +743,22 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
 
 
+@pytest.mark.parametrize(("name", "outcome"), [("a", "xfailed"), ("a_elsewhere", "failed")])
+def test_shipped_known_failure_on_another_backend_fails_where_gloo_does(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, outcome: str
+) -> None:
+    """A failure of the same kind in another place is the backend's own."""
+    make_suite(pytester, name)
+    text = KNOWN.format(fields="bias=False").replace('subject = "a"', f'subject = "{name}"')
+    (pytester.path / "known.toml").write_text(text)
+    monkeypatch.setattr(known, "SHIPPED", pytester.path / "known.toml")
+    monkeypatch.setattr(suite, "properties_dir", lambda: pytester.path)
+
+    result = run_suite(pytester, "--device=cuda", "-rx", *W3)
+
+    result.assert_outcomes(passed=3, **{outcome: 1})
+
+
 def test_shipped_known_failures_do_not_run_with_a_users_property(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

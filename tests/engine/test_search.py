@@ -94,11 +94,11 @@ def stub(*changes: Change, from_world: int = 1) -> StubPool:
     return StubPool(answer)
 
 
-def against_gloo(pool: StubPool, gloo: StubPool, tmp_path: Path) -> Findings:
+def against_gloo(pool: StubPool, gloo: StubPool, tmp_path: Path, known: KnownFailures = NOTHING) -> Findings:
     """Searches on a backend whose failures run again on gloo, on one rank."""
     chunk = replace(CHUNK, world_size=1)
     own, other = cast(Pool, pool), cast(Pool, gloo)
-    return search(one_draw(claimed()), chunk, own, NOTHING, tmp_path, gloo=lambda: other)
+    return search(one_draw(claimed()), chunk, own, known, tmp_path, gloo=lambda: other)
 
 
 def one_draw(prop: Property) -> Property:
@@ -178,6 +178,24 @@ def test_failure_counts_as_the_backends_if_gloo_fails_at_another_tensor(tmp_path
     findings = against_gloo(stub(wrong_second_value), stub(wrong_first_value), tmp_path)
 
     assert targets(findings) == {("equals_unsharded", "value")}
+
+
+def test_fault_of_the_backend_in_the_area_of_a_shipped_known_failure_fails(tmp_path: Path) -> None:
+    """The entry says what gloo and the CPU get wrong; the backend is wrong where they are right."""
+    shipped = KnownFailures((replace(entry("equals_unsharded", "value"), is_shipped=True),))
+    alone = against_gloo(stub(wrong_second_value), stub(), tmp_path, shipped)
+    both = against_gloo(stub(wrong_second_value), stub(wrong_second_value), tmp_path, shipped)
+    reasons = {reason for record in both.records for reason in record.known.values()}
+
+    assert targets(alone) == {("equals_unsharded", "value")}
+    assert both.failures == [] and reasons == {"known since then"}
+
+
+def test_known_failure_of_a_users_own_list_needs_no_run_on_gloo(tmp_path: Path) -> None:
+    own, gloo = KnownFailures((entry("equals_unsharded", "value"),)), stub()
+
+    assert against_gloo(stub(wrong_second_value), gloo, tmp_path, own).failures == []
+    assert not gloo.seen
 
 
 @pytest.mark.parametrize(
