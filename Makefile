@@ -13,12 +13,14 @@ CLIENTS := .clients
 PROFILE ?= gate
 BASE ?= HEAD
 DOCS := .docs
+PAGE := .page
+AXE_VERSION := 4.14.1
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # or each of the hundreds of processes of a test run compiles the package anew
-.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed lint format bench docs docs-installed smoke-wheel clean
+.PHONY: help gate conform test deepspeed deepspeed-installed release release-installed clients clients-installed lint format bench docs docs-installed page page-installed smoke-wheel clean
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +74,17 @@ docs-installed: $(INSTALLED) $(DOCS)/.installed
 docs: docs-installed  ## The documentation site in build/docs; a warning or a dead link is an error
 	$(DOCS)/bin/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet --jobs auto -c docs . build/docs
 
+page-installed: $(INSTALLED) $(PAGE)/.installed
+
+# The red run has a defect on purpose, so make takes no notice of its exit code.
+page: page-installed docs  ## Reports and the site in headless Chromium: axe-core, dark, phone; needs chromium and npm
+	rm -rf build/page; mkdir -p build/page/shots
+	$(BIN)/equivtest run -q --profile smoke --subjects scale,rowwise_linear --report build/page/green
+	$(BIN)/equivtest run -q --profile smoke --report build/page/red \
+		--subjects rowwise_linear=tests.defects.linear.layers:output_differs_on_last_rank,scale=tests.defects.scale:scaled_by_every_rank || true
+	PYTHONPATH=$(CURDIR)/$(PAGE) $(BIN)/python -m studies.page --shots build/page/shots build/page/green/report.html \
+		build/page/red/report.html $(addprefix build/docs/,docs/index.html docs/tutorial/first-program.html docs/reference/subjects.html)
+
 smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's packages, run it from an empty folder
 	folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(BIN)/python -m build --no-isolation --wheel --outdir "$$folder/dist" .; \
@@ -83,7 +96,7 @@ smoke-wheel: $(INSTALLED)  ## Build the wheel, install it beside .venv's package
 	../venv/bin/equivtest run --profile smoke --subjects colwise_linear,rowwise_linear,zero3_fetch_all_gather,attention_block
 
 clean:  ## Remove everything that make, the tests and the build leave, .venv included
-	rm -rf .venv .venv-* .docs .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
+	rm -rf .venv .venv-* .docs .page .releases .clients .deepspeed build dist report .equivtest .hypothesis .pytest_cache .mypy_cache .ruff_cache .coverage *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -97,6 +110,11 @@ $(DOCS)/.installed: $(INSTALLED) constraints-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt -r constraints-docs.txt
 	site() { "$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	echo "import site; site.addsitedir('$$(site $(VENV))')" > "$$(site $(DOCS))/packages_of_main_environment.pth"
+	touch $@
+
+$(PAGE)/.installed: $(INSTALLED) constraints-page.txt
+	$(BIN)/python -m pip install --quiet --upgrade --target $(PAGE) -r constraints-page.txt
+	npm install --silent --no-save --prefix $(PAGE) axe-core@$(AXE_VERSION)
 	touch $@
 
 # Beside .venv and not in it, so that releases lie side by side; its own operators are never built.

@@ -13,7 +13,7 @@ import msgspec
 from equivtest.base.files import write_whole
 from equivtest.base.profiles import PROFILES
 from equivtest.errors import BrokenSetup
-from equivtest.report import audits, cells, margins
+from equivtest.report import audits, cells, drawn, margins
 from equivtest.report.handover import KnownState, Record
 from equivtest.report.parts import PartTree
 from equivtest.report.results import Results
@@ -116,13 +116,16 @@ def as_html(
                 "grid": cell_grid(tally),
                 "matrix": tally.covered.matrix(),
                 "thinnest": cells.in_words(tally),
-                "margins": margins.rows(margins.merged([tally.margins])),
+                "margins": plotted(tally),
                 "parts": tally.parts.rows(),
             }
             for tally in tallies
         ],
         known=known,
-        margins_head=margins.HEAD,
+        margins_head=margins.HEAD[: margins.NUM_PLAIN],
+        plot=(drawn.WIDTH, drawn.HEIGHT),
+        pictures_of=drawn.pictures_of,
+        overview=overview(tallies),
         unsupported=[(tally, *row) for tally in tallies for row in unsupported_cells(tally)],
         declined=[(tally, *row) for tally in tallies for row in tally.declined.most_common()],
     )
@@ -176,6 +179,27 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
             found = [_cell(tally, (size, dtype, kind)) if kind in possible else None for kind in kinds]
             rows.append((size, dtype, found))
     return {"kinds": kinds, "rows": rows}
+
+
+def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
+    """Returns the margins of each tensor: its cells under the plain part of `margins.HEAD`, and its histogram."""
+    table = margins.merged([tally.margins])
+    plain = (row[: margins.NUM_PLAIN] for row in margins.rows(table))
+    return list(zip(plain, map(drawn.histogram_of, table.values()), strict=True))
+
+
+def overview(tallies: Sequence[Tally]) -> tuple[list[str], list[tuple[str, list[tuple[int, int] | None]]]]:
+    """Returns the dtypes, and for each property and dtype (cells with a conclusion, cells); None without a cell."""
+    dtypes = list(dict.fromkeys(dtype for tally in tallies for _, dtype, _ in tally.cells))
+    rows = []
+    for tally in tallies:
+        found: dict[str, tuple[int, int]] = {}
+        for _, dtype, cells_of_row in cell_grid(tally)["rows"]:
+            conclusive, number = found.get(dtype, (0, 0))
+            possible = [cell for cell in cells_of_row if cell is not None]
+            found[dtype] = conclusive + sum(cell[0] > 0 for cell in possible), number + len(possible)
+        rows.append((tally.listed.name, [found.get(dtype) for dtype in dtypes]))
+    return dtypes, rows
 
 
 def _cell(tally: Tally, key: tuple[int, str, str]) -> tuple[int, int]:

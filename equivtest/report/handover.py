@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from equivtest.verdicts.drawing import Drawing
+
 if TYPE_CHECKING:
     from equivtest.property import Property
 
@@ -67,6 +69,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         case: The case as code.
         fault: The cause, such as 'collective: ...'; '' if it was not looked for.
         history: What ran before the case failed, if the case alone does not fail; else ''.
+        drawing: Of its first wrong tensor, if that is small and has wrong values.
     """
 
     subject: str
@@ -77,6 +80,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     fault: str = ""
     history: str = ""
+    drawing: Drawing | None = None
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):

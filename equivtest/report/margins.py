@@ -74,6 +74,8 @@ def merged(tables: Iterable[Mapping[Key, Margins]]) -> dict[Key, Margins]:
 
 HEAD = ("tensor", "dtype", "draws", "largest", "mean", ">1", "=0", *(f"2^{b}" for b in BINS))
 """Titles of the table's columns; those after '=0' are the upper ends of the histogram's bins."""
+NUM_PLAIN = len(HEAD) - len(BINS)
+"""Columns before the histogram."""
 
 
 def rows(table: Mapping[Key, Margins]) -> list[Sequence[str]]:

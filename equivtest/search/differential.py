@@ -15,7 +15,6 @@ from equivtest.verdicts.claims import Claim
 from equivtest.verdicts.judging import judge
 from equivtest.verdicts.verdict import Mismatch, Verdict
 
-
 NOTHING = KnownFailures()
 
 

@@ -123,6 +123,7 @@ def _write_up(smallest: Verdict, pool: Pool, failures_dir: Path) -> Failure:
         case=repr(smallest.case),
         fault=smallest.fault,
         history=smallest.history,
+        drawing=next((each.drawing for each in smallest.judgement.mismatches), None),
     )
 
 

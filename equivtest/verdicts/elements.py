@@ -16,6 +16,7 @@ from equivtest.cases.case import in_one_step
 from equivtest.layout import Layout, Partial, coordinate_of, divided_dim, flat_axis, flat_bounds, local_box, local_shape
 from equivtest.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
+from equivtest.verdicts.drawing import MOST_DRAWN, Drawing, HeldElements
 from equivtest.verdicts.patterns import Elements, pattern_of
 from equivtest.verdicts.verdict import Mismatch
 
@@ -196,7 +197,32 @@ def judge_values(
     chosen = next(part for part in parts if worst.get(part.rank) == margin)
     wrong = {part.rank: int((ratios[part.rank] > 1).sum()) for part in parts}
     layout = answers[chosen.rank].layout
-    return _describe(name, expected, chosen, layout, wrong, pattern_of(parts_wrong(parts))), margin
+    found = _describe(name, expected, chosen, layout, wrong, pattern_of(parts_wrong(parts)))
+    return replace(found, drawing=_drawing(found, layout, parts, ratios)), margin
+
+
+def _drawing(found: Mismatch, layout: Layout, parts: list[Part], ratios: Mapping[int, torch.Tensor]) -> Drawing | None:
+    """Returns which rank holds which element of the tensor; None if that is more than a person looks at."""
+    assert found.global_shape is not None
+    if sum(part.actual.numel() for part in parts) > MOST_DRAWN or math.prod(found.global_shape) > MOST_DRAWN:
+        return None
+    ranks = []
+    for part in parts:
+        places = _places(part, found.global_shape)
+        is_wrong = (ratios[part.rank] > 1).reshape(-1)
+        rank = None if is_partial(layout) else part.rank
+        ranks.append(HeldElements(rank, tuple(places.tolist()), tuple(places[is_wrong].tolist())))
+    return Drawing(found.tensor, found.layout, found.global_shape, tuple(ranks))
+
+
+def _places(part: Part, shape: Shape) -> torch.Tensor:
+    """Returns the row-major index in the global tensor of each element of a part, 1-D."""
+    if part.indices is not None:
+        return part.indices.reshape(-1)
+    if len(part.start) != len(shape):  # a flat partition
+        return torch.arange(part.start[0], part.start[0] + part.actual.numel())
+    window = tuple(slice(start, start + size) for start, size in zip(part.start, part.actual.shape, strict=True))
+    return torch.arange(math.prod(shape)).reshape(shape)[window].reshape(-1)
 
 
 def parts_wrong(parts: list[Part]) -> Elements:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from equivtest.base import limits
 from equivtest.cases.case import Case
 from equivtest.errors import EquivtestError
+from equivtest.verdicts.drawing import Drawing
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Mismatch:
         pattern: A pattern that all wrong elements have in common, if there is no doubt about it.
         process: Number of the rank's process in the world.
         way_out: How to mend the mismatch, if that is known.
+        drawing: Wrong and right elements of all ranks, if the tensor is small and values are wrong.
     """
 
     tensor: str
@@ -44,6 +46,7 @@ class Mismatch:
     pattern: str = ""
     process: int | None = None
     way_out: str = ""
+    drawing: Drawing | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, slice_local
+from equivtest.verdicts.drawing import MOST_DRAWN
 from equivtest.verdicts.elements import is_too_wide, judge_values, shape_mismatch, unravel
 from equivtest.verdicts.patterns import pattern_of
 from equivtest.verdicts.verdict import Mismatch
@@ -231,6 +232,41 @@ def test_extent_counts_and_locates_wrong_elements(world_size: int, ranks: list[i
         answers = spoil(answers, rank, (0, 0), 99.0)
 
     assert found(answers).extent == words
+
+
+PLACES = {
+    ROWS: [(0, 1, 2, 3, 4, 5, 6, 7, 8), (9, 10, 11, 12, 13, 14)],
+    COLUMNS: [(0, 1, 3, 4, 6, 7, 9, 10, 12, 13), (2, 5, 8, 11, 14)],
+    Layout((Flat(16),)): [tuple(range(8)), tuple(range(8, 15))],
+    WHOLE: [tuple(range(15))] * 2,
+}
+"""Layout -> the elements that each of two ranks holds of VALUE."""
+
+
+@pytest.mark.parametrize(("layout", "places"), PLACES.items(), ids=str)
+def test_drawing_has_the_elements_of_each_rank_and_the_wrong_ones(
+    layout: Layout, places: list[tuple[int, ...]]
+) -> None:
+    answers = placed(layout, 2)
+    drawing = found(spoil(answers, 1, (0,) * answers[1].local.dim(), NAN)).drawing
+
+    assert drawing is not None and drawing.shape == (5, 3)
+    assert [(held.rank, held.elements) for held in drawing.ranks] == list(enumerate(places))
+    assert [held.wrong for held in drawing.ranks] == [(), (places[1][0],)]
+
+
+def test_drawing_of_operands_is_of_their_sum() -> None:
+    drawing = found(spoil(placed(Layout((Partial("sum"),)), 2), 1, (0, 1), NAN)).drawing
+
+    assert drawing is not None
+    assert [(held.rank, held.wrong) for held in drawing.ranks] == [(None, (1,))]
+
+
+def test_large_tensor_has_no_drawing() -> None:
+    value = torch.ones(MOST_DRAWN + 1, dtype=torch.float64)
+    wrong = spoil(placed(WHOLE, 1, value), 0, (0,), NAN)
+
+    assert found(wrong, ExpectedTensor(value, None, WHOLE, "float32", "equal: copied")).drawing is None
 
 
 @pytest.mark.parametrize("layout", [Layout((Shard(2),)), Layout((Replicate(), Replicate())), Layout((Flat(4),))])

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from equivtest.base.profiles import PROFILES, plan
 from equivtest.errors import BrokenSetup
 from equivtest.pytest_plugin.machine import commit_of, cpu_name, versions_of
-from equivtest.report.files import as_html, write_report
+from equivtest.report.drawn import pictures_of
+from equivtest.report.files import as_html, overview, write_report
 from equivtest.report.handover import TORCHS, Failure, KnownState, Listed, Record
 from equivtest.report.results import Results
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_declined, summarize, totals
+from equivtest.verdicts.drawing import Drawing, HeldElements
 
 LISTED = Listed(
     path="properties/test_a.py",
@@ -159,7 +161,8 @@ def test_summary_and_the_page_show_margins_of_real_values() -> None:
     line = next(line for line in summarize([counted], seconds=1.0) if line.startswith("output"))
 
     assert line.split()[:5] == ["output", "float32", "1", "0.25", "0.25"]
-    assert "<td>output</td>" in as_html(ENVIRONMENT, [counted], [])
+    page = as_html(ENVIRONMENT, [counted], [])
+    assert "<td>output</td>" in page and 'aria-label="draws by margin: 1 up to 0.25"' in page
     assert "No real values were judged" in as_html(ENVIRONMENT, [tally(record())], [])
 
 
@@ -341,11 +344,12 @@ def test_page_can_be_scrolled_by_keyboard_and_named_by_screen_readers() -> None:
     counted = tally(of_kind("value"), record(mode="real", tensor_margins={"output": 0.25}), failures=(failure(),))
     page = as_html(ENVIRONMENT, [counted], [known_entry()])
 
-    scrolling = re.findall(r"<(?:pre|table)\b[^>]*>", page)
-    assert scrolling and all('tabindex="0"' in tag for tag in scrolling)
+    scrolling = re.findall(r"<(?:pre|div class=\"scroll\")[^>]*>", page)
+    assert len(scrolling) == page.count("<table") + page.count("<pre")
+    assert all('tabindex="0"' in tag and "aria-label=" in tag for tag in scrolling)
     assert all("scope=" in tag for tag in re.findall(r"<th\b[^>]*>", page))
     links = set(re.findall(r'href="#([a-z-]+)"', page))
-    assert links and links <= set(re.findall(r'id="([a-z-]+)"', page)) and page.count("<main>") == 1
+    assert links and links <= set(re.findall(r'id="([a-z-]+)"', page)) and page.count("<main ") == 1
 
 
 def test_report_page_escapes_texts() -> None:
@@ -368,6 +372,58 @@ def test_report_page_has_the_command_that_repeats_a_failure() -> None:
     page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failure(),))], [])
 
     assert "<code>equivtest replay f.json</code>" in page
+
+
+def test_page_draws_which_rank_holds_which_element_of_a_wrong_tensor() -> None:
+    ranks = (HeldElements(0, (0, 1, 2), (1,)), HeldElements(1, (3, 4, 5), ()))
+    drawing = Drawing("output", "shard(0)", (2, 3), ranks)
+    failed = replace(failure(), drawing=drawing)
+    page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failed,))], [])
+
+    assert 'aria-label="rank 0: 3 of 6 elements; wrong: (0, 1)"' in page
+    assert 'aria-label="rank 1: 3 of 6 elements; none is wrong"' in page
+
+
+def test_picture_of_a_rank_has_a_square_for_each_element_and_a_cross_on_wrong_ones() -> None:
+    (picture,) = pictures_of(Drawing("output", "shard(0)", (2, 3), (HeldElements(0, (0, 1, 2), (1,)),)))
+
+    counts = [path.count("M") for path in (picture.outlines, picture.right, picture.wrong, picture.crosses)]
+    assert counts == [6, 2, 1, 1]
+    assert picture.wrong in picture.outlines and picture.wrong not in picture.right
+    assert [label for *_, label in picture.labels] == ["0", "1", "2", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "held", "text"),
+    [
+        ((), HeldElements(None, (0,), (0,)), "all ranks, reduced: 1 of 1 elements; wrong: ()"),
+        ((2, 1, 2), HeldElements(1, (3,), (3,)), "rank 1: 1 of 4 elements; wrong: (1, 0, 1)"),
+        ((0, 3), HeldElements(0, (), ()), "rank 0: none"),
+        ((20,), HeldElements(0, tuple(range(20)), tuple(range(10))), "(6,), (7,) and 2 more"),
+    ],
+)
+def test_picture_says_in_words_what_it_shows(shape: tuple[int, ...], held: HeldElements, text: str) -> None:
+    (picture,) = pictures_of(Drawing("output", "replicate", shape, (held,)))
+
+    assert picture.text.endswith(text)
+
+
+def test_long_vector_goes_on_in_the_next_row() -> None:
+    (picture,) = pictures_of(Drawing("output", "replicate", (20,), (HeldElements(0, (16,), ()),)))
+
+    assert picture.right.startswith("M34 32") and picture.outlines.count("M") == 20
+    assert [label for x, _, label in picture.labels if x == 17] == ["0", "16"]
+
+
+def test_page_begins_coverage_with_the_cells_of_all_properties() -> None:
+    kinds = ("even", "uneven", "empty")
+    whole = tally(*(record(shard_kind=kind) for kind in kinds))
+    short = tally(record(verdicts={"equals_unsharded": "inconclusive"}), record(dtype="float64"))
+
+    assert overview([whole, short]) == (
+        ["float32", "float64"],
+        [("rowwise_linear", [(3, 3), None]), ("rowwise_linear", [(0, 3), (1, 3)])],
+    )
 
 
 def test_page_lists_unsupported_collectives_with_reasons() -> None:

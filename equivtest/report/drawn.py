@@ -1,0 +1,124 @@
+"""Draws what a page shows as pictures: elements of a wrong tensor on each rank, and histograms of margins.
+
+Each picture is a path of an inline SVG, which needs nothing else, and a text for a screen reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from equivtest.report.margins import BINS, Margins
+from equivtest.verdicts.drawing import Drawing, HeldElements
+
+CELL, GAP = 16, 2  # of an element, in CSS pixels
+LEFT, TOP = 34, 16  # room for the indices of rows and columns
+MOST_INDICES = 40
+"""Rows or columns, beyond which their indices are left out."""
+WRAP = 16
+"""Elements of a vector in one row."""
+MOST_NAMED = 8
+"""Wrong elements that a text names."""
+BAR, HEIGHT = 14, 26  # of a histogram, in CSS pixels
+
+
+class RankPicture(NamedTuple):
+    """One rank's elements in a grid of the global tensor.
+
+    Attributes:
+        text: Says in words what the picture shows.
+        outlines, right, wrong, crosses: Paths of all elements, of the right and wrong ones that the rank holds, and of
+            the marks on the wrong ones.
+        labels: (x, y, index) of rows and columns.
+    """
+
+    title: str
+    text: str
+    width: int
+    height: int
+    outlines: str
+    right: str
+    wrong: str
+    crosses: str
+    labels: tuple[tuple[int, int, str], ...]
+
+
+def pictures_of(drawing: Drawing) -> list[RankPicture]:
+    """Returns a picture for each rank."""
+    return [_picture(drawing.shape, held) for held in drawing.ranks]
+
+
+def _picture(shape: tuple[int, ...], held: HeldElements) -> RankPicture:
+    num_columns, elements = _columns_of(shape), range(math.prod(shape))
+    num_rows = -(-len(elements) // num_columns)
+    wrong = set(held.wrong)
+
+    def path(chosen: Iterable[int], shape_of_cell: str, inset: int = 0) -> str:
+        places = ((LEFT + e % num_columns * CELL + inset, TOP + e // num_columns * CELL + inset) for e in chosen)
+        return "".join(f"M{x} {y}{shape_of_cell}" for x, y in places)
+
+    side = CELL - GAP
+    square = f"h{side}v{side}h-{side}z"
+    named = [str(_index(element, shape)) for element in held.wrong[:MOST_NAMED]]
+    more = f" and {len(held.wrong) - MOST_NAMED} more" if len(held.wrong) > MOST_NAMED else ""
+    what = f"wrong: {', '.join(named)}{more}" if named else "none is wrong"
+    title = "all ranks, reduced" if held.rank is None else f"rank {held.rank}"
+    return RankPicture(
+        title=title,
+        text=f"{title}: {len(held.elements)} of {len(elements)} elements; {what}"
+        if held.elements
+        else f"{title}: none",
+        width=LEFT + num_columns * CELL,
+        height=TOP + num_rows * CELL,
+        outlines=path(elements, square),
+        right=path((e for e in held.elements if e not in wrong), square),
+        wrong=path(held.wrong, square),
+        crosses=path(held.wrong, "l6 6m0-6l-6 6", inset=4),
+        labels=tuple(_labels(shape, num_rows, num_columns)),
+    )
+
+
+def _columns_of(shape: tuple[int, ...]) -> int:
+    """Returns the number of columns: the last dim, or WRAP for a long vector, which goes on in the next row."""
+    last = max(1, shape[-1]) if shape else 1
+    return min(last, WRAP) if len(shape) == 1 else last
+
+
+def _labels(shape: tuple[int, ...], num_rows: int, num_columns: int) -> Iterable[tuple[int, int, str]]:
+    if shape and num_columns <= MOST_INDICES:
+        yield from ((LEFT + c * CELL + CELL // 2 - 1, TOP - 5, str(c)) for c in range(num_columns))
+    if num_rows <= MOST_INDICES and (len(shape) > 1 or num_rows > 1):
+        for row in range(num_rows):
+            text = str(row * num_columns) if len(shape) == 1 else ",".join(map(str, _index(row, shape[:-1])))
+            yield LEFT // 2, TOP + row * CELL + CELL - 5, text
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.append(place)
+    return tuple(reversed(index))
+
+
+class Histogram(NamedTuple):
+    """Numbers of draws by margin: the bins of `margins.BINS`, and a text with the numbers."""
+
+    text: str
+    path: str
+
+
+WIDTH = BAR * len(BINS)
+
+
+def histogram_of(margins: Margins) -> Histogram:
+    """Returns the histogram of one tensor; the highest bar has the largest number of draws."""
+    largest = max(margins.bins.values(), default=0)
+    parts, words = [], []
+    for place, power in enumerate(BINS):
+        if number := margins.bins[power]:
+            height = max(2, round(number / largest * (HEIGHT - 2)))
+            parts.append(f"M{place * BAR + 1} {HEIGHT}v-{height}h{BAR - 2}v{height}z")
+            words.append(f"{number:,} up to {2.0**power:.2g}")
+    return Histogram("draws by margin: " + (", ".join(words) or "all are 0 or beyond 1"), "".join(parts))
