@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -27,13 +27,26 @@ from equivtest.cases.case import from_data, import_cases
 from equivtest.errors import EquivtestError, Misuse, shorten
 from equivtest.property import Property
 from equivtest.report import levels
-from equivtest.report.handover import Audited, Record, listed_of
+from equivtest.report.handover import (
+    HOLDS_HERE,
+    NO_LONGER,
+    NOT_RUN,
+    NOT_SUPPORTED,
+    OPEN,
+    OTHERWISE,
+    STILL_FAILS,
+    Audited,
+    KnownState,
+    Record,
+    listed_of,
+)
 from equivtest.report.levels import Level, levels_of, required_of
 from equivtest.report.tally import Tally
 from equivtest.search.audited import unseen_in
 from equivtest.search.chunks import Chunk, chunk_of
-from equivtest.search.known import SHIPPED, KnownFailures, entries_of, read_entries, today
+from equivtest.search.known import SHIPPED, KnownFailure, KnownFailures, entries_of, known_state, read_entries, today
 from equivtest.search.planned import parts_of, pinned_sizes
+from equivtest.verdicts.verdict import FAILING
 
 T = TypeVar("T")
 
@@ -236,6 +249,7 @@ class _Check:
                 self._check_property(environment, name, prop, listed[name])
             elif name not in left_out:
                 self._say("incomplete", f"property {name} is missing")
+        self._check_known(environment, results, [prop for name, prop in wanted.items() if name in listed])
         self._check_troubles(results)
 
     def _check_property(self, environment: Environment, name: str, prop: Property, result: PropertyResult) -> None:
@@ -337,6 +351,43 @@ class _Check:
             self._say("altered", f"data/{contents.RESULTS}: the audit of {name} does not follow from its rows")
         if tally.unshown:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
+
+    def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
+        """Checks that the smallest case of each known failure of the properties ran, and how it ended."""
+        wanted = {
+            entry.id: entry
+            for prop in props
+            if not prop.absent
+            for entry in self.found.known.of(prop.subject)
+            if entry.claim in {claim.name for claim in prop.claims}
+        }
+        states = {state.id: state for state in results.known}
+        if len(states) != len(results.known):
+            self._say("altered", f"data/{contents.RESULTS} has a known failure twice")
+        for name in states.keys() - wanted.keys():
+            self._say("altered", f"data/{contents.RESULTS} has {shorten(name)}, which the run does not have")
+        for name, entry in wanted.items():
+            if name not in states:
+                self._say("incomplete", f"{name} is missing: the run did not try whether it still fails")
+            else:
+                self._check_state(environment, entry, states[name])
+
+    def _check_state(self, environment: Environment, entry: KnownFailure, state: KnownState) -> None:
+        if state != known_state(entry, state.state):
+            self._say("altered", f"data/{contents.RESULTS}: {entry.id} is not as its list has it")
+        runs = entry.case.world_size in environment.world_sizes and entry.case.is_within(environment.dtypes)
+        is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
+        possible = {STILL_FAILS, NOT_SUPPORTED, OPEN, OTHERWISE, NO_LONGER} if runs else {NOT_RUN}
+        if runs and entry.is_shipped and not is_reference:
+            possible = possible - {NO_LONGER} | {HOLDS_HERE}
+        if state.state not in possible:
+            self._say("altered", f"data/{contents.RESULTS}: {entry.id} cannot be {shorten(state.state)!r} in this run")
+        own = self.found.known.own
+        is_own = any(own.match(entry.subject, entry.claim, entry.case, kind) for kind in FAILING)
+        if state.state == NO_LONGER or (state.state == OTHERWISE and not (is_own and entry.is_shipped)):
+            self._say("red", f"{entry.id} {state.state}")
+        elif state.state in (OPEN, NOT_SUPPORTED):
+            self.found.notes.append(f"open: {entry.id}: {state.state}")
 
     def _check_troubles(self, results: Results) -> None:
         for trouble in results.troubles:

@@ -19,6 +19,7 @@ from equivtest.bundle import bag
 from equivtest.bundle.contents import Environment
 from equivtest.bundle.rerun import chosen_cases, rerun_cases
 from equivtest.bundle.verify import Verified, verify
+from equivtest.cases.case import from_code
 from equivtest.errors import Misuse
 from equivtest.property import Property
 from equivtest.pytest_plugin.machine import cpu_name
@@ -169,6 +170,16 @@ def with_waiver(payload: Payload, **changes: Any) -> Payload:
     return changed(listed, "known_failures.json", lambda _: [{"name": "mine.toml", "entries": [entry(**changes)]}])
 
 
+def with_state(payload: Payload, **changes: Any) -> Payload:
+    """Returns the files with the result of the waiver's smallest case."""
+    waiver = entry()
+    state = {
+        "id": "known_failures::scale::1", "claim": waiver["claim"], "kind": waiver["kind"],
+        "case": repr(from_code(waiver["case"])), "reason": waiver["reason"], "link": "", "state": "still fails",
+    }  # fmt: skip
+    return changed(payload, "results.json", set_in("known", value=[state | changes]))
+
+
 OF_PROPERTY = ("properties", 0)
 FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     "a verdict": (of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(repeats_itself="lost"))), "red"),
@@ -294,6 +305,28 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
         of_results("troubles", value=["the backend is wrong: all_reduce"]),
         "red: the backend is wrong",
     ),
+    "a known failure that did not run": (with_waiver, "known_failures::scale::1 is missing: the run did not try"),
+    "a known failure of no list": (with_state, "has known_failures::scale::1, which the run does not"),
+    "a known failure of another kind": (
+        lambda p: with_state(with_waiver(p), kind="layout"),
+        "known_failures::scale::1 is not as its list has it",
+    ),
+    "a known failure that holds on gloo": (
+        lambda p: with_state(with_waiver(p), state="holds on this backend"),
+        "cannot be 'holds on this backend' in this run",
+    ),
+    "a known failure that could not run": (
+        lambda p: with_state(with_waiver(p), state="not run"),
+        "cannot be 'not run' in this run",
+    ),
+    "a known failure that no longer fails": (
+        lambda p: with_state(with_waiver(p), state="no longer fails"),
+        "red: known_failures::scale::1 no longer fails",
+    ),
+    "a known failure that fails otherwise": (
+        lambda p: with_state(with_waiver(p), state="fails otherwise"),
+        "red: known_failures::scale::1 fails otherwise",
+    ),
     "an expired waiver": (lambda p: with_waiver(p, expires="2026-02-01"), "expired: known_failures::scale::1"),
     "a waiver for no case": (
         lambda p: with_waiver(p, where=[["world_size", "==", 3]]),
@@ -306,6 +339,10 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     ),
 }
 """Forgery -> its change of the files, which then get right checksums, and a part of the message."""
+
+
+def test_waiver_whose_case_still_fails_is_verified(honest: Payload, bundle: Path) -> None:
+    assert problems_of(packed(bundle, with_state(with_waiver(honest)))) == ""
 
 
 def other_case(line: dict[str, Any]) -> dict[str, Any]:
