@@ -97,6 +97,12 @@ def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
     return gloo
 
 
+def code_of_ranks(config: pytest.Config) -> dict[str, str]:
+    """Returns the digest of each file of the user's that ranks of this process imported, by its path."""
+    pools = [config.stash.get(key, None) for key in (_gloo_key, _pool_key)]
+    return {file: digest for pool in pools if pool is not None for file, digest in pool.code.items()}
+
+
 def _running_file(config: pytest.Config) -> str:
     """Returns the path of the user's test file whose test runs now; '' for the shipped properties and known failures.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +11,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from equivtest.base.users_code import digest_of, imported_files, is_users
 from equivtest.errors import Misuse, shorten
+from equivtest.pytest_plugin.pools import code_of_ranks
 from equivtest.report.audits import WAITS
 from equivtest.report.handover import Handover, Searched
 from equivtest.report.log import read_begun
@@ -27,7 +27,6 @@ SAME = (
 )  # fmt: skip
 """Fields of environment.json that must be equal in the interrupted run and in this run."""
 BUDGET_OVER = "left out: the budget is over"
-PACKAGE = Path(__file__).parents[1]
 
 
 class Ending(NamedTuple):
@@ -63,7 +62,7 @@ def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...
             raise Misuse(_refusal(directory, f"was judged with {name} {before}, this run has {now}"))
     found = tuple(each for each in run.handovers if _is_done(each))
     for file, digest in dict.fromkeys(item for each in found for item in each.code.items()):
-        if digest_of(Path(file)) != digest:
+        if digest_of(file) != digest:
             raise Misuse(_refusal(directory, f"was judged before {file} changed"))
     return tuple(_without_plan(each) for each in found)
 
@@ -122,36 +121,22 @@ def ending_of(found: Searched) -> Ending:
 
 
 def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
-    """Returns path -> digest of each imported file of the user and of the subject's file.
+    """Returns path -> digest of each file of the user's that this process or its ranks imported, and the subject's.
 
-    Files of installed packages are left out. Each digest is from the first call in the session: imported code stays as
-    it was, even if its file then changes.
+    Each digest is from the first call in the session: imported code stays as it was, even if its file then changes.
     """
     found = config.stash.setdefault(code_key, {})
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | {_file_of(subject)}
-    for path in (Path(file) for file in files if file and file.endswith(".py") and file not in found):
-        if _is_users(path):
-            found[str(path)] = digest_of(path)
+    found |= {file: digest for file, digest in code_of_ranks(config).items() if file not in found}
+    files = (*imported_files(), *filter(is_users, [_file_of(subject)]))
+    found |= {file: digest_of(file) for file in files if file not in found}
     return dict(found)
 
 
-def _file_of(subject: str) -> str | None:
-    """Returns the path of a subject's file; this process does not import the subject, only ranks do."""
+def _file_of(subject: str) -> str:
+    """Returns the file of a subject 'package.module:function', which the ranks alone import; '' if it has none."""
     module, colon, _ = subject.partition(":")
     try:
         spec = find_spec(module) if colon else None
     except (ImportError, ValueError):  # the ranks say so
-        return None
-    return spec.origin if spec is not None else None
-
-
-def _is_users(path: Path) -> bool:
-    inside = (PACKAGE, Path(sys.base_prefix), Path(sys.prefix))
-    return "site-packages" not in path.parts and not any(path.is_relative_to(folder) for folder in inside)
-
-
-def digest_of(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
         return ""
+    return (spec.origin or "") if spec is not None else ""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from equivtest.base.users_code import digest_of
 from equivtest.bundle.contents import suite_digest
 from equivtest.bundle.manifest import differences, read_manifest
 from equivtest.bundle.write import payload_of, write_bundle
@@ -20,7 +21,7 @@ from equivtest.pytest_plugin.claim_reports import report_claim
 from equivtest.pytest_plugin.machine import commit_of, machine_facts, own_commit, versions_of
 from equivtest.pytest_plugin.options import settings_of, soak_seed
 from equivtest.pytest_plugin.pools import host_events, hosts_of
-from equivtest.pytest_plugin.resume import digest_of, endings_key, endings_of, take
+from equivtest.pytest_plugin.resume import endings_key, endings_of, take
 from equivtest.pytest_plugin.settings import SHIPPED_LIST
 from equivtest.pytest_plugin.suite import properties_dir, shipped, version_of
 from equivtest.ranks.gloo import WORKERS
@@ -292,7 +293,7 @@ class Controller:
             "subjects": [f"{name}={subject}" if subject != name else name for name, subject in settings.subjects],
             "manifest": str(settings.manifest or ""),
             "known_failures": ", ".join(settings.known_failures) or "none",
-            "own_lists": {name: digest_of(Path(name)) for name in settings.known_failures if name != SHIPPED_LIST},
+            "own_lists": {name: digest_of(name) for name in settings.known_failures if name != SHIPPED_LIST},
             "audit": "on" if settings.audits else "off",
             "command": sys.argv,
             "rootdir": str(self.config.rootpath),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from equivtest.base import limits
+from equivtest.base.users_code import digest_of
 from equivtest.cases.case import Case
 from equivtest.errors import HostLost, Misuse
 from equivtest.ranks.backend import Backend
@@ -82,6 +83,9 @@ class Pool:
             ranks of this machine.
         server: Server or hub connection that was started earlier for the same backend; the pool ends it.
 
+    Attributes:
+        code: Path of each file of the user's that ranks imported -> its digest when a rank first named it.
+
     Raises:
         Misuse: torch does not know the backend, or this machine lacks the device.
     """
@@ -109,6 +113,7 @@ class Pool:
         self._support: dict[tuple[int, str], Support] = {}  # by world size and dtype
         self._deaths: list[str] = []  # not yet returned by `take_deaths`
         self._told: set[Finding] = set()  # faults that `take_faults` has returned
+        self.code: dict[str, str] = {}
         self._owner = ""  # owner of the programs that ranks run, see `serve`
         self._pid = os.getpid()
         self._closed = False
@@ -166,6 +171,8 @@ class Pool:
                     break
                 outstanding = self._begin(outstanding.subject, case, outstanding.fault, outstanding.watch)
                 replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
+            for file in {file for reply in replies for file in reply.imported} - self.code.keys():
+                self.code[file] = digest_of(file)
             return replies
         except BaseException:  # Ctrl-C: the ranks may be anywhere
             self._abandon(outstanding)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from equivtest.base import limits
 from equivtest.base.refusal import is_missing
+from equivtest.base.users_code import imported_files
 from equivtest.cases.case import Case, from_data
 from equivtest.errors import Misuse, NotSupported, Unsupported
 from equivtest.ranks.backend import Backend, choose_device
@@ -115,6 +116,8 @@ class Rank:
         self._shared = self._scratch if start.store is None else None
         self._device = torch.device("cpu")
         self._visit: VisitFunction | None = None
+        self._num_modules = 0
+        self._files: tuple[str, ...] = ()
 
     def join(self, store: Any = None) -> Answers:
         """Imports the backend's modules, joins the process group of the world, and returns no answers.
@@ -191,11 +194,22 @@ class Rank:
             now_s = time.monotonic()
             outcome: Outcome = "not_in_mesh" if answers is None else "answered"
             reply = Reply(
-                rank=self._start.rank, outcome=outcome, answers=answers or (), at_s=now_s, busy_s=now_s - begun_s
+                rank=self._start.rank,
+                outcome=outcome,
+                answers=answers or (),
+                at_s=now_s,
+                busy_s=now_s - begun_s,
+                imported=self._imported_files(),
             )
             return encode_reply(request_id, reply, self._shared)
         except Exception as error:  # the subject may raise any exception
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
+
+    def _imported_files(self) -> tuple[str, ...]:
+        """Returns the files of the user's that this rank imported; looks again only if modules were added."""
+        if len(sys.modules) != self._num_modules:
+            self._num_modules, self._files = len(sys.modules), imported_files()
+        return self._files
 
     def _failed(self, error: Exception, begun_s: float) -> Reply:
         now_s = time.monotonic()
@@ -219,6 +233,7 @@ class Rank:
             at_s=now_s,
             busy_s=now_s - begun_s,
             lacking=lacking,
+            imported=self._imported_files(),
         )
 
 

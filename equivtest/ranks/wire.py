@@ -59,6 +59,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     at_s: float
     busy_s: float
     lacking: tuple[str, ...]
+    imported: tuple[str, ...]
     payload: bytearray
     file: str
 

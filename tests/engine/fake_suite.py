@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from equivtest.base import limits
+from equivtest.base.users_code import digest_of
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.report.handover import Audited, Failure, Record
 from equivtest.options import pytest_addoption
@@ -79,6 +80,7 @@ class Backend:
 class Pool:
     def __init__(self, backend=Backend(), hub="", server=None):
         log("pool opened")
+        self.code = {}
         self.start = backend.start if backend.start == "forkserver" else "spawn (a fork runs no backward: threads)"
 
     def run(self, subject, case, *, limit_s, **kwargs):
@@ -129,6 +131,9 @@ def search(prop, chunk, pool, known, failures_dir, *, until_s, gloo):
         time.sleep(60)
     if trait == "edits":
         LOG.with_name("test_fake.py").write_text(LOG.with_name("test_fake.py").read_text() + "# edited" + chr(10))
+    if trait == "imports":
+        helper = str(LOG.with_name("helper.py"))
+        pool.code[helper] = digest_of(helper)
     if trait == "slow":
         time.sleep(0.05)
     if trait == "leftout":

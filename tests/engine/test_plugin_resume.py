@@ -139,6 +139,18 @@ def test_resume_is_refused_if_a_file_that_only_ranks_import_changed(
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *lib_of_mine.py changed: run without --resume"])
 
 
+def test_file_that_a_rank_imported_within_a_function_is_refused_if_it_changed(pytester: pytest.Pytester) -> None:
+    make_suite(pytester, "a_imports")
+    helper = pytester.makepyfile(helper="# first")
+    run_suite(pytester, SIZES, "--report=out")
+    helper.write_text("# second")
+
+    result = run_suite(pytester, SIZES, "--resume=out")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *helper.py changed: run without --resume"])
+
+
 def test_resume_with_another_python_path_is_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")

@@ -85,6 +85,12 @@ def counts(case: PlainCase) -> torch.Tensor:
     return meet()
 
 
+def imports_late(case: PlainCase) -> torch.Tensor:
+    from tests.programs.late import FACTOR
+
+    return FACTOR * meet()
+
+
 def runs_backward(case: PlainCase) -> torch.Tensor:
     x = torch.ones(1, requires_grad=True)
     (x * meet()).sum().backward()

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from equivtest.base import limits
+from equivtest.base.users_code import digest_of
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.ranks import scratch
 from equivtest.ranks.backend import Backend
@@ -84,6 +85,17 @@ def test_every_rank_replies(pool: Pool, world_size: int) -> None:
 def test_ranks_of_a_world_are_reused(pool: Pool) -> None:
     """Two cases of one world size run in the same processes."""
     assert pids(pool) == pids(pool)
+
+
+def test_pool_has_the_digest_of_each_file_that_ranks_alone_import(pool: Pool) -> None:
+    late = HERE / "tests/programs/late.py"
+    pool.run("trivial", TWO)
+    before = dict(pool.code)
+    pool.run("imports_late", TWO)
+
+    assert "tests.programs.late" not in sys.modules
+    assert pool.code.keys() - before.keys() == {str(late)}
+    assert pool.code[str(late)] == digest_of(str(late))
 
 
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])

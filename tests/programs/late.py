@@ -1,0 +1,5 @@
+"""Imported by ranks alone, within a subject."""
+
+from __future__ import annotations
+
+FACTOR = 1.0
