@@ -1,6 +1,7 @@
 """Gives mutated files to the readers of other people's files: `python -m studies.readers BUNDLE [NUMBER] [SEED]`.
 
-BUNDLE is a small one: equivtest run --profile smoke --subjects scale --world-sizes 1,2 --bundle BUNDLE.
+A hub's port gets mutated messages.  BUNDLE - leaves out both readers of bundles.  BUNDLE is a small one:
+equivtest run --profile smoke --subjects scale --world-sizes 1,2 --bundle BUNDLE.
 
 Each reader has to read a file or refuse it by one line.  The exit code is 1 if a reader raised any other exception,
 executed something, or took longer than LIMIT_S for one file.
@@ -8,9 +9,12 @@ executed something, or took longer than LIMIT_S for one file.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import random
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -19,14 +23,28 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+import torch
+
 from equivtest.bundle.bag import read_bag, write_bag
 from equivtest.bundle.manifest import ALL_CLAIMS, Backend, read_manifest, write_text
 from equivtest.bundle.verify import verify
+from equivtest.captured.format.folder import CapturedRun, paths_of
+from equivtest.captured.format.manifest import Manifest, Parameter, Tensor
+from equivtest.captured.format.tensor_file import digest_of as tensor_digest
+from equivtest.captured.format.tensor_file import write_tensors
 from equivtest.cases.case import from_data
 from equivtest.errors import EquivtestError
 from equivtest.pytest_plugin.suite import shipped
+from equivtest.ranks.hosts import hub_messages as messages
+from equivtest.ranks.hosts.run_hub import RunHub
+from equivtest.report.compare import compare
+from equivtest.report.files import write_report
+from equivtest.report.log import LOG, read_run
+from equivtest.report.merge import merge
 from equivtest.search.known import SHIPPED, KnownFailures
 from equivtest.search.replay import backend_of, read_replay
+from tests.runs import record, searched, write_run
 
 RIGHT = ("read", "named", "refused")
 """Right outcomes of a reader: the file is read, its problems are named, or one line refuses it."""
@@ -135,6 +153,130 @@ def _forging(payload: Mapping[str, bytes]) -> Callable[[Path, random.Random], No
     return write
 
 
+def _read_log(path: Path) -> str:
+    run = read_run(path)
+    compare(run, run)
+    write_report(path.with_name("report"), run.environment, run.results)
+    return "read"
+
+
+def _mutating_log(original: bytes) -> Callable[[Path, random.Random], None]:
+    """Changes the lines of a log below its compression, or the compressed file."""
+    lines = gzip.decompress(original)
+
+    def write(path: Path, chance: random.Random) -> None:
+        whole = chance.random() < 0.8
+        path.write_bytes(gzip.compress(mutated(lines, chance), 1) if whole else mutated(original, chance))
+
+    return write
+
+
+def _merge(path: Path) -> str:
+    other, report = path.with_name(OTHER), path.with_name("report")
+    code, _ = merge([path, other], report, ("equivtest", "merge"))
+    return "named" if code else "read"
+
+
+def _sharding(first: bytes, second: bytes) -> Callable[[Path, random.Random], None]:
+    """Changes one of two shards."""
+    write = _mutating_log(first)
+
+    def write_both(path: Path, chance: random.Random) -> None:
+        path.with_name(OTHER).write_bytes(second)
+        write(path, chance)
+
+    return write_both
+
+
+OTHER = "other.jsonl.gz"
+"""The second shard, beside the changed one."""
+
+
+def sample_logs() -> tuple[bytes, bytes, bytes]:
+    """Returns the logs of a run and of the two shards of another."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = write_run(folder / "whole", searched(record(0), record(1, "value"), pairs=("dtype=float32 bias=True",)))
+        first = write_run(folder / "first", searched(record(0), name="scale"), shard="1/2")
+        second = write_run(folder / "second", searched(record(1)), shard="2/2")
+        return tuple((each / LOG).read_bytes() for each in (whole, first, second))
+
+
+def _read_captured(path: Path) -> str:
+    for rank in CapturedRun(path.with_name("captured")).ranks.values():
+        for name in rank:
+            rank[name]
+    return "read"
+
+
+def _capturing(original: Mapping[str, bytes]) -> Callable[[Path, random.Random], None]:
+    """Changes one file of the folder of a captured run."""
+
+    def write(path: Path, chance: random.Random) -> None:
+        folder = path.with_name("captured")
+        folder.mkdir(exist_ok=True)
+        changed = chance.choice(sorted(original))
+        for name, data in original.items():
+            (folder / name).write_bytes(mutated(data, chance) if name == changed else data)
+
+    return write
+
+
+def sample_captured() -> dict[str, bytes]:
+    """Returns the files of a captured run of two ranks, one weight of which is sharded."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for rank in range(2):
+            path, tensors = paths_of(folder, rank)
+            local = torch.full((2, 3), float(rank))
+            tensor = Tensor(tensor_digest(local), layout=("shard(0)",), order=(0,), whole=(4, 3), requires_grad=True)
+            given = torch.ones(2)
+            manifest = Manifest(
+                run="ab" * 16, rank=rank, world_size=2, mesh=(2,), axes=("tp",), batch="", batch_axis="", part="",
+                inputs=("x",), positional=("x",), outputs=(), boundaries=(), autocast="", optimizer="", groups=(),
+                parameters={"up.weight": Parameter((4, 3), "float32", requires_grad=True)},
+                tensors={"param.up.weight": tensor, "given.x": Tensor(tensor_digest(given))},
+                size_bytes=write_tensors(tensors, {"param.up.weight": local, "given.x": given}),
+                torch="2", equivtest="1",
+            )  # fmt: skip
+            path.write_bytes(msgspec.json.encode(manifest))
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _sending(hello: bytes) -> Callable[[Path, random.Random], None]:
+    """Writes what a peer sends to a hub."""
+
+    def write(path: Path, chance: random.Random) -> None:
+        path.write_bytes(mutated(hello, chance))
+
+    return write
+
+
+def _connecting(hub: RunHub) -> Callable[[Path], str]:
+    """Connects to the hub's port, sends the file, and reads until the hub closes the connection."""
+
+    def read(path: Path) -> str:
+        with socket.socket() as peer:
+            peer.settimeout(LIMIT_S)
+            peer.connect(("127.0.0.1", hub.port))
+            executed.clear()  # this connection is ours
+            with contextlib.suppress(ConnectionError):
+                peer.sendall(path.read_bytes())
+                with contextlib.suppress(OSError):  # the hub has closed the connection
+                    peer.shutdown(socket.SHUT_WR)
+                while peer.recv(1000):
+                    pass
+        return "refused"
+
+    return read
+
+
+def sample_hello() -> bytes:
+    """Returns the first message of a slot, with its length."""
+    hello = messages.encode(messages.SlotHello(0, 1, 0, "host", 17, "127.0.0.1", "", 0))
+    return len(hello).to_bytes(8, "little") + hello
+
+
 def readers_of(bundle: bytes, payload: Mapping[str, bytes], replay: bytes, known: bytes) -> dict[str, Reader]:
     """Returns each reader by its name; they mutate the given files."""
     return {
@@ -192,18 +334,41 @@ def sample_known() -> bytes:
     return b"[[known_failure]]".join(entries[:6])
 
 
+def readers_of_runs(hub: RunHub) -> dict[str, Reader]:
+    """Returns the readers of logs, shards and captured folders, and of the port of a hub."""
+    whole, first, second = sample_logs()
+    return {
+        "run log": Reader(_mutating_log(whole), _read_log),
+        "shards": Reader(_sharding(first, second), _merge),
+        "captured folder": Reader(_capturing(sample_captured()), _read_captured),
+        "hub's port": Reader(_sending(sample_hello()), _connecting(hub)),
+    }
+
+
 def main(bundle: str, number: str = "10000", seed: str = "readers") -> int:
     path = Path(bundle)
-    payload = read_bag(path).payload
     shipped()
-    listen()
+    with RunHub(("127.0.0.1", 0), b"a secret that no mutated message has") as hub:
+        readers = readers_of_runs(hub)
+        if bundle != "-":
+            files = (path.read_bytes(), read_bag(path).payload)
+            readers = readers_of(*files, sample_replay(), sample_known()) | readers
+        listen()
+        wrong = attack_all(readers, int(number), seed)
+        if ended := [event for event in hub.events() if "has ended" in event]:
+            print(*ended, file=sys.stderr)
+    return int(wrong > 0 or bool(ended))
+
+
+def attack_all(readers: Mapping[str, Reader], number: int, seed: str) -> int:
+    """Prints a row for each reader; returns how many files had an outcome that no reader may have."""
     wrong = 0
-    print(f"{int(number):,} files for each reader, seed {seed}\n")
+    print(f"{number:,} files for each reader, seed {seed}\n")
     print("| reader | read | named | refused | others | seconds |\n|---|---|---|---|---|---|")
-    for name, reader in readers_of(path.read_bytes(), payload, sample_replay(), sample_known()).items():
+    for name, reader in readers.items():
         started_s, counts = time.monotonic(), Counter[str]()
         with tempfile.TemporaryDirectory() as folder:
-            for index, outcome in attack(reader, Path(folder), int(number), f"{seed} {name}"):
+            for index, outcome in attack(reader, Path(folder), number, f"{seed} {name}"):
                 counts[outcome] += 1
                 if outcome not in RIGHT:
                     print(f"{name}, file {index}: {outcome}", file=sys.stderr)
@@ -211,7 +376,7 @@ def main(bundle: str, number: str = "10000", seed: str = "readers") -> int:
         wrong += others
         cells = (*(counts[outcome] for outcome in RIGHT), others, round(time.monotonic() - started_s))
         print(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |", flush=True)
-    return int(wrong > 0)
+    return wrong
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -107,7 +107,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     conclusive_shards: tuple[str, ...] = ()
     shards: bool = True
     has_audit: bool = False
-    planned: tuple[str, ...] = ()
+    planned: tuple[Annotated[str, msgspec.Meta(pattern=r"^(w\d{1,4}-|audit$)")], ...] = ()
     line: int | None = None
 
     @property

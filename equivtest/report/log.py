@@ -71,6 +71,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     shard: Annotated[str, msgspec.Meta(pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$")] = "1/1"
 
 
+class WrittenCase(msgspec.Struct, frozen=True):
+    """The parts of a record's case that a report shows."""
+
+    type: str
+    fields: dict[str, Any]
+
+
 class RunLog:
     """Writes the log of a run while the run goes on."""
 
@@ -152,6 +159,9 @@ def read_begun(path: Path) -> Run:
         for entry in entries:
             if entry.environment is not None:
                 msgspec.convert(entry.environment, Environment)
+            if entry.handover is not None and entry.handover.searched is not None:
+                for record in entry.handover.searched.records:
+                    msgspec.convert(record.case, WrittenCase)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Misuse(f"{shorten(str(log))} is broken: {error}; write the report again") from error
     environments = [entry.environment for entry in entries if entry.environment is not None]

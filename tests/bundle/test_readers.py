@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from studies.readers import RIGHT, attack, readers_of, sample_known, sample_replay
+from equivtest.ranks.hosts.run_hub import RunHub
+from studies import readers
+from studies.readers import RIGHT, Reader, attack, readers_of, readers_of_runs, sample_known, sample_replay
 from tests.bundle.made import Payload, packed
 
 NUMBERS = {"replay file": 300, "known failures": 40, "manifest": 200, "bundle": 100, "bundle with right checksums": 30}
@@ -14,8 +17,37 @@ NUMBERS = {"replay file": 300, "known failures": 40, "manifest": 200, "bundle": 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_reader_survives_mutated_files(honest: Payload, bundle: Path, tmp_path: Path, name: str) -> None:
-    readers = readers_of(packed(bundle, honest).read_bytes(), honest, sample_replay(), sample_known())
+    found = readers_of(packed(bundle, honest).read_bytes(), honest, sample_replay(), sample_known())
 
-    wrong = [outcome for outcome in attack(readers[name], tmp_path, NUMBERS[name], name) if outcome[1] not in RIGHT]
+    wrong = [outcome for outcome in attack(found[name], tmp_path, NUMBERS[name], name) if outcome[1] not in RIGHT]
 
     assert wrong == []
+
+
+OF_RUNS = {"run log": 100, "shards": 100, "captured folder": 200, "hub's port": 100}
+
+
+@pytest.fixture(scope="module")
+def of_runs() -> Iterator[dict[str, Reader]]:
+    with RunHub(("127.0.0.1", 0), b"a secret that no mutated message has") as hub:
+        yield readers_of_runs(hub)
+        assert not any("has ended" in event for event in hub.events())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", OF_RUNS)
+def test_reader_of_runs_survives_mutated_files(of_runs: dict[str, Reader], tmp_path: Path, name: str) -> None:
+    wrong = [outcome for outcome in attack(of_runs[name], tmp_path, OF_RUNS[name], name) if outcome[1] not in RIGHT]
+
+    assert wrong == []
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["run log", "shards", "captured folder"])
+def test_reader_of_runs_reads_the_sample_that_is_mutated(
+    of_runs: dict[str, Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Or each refusal would be one of the sample."""
+    monkeypatch.setattr(readers, "mutated", lambda data, chance: data)
+
+    assert list(attack(of_runs[name], tmp_path, 3, name)) == [(0, "read"), (1, "read"), (2, "read")]

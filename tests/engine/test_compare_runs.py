@@ -42,6 +42,17 @@ CLAIM = "rowwise_linear: equals_unsharded"
 FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for number in (0, 1))
 
 
+@pytest.mark.parametrize("case", [{}, {"type": "LinearCase"}, {"type": 3, "fields": {}}, {"type": "A", "fields": 3}])
+def test_record_without_a_written_case_raises_misuse(tmp_path: Path, case: dict[str, Any]) -> None:
+    with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
+        read_run(write_run(tmp_path / "run", searched(record(0, case=case))))
+
+
+def test_label_of_no_search_raises_misuse(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
+        read_run(write_run(tmp_path / "run", searched(record(0), listed=listed(planned=("world_size",)))))
+
+
 def test_log_that_claims_to_be_complete_without_a_planned_search_raises_misuse(tmp_path: Path) -> None:
     part = searched(record(0), listed=listed(planned=("w2-0", "w3-0")))
 
