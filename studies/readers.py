@@ -223,7 +223,7 @@ def _capturing(original: Mapping[str, bytes]) -> Callable[[Path, random.Random],
 
 
 def sample_captured() -> dict[str, bytes]:
-    """Returns the files of a captured run of two ranks, one weight of which is sharded."""
+    """Returns the files of a captured run of two ranks with a sharded weight."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank in range(2):

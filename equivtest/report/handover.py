@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -187,6 +187,10 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     hung: str = ""
 
 
+CaseState = Literal["judged", "known", "open"]
+"""What a case has shown: a conclusion, a known failure, or nothing."""
+
+
 class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
     """The axis values of one case of a covering array, and what the case showed.
 
@@ -195,7 +199,7 @@ class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
         values: Pairs (axis, value), in the order in which axes are drawn.
     """
 
-    state: str
+    state: CaseState
     values: tuple[tuple[str, str], ...]
 
 

@@ -8,11 +8,11 @@ from equivtest.base.profiles import Profile, plan
 from equivtest.cases.case import Case
 from equivtest.cases.picks import builder_of
 from equivtest.property import Property
-from equivtest.report.handover import Coverage, CoveredRow
+from equivtest.report.handover import CaseState, Coverage, CoveredRow
 from equivtest.search.chunks import Chunk, chunk_cases, chunk_of, covering_array_of
 from equivtest.search.known import KnownFailures
 
-StateOf = Callable[[Case], str]
+StateOf = Callable[[Case], CaseState]
 """Function that returns what a case showed: 'judged', 'known' to fail, or 'open'."""
 
 
@@ -47,7 +47,7 @@ def planned_coverage(
 ) -> tuple[int, list[Coverage]]:
     """Returns how many cases of a property a run of the profile has, and the coverage of each search; runs nothing."""
 
-    def state_of(case: Case) -> str:
+    def state_of(case: Case) -> CaseState:
         is_known = any(known.match(prop.subject, claim.name, case) for claim in prop.claims)
         return "known" if is_known else "judged"
 

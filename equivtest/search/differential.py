@@ -27,7 +27,7 @@ def set_torchs_apart(
 
     Args:
         gloo: Pool of ranks on gloo and the CPU.
-        known: The reason of a failure is that of its entry here, if there is one.
+        known: A failure with an entry here gets the reason of the entry.
     """
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:

@@ -203,7 +203,7 @@ class KnownFailures:
 
 
 def known_state(entry: KnownFailure, state: str) -> KnownState:
-    """Returns what a report says of an entry whose smallest case ended in that state."""
+    """Returns the line of a report on an entry; `state` is the result of its smallest case."""
     return KnownState(
         id=entry.id,
         claim=entry.claim,

@@ -25,7 +25,7 @@ from equivtest.property import Property, resolved
 from equivtest.ranks.inbox import silence
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
-from equivtest.report.handover import Coverage, Failure, Record
+from equivtest.report.handover import CaseState, Coverage, Failure, Record
 from equivtest.search.chunks import SETTINGS, Chunk, chunk_cases, replay_of, seed_of
 from equivtest.search.coverage import coverage_of
 from equivtest.search.differential import as_known, set_torchs_apart
@@ -152,7 +152,7 @@ class Searching:
     records: list[Record] = field(default_factory=list)
     left_out: Mapping[str, str] = field(default_factory=dict)
     broken_runs: int = 0
-    states: dict[Case, str] = field(default_factory=dict)
+    states: dict[Case, CaseState] = field(default_factory=dict)
     cut: int = 0
 
     def coverage(self) -> Coverage | None:
@@ -389,7 +389,7 @@ class Searching:
         return self.seen[case].get(target)
 
 
-def state_of(verdicts: Iterable[str]) -> str:
+def state_of(verdicts: Iterable[str]) -> CaseState:
     """Returns 'known' if some verdict is a known failure, 'judged' if some verdict is conclusive, else 'open'."""
     kinds = set(verdicts)
     return "known" if "known" in kinds else "judged" if kinds.intersection(CONCLUSIVE) else "open"

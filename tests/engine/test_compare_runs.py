@@ -13,7 +13,7 @@ from msgspec import structs
 
 from equivtest.errors import Misuse
 from equivtest.report.compare import CATEGORIES, Comparison, compare, in_words, parse_causes
-from equivtest.report.handover import BackendFault, Handover
+from equivtest.report.handover import BackendFault, Coverage, CoveredRow, Handover
 from equivtest.report.log import LOG, read_run
 from tests.engine.test_cli import call
 from tests.runs import listed, record, searched, write_run
@@ -46,6 +46,14 @@ FIRST, SECOND = (f"LinearCase(in_features={number}, world_size=2), draw 0" for n
 def test_record_without_a_written_case_raises_misuse(tmp_path: Path, case: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
         read_run(write_run(tmp_path / "run", searched(record(0, case=case))))
+
+
+def test_pair_in_an_unknown_state_raises_misuse(tmp_path: Path) -> None:
+    row = CoveredRow(state="jud", values=(("bias", "True"),))
+    coverage = Coverage(array="", strength=2, rows=(row,), infeasible=())
+
+    with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
+        read_run(write_run(tmp_path / "run", searched(record(0), coverage=coverage)))
 
 
 def test_label_of_no_search_raises_misuse(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_failure_counts_as_the_backends_if_gloo_fails_at_another_tensor(tmp_path
 
 
 def test_fault_of_the_backend_in_the_area_of_a_shipped_known_failure_fails(tmp_path: Path) -> None:
-    """The entry says what gloo and the CPU get wrong; the backend is wrong where they are right."""
+    """The entry is about gloo and the CPU, which are right on these cases."""
     shipped = KnownFailures((replace(entry("equals_unsharded", "value"), is_shipped=True),))
     alone = against_gloo(stub(wrong_second_value), stub(), tmp_path, shipped)
     both = against_gloo(stub(wrong_second_value), stub(wrong_second_value), tmp_path, shipped)
