@@ -1,13 +1,22 @@
-"""Finds the user's own files among the imported modules: neither of this package nor of an installed one."""
+"""Separates the user's own Python files from files of equivtest, Python and installed packages."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
+import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Folders of Python and of installed packages. The prefixes of Python and of an environment can hold your code too."""
+SITES = ("site-packages", "dist-packages")
+"""Names of folders with installed packages, such as in a user's home or in the Python below an environment."""
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
 def imported_files() -> tuple[str, ...]:
@@ -20,9 +29,14 @@ def imported_files() -> tuple[str, ...]:
 def is_users(file: str) -> bool:
     """True if the path is of a Python file that is the user's own."""
     path = Path(file)
-    inside = (PACKAGE, Path(sys.base_prefix), Path(sys.prefix))
-    is_installed = "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in inside)
-    return path.suffix == ".py" and not is_installed
+    is_installed = any(site in path.parts for site in SITES)
+    return path.suffix == ".py" and not is_installed and not any(map(path.is_relative_to, (PACKAGE, *INSTALLED)))
+
+
+def users_frames(lines: Sequence[str]) -> dict[int, re.Match[str]]:
+    """Returns line number -> match (file, line, function) of each frame of a traceback that is in the user's code."""
+    matches = {number: _FRAME.fullmatch(line) for number, line in enumerate(lines)}
+    return {number: match for number, match in matches.items() if match is not None and is_users(match[1])}
 
 
 def digest_of(path: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+from equivtest.base.users_code import is_users
+
 NO_DEVICE = ("not compiled with CUDA", "No CUDA GPUs", "no NVIDIA driver", "no NVIDIA GPU", "device type at start")
 """Parts of torch's messages (2.13.0) about a device that the machine does not have."""
 IN_PLACE = "leaf Variable that requires grad is being used in an in-place operation"
@@ -24,9 +24,6 @@ def way_out_of(error_type: str, text: str) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns ' at FILE:LINE' of the innermost frame outside of installed packages; '' if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        each for each in frames if "site-packages" not in each.filename and PACKAGE not in Path(each.filename).parents
-    ]
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    """Returns ' at FILE:LINE' of the innermost frame in the user's own code; '' if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from equivtest.base import limits
 from equivtest.base.functions import Named, name_of, plain, with_arguments
 from equivtest.base.importing import load_named, suggestion
+from equivtest.base.users_code import users_frames
 from equivtest.cases.case import require
 from equivtest.errors import Misuse
 from equivtest.programs.candidates import CandidateSearch, Fields, candidates_by_mesh, combinations, refusals, tried
@@ -295,9 +296,9 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
 
 def _place_in(detail: str) -> list[str]:
-    """Returns the two lines of a traceback's last frame outside of packages; all lines if there is no such frame."""
+    """Returns the two lines of a traceback's last frame in the user's code; all lines if there is no such frame."""
     lines = detail.strip().splitlines()
-    frames = [place for place, line in enumerate(lines) if line.startswith("  File ") and "site-packages" not in line]
+    frames = list(users_frames(lines))
     return [line[2:] for line in lines[frames[-1] : frames[-1] + 2]] if frames else lines
 
 

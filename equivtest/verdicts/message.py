@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
+from equivtest.base.users_code import users_frames
 from equivtest.ranks.support import NOT_RUN
 from equivtest.verdicts.verdict import KINDS, Mismatch, Verdict
 
 MOST_NAMES = 16
 MOST_TIMES = 1e9
 """Ratio of error and bound from which the message uses an exponent."""
-
-
-_FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
@@ -43,20 +40,20 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 def write_brief_message(verdict: Verdict, replay: str) -> str:
     """Describes the failure like `write_message`, or in five lines if every rank of a user's program raised the same.
 
-    The five lines leave out the traceback, which the replay file has.
+    The five lines show the innermost line of the user's code, and leave out the traceback, which the replay file has.
     """
     first, *others = verdict.detail.splitlines() or [""]
-    frames = [_FRAME.fullmatch(line) for line in others if line.startswith("  ")]
+    frames = list(users_frames(others).values())
     way_out = [line for line in others if not line.startswith("  ")]
-    own = [frame for frame in frames if frame is not None and "site-packages" not in frame[1]]
     is_alike = verdict.kind == "raised" and first.startswith("every rank ")
-    if not (is_alike and own and len(way_out) == 1) or verdict.history:
+    if not (is_alike and frames and len(way_out) == 1) or verdict.history:
         return write_message(verdict, replay=replay)
-    file, line, name = own[-1].groups()
+    file, line, name = frames[-1].groups()
     rows = [f"{first}, at {file}:{line} in {name}", *way_out, f"{'case':9} {verdict.case!r}"]
     if not verdict.fault.startswith("parallelization: "):
         rows.append(f"{'fault':9} {verdict.fault}")
-    return "\n".join([describe_failure(verdict)[0], *(f"  {row}" for row in (*rows, _again(replay)))])
+    headline = describe_failure(verdict)[0]
+    return "\n".join([headline, *(f"  {row}" for row in (*rows, _again(replay)))])
 
 
 def _again(replay: str) -> str:

@@ -95,7 +95,12 @@ def test_check_of_messages_finds_a_message_that_breaks_a_rule(message: str, prob
 
 
 @pytest.mark.parametrize(
-    ("name", "way_out"), [("without_package", "leave the import out. "), ("without_device", "take mesh.device_type ")]
+    ("name", "way_out"),
+    [
+        ("without_package", "leave the import out. "),
+        ("without_device", "take mesh.device_type "),
+        ("with_broken_json", ": fix that"),
+    ],
 )
 def test_exception_in_parallelize_is_reported_with_its_line_and_what_to_do(name: str, way_out: str) -> None:
     lines = _on_silence(CASE, reply_of(name)).splitlines()
@@ -103,14 +108,15 @@ def test_exception_in_parallelize_is_reported_with_its_line_and_what_to_do(name:
     assert way_out in lines[0] and str(Path(mistakes.__file__)) in lines[1] and len(lines) == 3
 
 
-def odd_heads() -> Verdict:
-    replies = [reply_of("with_odd_heads", rank) for rank in range(2)]
+def raised_on_both(name: str = "with_odd_heads") -> Verdict:
+    """Returns the verdict on a program that raises on both ranks, as the function does."""
+    replies = [reply_of(name, rank) for rank in range(2)]
     (verdict,) = compare("module", CASE, 0, [], replies, [equals_unsharded])
     return verdict
 
 
 def test_error_that_all_ranks_raise_is_shown_once_with_the_users_lines() -> None:
-    lines = describe_failure(odd_heads())[2:]
+    lines = describe_failure(raised_on_both())[2:]
 
     files = [line for line in lines if line.startswith("    File ")]
     assert len(files) == 3 and "in forward" in files[-1]  # the others are this test's
@@ -118,9 +124,10 @@ def test_error_that_all_ranks_raise_is_shown_once_with_the_users_lines() -> None
     assert lines[0].startswith("  every rank raised RuntimeError: ") and "raise equivtest.NotSupported" in lines[-1]
 
 
-def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines() -> None:
+@pytest.mark.parametrize("fault", ["parallelization: every call is right"])
+def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines(fault: str) -> None:
     headline, error, way_out, case, again = write_brief_message(
-        replace(odd_heads(), fault="parallelization: every call is right"), "a/b.json"
+        replace(raised_on_both(), fault=fault), "a/b.json"
     ).splitlines()
 
     assert headline == "RankRaised: module: a rank raised"
@@ -129,11 +136,17 @@ def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines() -> None
     assert again == "  again     equivtest replay a/b.json"
 
 
+def test_brief_message_of_an_error_in_the_standard_library_has_the_users_line() -> None:
+    _, error, *_ = write_brief_message(raised_on_both("with_broken_json"), "a/b.json").splitlines()
+
+    assert re.fullmatch(rf"  every rank raised JSONDecodeError: .*, at {mistakes.__file__}:\d+ in .*", error)
+
+
 @pytest.mark.parametrize("change", [{"fault": "collective: all_reduce"}, {"history": "holds alone in new ranks"}])
 def test_brief_message_of_an_error_that_all_ranks_raise_keeps_fault_and_history(change: dict[str, str]) -> None:
     (text,) = change.values()
 
-    assert text in write_brief_message(replace(odd_heads(), **change), "a/b.json")  # type: ignore[arg-type]
+    assert text in write_brief_message(replace(raised_on_both(), **change), "a/b.json")  # type: ignore[arg-type]
 
 
 def test_error_of_one_rank_keeps_its_traceback() -> None:

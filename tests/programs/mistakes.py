@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import torch
@@ -23,6 +24,10 @@ def without_device() -> nn.Module:
 
 def without_reason() -> nn.Module:
     return nn.Linear(3, {}["out"])
+
+
+def with_broken_json() -> None:
+    json.loads("{")
 
 
 class Heads(nn.Module):
