@@ -50,9 +50,9 @@ def write_brief_message(verdict: Verdict, replay: str) -> str:
         return write_message(verdict, replay=replay)
     file, line, name = frames[-1].groups()
     rows = [f"{first}, at {file}:{line} in {name}", *way_out, f"{'case':9} {verdict.case!r}"]
-    if not verdict.fault.startswith("parallelization: "):
+    if verdict.fault and not verdict.fault.startswith("parallelization: "):
         rows.append(f"{'fault':9} {verdict.fault}")
-    headline = describe_failure(verdict)[0]
+    headline = f"{describe_failure(verdict)[0]} (claim {verdict.claim})"
     return "\n".join([headline, *(f"  {row}" for row in (*rows, _again(replay)))])
 
 

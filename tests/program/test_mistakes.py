@@ -124,13 +124,13 @@ def test_error_that_all_ranks_raise_is_shown_once_with_the_users_lines() -> None
     assert lines[0].startswith("  every rank raised RuntimeError: ") and "raise equivtest.NotSupported" in lines[-1]
 
 
-@pytest.mark.parametrize("fault", ["parallelization: every call is right"])
+@pytest.mark.parametrize("fault", ["", "parallelization: every call is right"])
 def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines(fault: str) -> None:
     headline, error, way_out, case, again = write_brief_message(
         replace(raised_on_both(), fault=fault), "a/b.json"
     ).splitlines()
 
-    assert headline == "RankRaised: module: a rank raised"
+    assert headline == "RankRaised: module: a rank raised (claim equals_unsharded)"
     assert re.fullmatch(rf"  every rank raised RuntimeError: .*, at {mistakes.__file__}:\d+ in forward", error)
     assert "raise equivtest.NotSupported" in way_out and case == f"  case      {CASE!r}"
     assert again == "  again     equivtest replay a/b.json"
