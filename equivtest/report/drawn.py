@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from equivtest.report.margins import BINS, Margins
-from equivtest.verdicts.drawing import Drawing, HeldElements
+from equivtest.verdicts.drawing import Drawing, HeldElements, is_drawable
 
 CELL, GAP = 16, 2  # of an element, in CSS pixels
 LEFT, TOP = 34, 16  # room for the indices of rows and columns
@@ -45,8 +45,8 @@ class RankPicture(NamedTuple):
 
 
 def pictures_of(drawing: Drawing) -> list[RankPicture]:
-    """Returns a picture for each rank."""
-    return [_picture(drawing.shape, held) for held in drawing.ranks]
+    """Returns a picture for each rank; none for a drawing that no run writes, which a log from elsewhere can have."""
+    return [_picture(drawing.shape, held) for held in drawing.ranks] if is_drawable(drawing) else []
 
 
 def _picture(shape: tuple[int, ...], held: HeldElements) -> RankPicture:

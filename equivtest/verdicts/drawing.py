@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 MOST_DRAWN = 600
@@ -29,3 +31,16 @@ class Drawing(msgspec.Struct, frozen=True):
     layout: str
     shape: tuple[int, ...]
     ranks: tuple[HeldElements, ...]
+
+
+def is_drawable(drawing: Drawing) -> bool:
+    """True if the tensor is not empty, has at most MOST_DRAWN elements on all ranks, and contains each of them."""
+    if max(len(drawing.shape), len(drawing.ranks)) > MOST_DRAWN or min(drawing.shape, default=1) < 1:
+        return False
+    num_elements = math.prod(drawing.shape)
+    indices = [index for held in drawing.ranks for index in held.elements]
+    if max(num_elements, len(indices)) > MOST_DRAWN or not all(0 <= index < num_elements for index in indices):
+        return False
+    return all(
+        len(held.wrong) <= len(held.elements) and set(held.wrong) <= set(held.elements) for held in drawing.ranks
+    )

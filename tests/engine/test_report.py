@@ -21,7 +21,7 @@ from equivtest.report.handover import TORCHS, Failure, KnownState, Listed, Recor
 from equivtest.report.results import Results
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_declined, summarize, totals
-from equivtest.verdicts.drawing import Drawing, HeldElements
+from equivtest.verdicts.drawing import MOST_DRAWN, Drawing, HeldElements
 
 LISTED = Listed(
     path="properties/test_a.py",
@@ -398,7 +398,7 @@ def test_picture_of_a_rank_has_a_square_for_each_element_and_a_cross_on_wrong_on
     [
         ((), HeldElements(None, (0,), (0,)), "all ranks, reduced: 1 of 1 elements; wrong: ()"),
         ((2, 1, 2), HeldElements(1, (3,), (3,)), "rank 1: 1 of 4 elements; wrong: (1, 0, 1)"),
-        ((0, 3), HeldElements(0, (), ()), "rank 0: none"),
+        ((2, 3), HeldElements(0, (), ()), "rank 0: none"),
         ((20,), HeldElements(0, tuple(range(20)), tuple(range(10))), "(6,), (7,) and 2 more"),
     ],
 )
@@ -406,6 +406,30 @@ def test_picture_says_in_words_what_it_shows(shape: tuple[int, ...], held: HeldE
     (picture,) = pictures_of(Drawing("output", "replicate", shape, (held,)))
 
     assert picture.text.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [
+        ((1_000_000_000,), ()),
+        ((3, 0, 2), (HeldElements(0, (), ()),)),
+        ((-3, -2), (HeldElements(0, (0,), (0,)),)),
+        ((1,) * (MOST_DRAWN + 1), (HeldElements(0, (0,), (0,)),)),
+        ((2,), (HeldElements(0, (2,), (2,)),)),
+        ((2,), (HeldElements(0, (-1,), ()),)),
+        ((2,), (HeldElements(0, (0, 0), (5,)),)),
+        ((2,), (HeldElements(0, (0,), (0, 0)),)),
+        ((2,), (HeldElements(0, (0, 1), ()),) * (MOST_DRAWN // 2 + 1)),
+        ((2,), (HeldElements(0, (), ()),) * (MOST_DRAWN + 1)),
+    ],
+    ids=["shape", "empty", "negative", "dims", "beyond", "before", "not held", "twice", "elements", "ranks"],
+)
+def test_page_skips_a_picture_that_no_run_writes(shape: tuple[int, ...], ranks: tuple[HeldElements, ...]) -> None:
+    failed = replace(failure(), drawing=Drawing("output", "replicate", shape, ranks))
+    page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failed,))], [])
+
+    assert failed.case in page or failed.message in page
+    assert "<figure" not in page
 
 
 def test_long_vector_goes_on_in_the_next_row() -> None:
