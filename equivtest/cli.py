@@ -231,9 +231,10 @@ def check(
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
 
-    A case that fails on another backend runs once more on gloo and the CPU; a line says if it fails alike there. The
-    claims are those of the properties of SUBJECT. For a subject of your own without --like they are the claims that fit
-    any subject: values, gradients, replicas, layouts, inputs, training, recorded collectives, refusals.
+    A case that fails on another backend runs once more on gloo and the CPU; a line names each claim that fails alike
+    there in every draw. The properties of SUBJECT say which claims are judged. For a subject of your own without
+    --like they are the claims that fit any subject: values, gradients, replicas, layouts, inputs, training, recorded
+    collectives, refusals.
     """
     from equivtest.cases.case import from_code
     from equivtest.diagnose.blame import with_fault
@@ -263,9 +264,12 @@ def check(
             typer.echo(write_message(with_fault(verdict, pool, claims)))
     if failed and not chosen.is_gloo_on_cpu:
         with Pool() as gloo:
-            for verdict in set_torchs_apart(failed, claims, gloo):
-                if verdict.known:
-                    typer.echo(f"{subject}: {verdict.claim} {verdict.known}: the backend is not to blame")
+            compared = set_torchs_apart(verdicts, claims, gloo)
+        for claim in claimed:
+            pairs = zip(verdicts, compared, strict=True)
+            reasons = [after.known for before, after in pairs if before.failed and before.claim == claim]
+            if all(reasons):
+                typer.echo(f"{subject}: {claim} {', '.join(dict.fromkeys(reasons))}")
     if not failed and any(verdict.kind == "inconclusive" for verdict in verdicts) and (why := reason_in(parsed)):
         typer.echo(f"{subject}: inconclusive: {why}")
     require_conclusion(subject, parsed, verdicts, pool.faults_of(parsed))

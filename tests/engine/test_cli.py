@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hypothesis  # noqa: F401  (what runs in this process import is dropped behind each, and torch dies of it)
@@ -19,7 +20,7 @@ from equivtest.families.linear.case import LinearCase
 from equivtest.families.zero3.fetch.case import FetchCase
 from equivtest.programs.case import ModuleCase
 from equivtest.pytest_plugin import suite
-from equivtest.verdicts.verdict import Judgement, Verdict
+from equivtest.verdicts.verdict import Judgement, Mismatch, Verdict
 from tests.commands import Command
 from tests.engine.fake_suite import log_of, make_suite
 from tests.programs.planted import FAULT
@@ -322,7 +323,7 @@ def test_check_prints_claims_that_hold_fail_or_are_open(
 @pytest.mark.parametrize(
     ("subject", "fault", "line"),
     [
-        (PADDING, "", "equals_unsharded fails on gloo and the CPU too (value): the backend is not to blame"),
+        (PADDING, "", "equals_unsharded fails on gloo and the CPU too (value)"),
         ("zero3_fetch_all_gather", "swapped_gather", ""),
     ],
 )
@@ -338,6 +339,29 @@ def test_check_on_another_backend_says_if_the_case_fails_on_gloo_too(
     assert ended.code == 1 and "ValueMismatch" in ended.stdout
     told = [each for each in ended.stdout.splitlines() if "gloo and the CPU" in each]
     assert told[:1] == [f"{subject}: {line}"] * bool(line)
+
+
+@pytest.mark.parametrize(
+    ("on_gloo", "lines"),
+    [(("value", "value"), ["mine: equals_unsharded fails on gloo and the CPU too (value)"]), (("value", "holds"), [])],
+)
+def test_check_says_that_a_claim_fails_on_gloo_too_only_if_every_draw_does(
+    on_gloo: tuple[str, str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
+) -> None:
+    def verdicts(kinds: Sequence[str]) -> list[Verdict]:
+        wrong = (Mismatch("output", 0, "1", "2", (0,), error=1.0),)
+        return [
+            Verdict(claim="equals_unsharded", subject="mine", case=LINEAR, draw=draw, judgement=Judgement(kind, wrong))
+            for draw, kind in enumerate(kinds)
+        ]
+
+    monkeypatch.setattr("equivtest.verdicts.judging.judge", lambda *args, **fields: verdicts(("value", "value")))
+    monkeypatch.setattr("equivtest.search.differential.judge", lambda *args, **fields: verdicts(on_gloo))
+    monkeypatch.setattr("equivtest.diagnose.blame.with_fault", lambda verdict, *args: verdict)
+    monkeypatch.setattr("equivtest.ranks.backend.Backend.is_gloo_on_cpu", False)
+
+    assert cli.check("mine", repr(LINEAR)) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if "gloo" in line] == lines
 
 
 def environment(path: str) -> dict[str, str]:
