@@ -303,8 +303,8 @@ class KnownFailureItem(EquivtestItem):
         claims = [claim for claim in self.prop.claims if claim.name == entry.claim]
         found = judge(entry.subject, entry.case, pool_of(self.config), claims, limit_s=self.prop.limit_s)
         kinds = {verdict.kind for verdict in found}
-        is_elsewhere = entry.kind in kinds and self._is_elsewhere(found)
-        if entry.kind in kinds and not is_elsewhere:
+        difference = self._difference_from_gloo(found) if entry.kind in kinds else ""
+        if entry.kind in kinds and not difference:
             return STILL_FAILS, pytest.xfail.Exception(f"{entry.reason} {entry.link}".strip())
         if kinds == {"not_supported"}:
             return NOT_SUPPORTED, pytest.skip.Exception("not supported by this backend")
@@ -322,8 +322,7 @@ class KnownFailureItem(EquivtestItem):
                 else f"{entry.id} was found on gloo and the CPU: add an entry of this kind to a list of your own, "
                 "--known-failures shipped,FILE"
             )
-            how = "not in the place where gloo and the CPU fail" if is_elsewhere else f"not as {entry.kind}"
-            reason = f"fails as {', '.join(failing)}, {how}: {way_out}"
+            reason = f"fails as {', '.join(failing)}, {difference or f'not as {entry.kind}'}: {way_out}"
             return OTHERWISE, PlainFailure(reason)
         if not settings.expects(entry):
             return HOLDS_HERE, None
@@ -332,17 +331,21 @@ class KnownFailureItem(EquivtestItem):
             f"  claim     {entry.claim} ({entry.kind})\n  case      {entry.case!r}\n  reason    {entry.reason}"
         )
 
-    def _is_elsewhere(self, found: Sequence[Verdict]) -> bool:
-        """True if the case of a shipped entry fails on this backend in another way than on gloo and the CPU.
+    def _difference_from_gloo(self, found: Sequence[Verdict]) -> str:
+        """Says how the case of a shipped entry fails here unlike on gloo and the CPU; '' if it fails alike.
 
         A rank that is silent or lost shows no place that could be compared.
         """
-        from equivtest.search.differential import set_torchs_apart
+        from equivtest.search.differential import compare_with_gloo
 
         gloo = gloo_of(self.config)
         if gloo is None or not self.entry.is_shipped or self.entry.kind in WHOLE_RUN:
-            return False
-        return any(each.failed for each in set_torchs_apart(found, self.prop.claims, gloo()))
+            return ""
+        try:
+            compared = compare_with_gloo(found, self.prop.claims, gloo())
+        except (Misuse, BrokenSetup) as error:
+            return f"and gloo and the CPU cannot run the case to compare ({error})"
+        return "not in the place where gloo and the CPU fail" if any(each.failed for each in compared) else ""
 
 
 class AbsentItem(EquivtestItem):

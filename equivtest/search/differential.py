@@ -21,6 +21,16 @@ NOTHING = KnownFailures()
 def set_torchs_apart(
     verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool, known: KnownFailures = NOTHING
 ) -> list[Verdict]:
+    """Returns the verdicts of `compare_with_gloo`, or the same verdicts if the case cannot run on gloo and the CPU."""
+    try:
+        return compare_with_gloo(verdicts, claims, gloo, known)
+    except (Misuse, BrokenSetup):
+        return list(verdicts)
+
+
+def compare_with_gloo(
+    verdicts: Sequence[Verdict], claims: Sequence[Claim], gloo: Pool, known: KnownFailures = NOTHING
+) -> list[Verdict]:
     """Returns the verdicts on one case, in which torch's own failures are replaced by known failures.
 
     A failure is torch's own if the case fails alike on gloo and the CPU.
@@ -28,16 +38,16 @@ def set_torchs_apart(
     Args:
         gloo: Pool of ranks on gloo and the CPU.
         known: A failure with an entry here gets the reason of the entry.
+
+    Raises:
+        Misuse, BrokenSetup: the case cannot run on gloo and the CPU.
     """
     failed = [verdict for verdict in verdicts if verdict.failed]
     if not failed:
         return list(verdicts)
     names = {verdict.claim for verdict in failed}
     again = [claim for claim in claims if claim.name in names]
-    try:
-        found = judge(failed[0].subject, failed[0].case, gloo, again, limit_s=failed[0].limit_s)
-    except (Misuse, BrokenSetup):  # the subject cannot run there
-        return list(verdicts)
+    found = judge(failed[0].subject, failed[0].case, gloo, again, limit_s=failed[0].limit_s)
     return [
         as_known(verdict, _reason(verdict, known))
         if verdict.failed and any(fails_alike(verdict, other) for other in found)

@@ -743,9 +743,20 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
     result.stdout.fnmatch_lines(["PASSED known_failures::a::1"])
 
 
-@pytest.mark.parametrize(("name", "outcome"), [("a", "xfailed"), ("a_elsewhere", "failed")])
+@pytest.mark.parametrize(
+    ("name", "outcome", "line"),
+    [
+        ("a", "xfailed", "XFAIL known_failures::a::1*"),
+        ("a_elsewhere", "failed", "*fails as layout, not in the place where gloo and the CPU fail: *"),
+        (
+            "a_unable",
+            "failed",
+            "*fails as layout, and gloo and the CPU cannot run the case to compare (no such operator): *",
+        ),
+    ],
+)
 def test_shipped_known_failure_on_another_backend_fails_where_gloo_does(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, outcome: str
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, outcome: str, line: str
 ) -> None:
     """A failure of the same kind in another place is the backend's own."""
     make_suite(pytester, name)
@@ -757,6 +768,7 @@ def test_shipped_known_failure_on_another_backend_fails_where_gloo_does(
     result = run_suite(pytester, "--device=cuda", "-rx", *W3)
 
     result.assert_outcomes(passed=3, **{outcome: 1})
+    result.stdout.fnmatch_lines([line])
 
 
 def test_shipped_known_failures_do_not_run_with_a_users_property(
