@@ -24,6 +24,7 @@ CLAIMS = (*DEFAULT_CLAIMS, trains_like_unsharded, repeats_itself)
 ZERO3 = "Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2; deepspeed/runtime/zero/stage3.py (0.19.8)"
 BOTH = ("in_proj", "out_proj")
 WEIGHTS = ("in_proj.weight", "out_proj.weight")
+DTYPES = sorted(limits.DTYPES, key=lambda dtype: dtype not in ("float32", "bfloat16"))
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
 
 
@@ -48,9 +49,10 @@ def skipped_update(style: str, *, foreach: bool) -> DataParallelCase:
 
 
 def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
-    """Returns cases in every dtype, float32 first, with parameters that four ranks shard evenly and unevenly.
+    """Returns cases in every dtype, with parameters that four ranks shard evenly and unevenly.
 
-    Drawn cases are seldom even.
+    The first four, in float32 and bfloat16, are examples; the others are for required cells. Drawn cases are seldom
+    even.
     """
     return tuple(
         DataParallelCase(
@@ -58,7 +60,7 @@ def on_four_ranks(style: str, fetch: str = "") -> tuple[DataParallelCase, ...]:
             in_features=4 if hidden == 4 else 3, hidden_features=hidden,
             out_features=4, optimizer="sgd", steps=2, values=(("dense", 0), ("real", 1)),
         )
-        for dtype in limits.DTYPES
+        for dtype in DTYPES
         for hidden in (4, 7)
     )  # fmt: skip
 
@@ -76,14 +78,14 @@ def by_columns() -> tuple[DataParallelCase, ...]:
 
 
 def on_two_axes(style: str) -> tuple[TwoAxisCase, ...]:
-    """Returns cases on two by two ranks in every dtype, float32 first, with 5 and 8 hidden features."""
+    """Returns cases on two by two ranks in every dtype, float32 and bfloat16 first, with 5 and 8 hidden features."""
     return tuple(
         TwoAxisCase(
             world_size=4, mesh=(2, 2), dtype=dtype, style=style, leading=(2, 3), in_features=3,
             hidden_features=hidden, out_features=4, biases=BOTH, requires_grad=ALL, micro_batches=2,
             use_local_output=hidden == 8, optimizer="sgd", steps=3, momentum=0.5, values=(("dense", 0), ("real", 1)),
         )
-        for dtype in limits.DTYPES
+        for dtype in DTYPES
         for hidden in (5, 8)
     )  # fmt: skip
 
@@ -122,8 +124,8 @@ fsdp2_mlp = Property(
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard (2.13.0)",
     cases=partial(data_parallel_cases, style="fsdp2"),
     claims=CLAIMS,
-    examples=(uneven("fsdp2"), skipped_update("fsdp2", foreach=True), *on_four_ranks("fsdp2")[:2], *by_columns()),
-    for_cells=on_four_ranks("fsdp2")[2:],
+    examples=(uneven("fsdp2"), skipped_update("fsdp2", foreach=True), *on_four_ranks("fsdp2")[:4], *by_columns()),
+    for_cells=on_four_ranks("fsdp2")[4:],
     weight=2,
 )
 
@@ -153,8 +155,8 @@ zero3_mlp_all_gather = Property(
     source=ZERO3,
     cases=partial(data_parallel_cases, style="zero3", fetch="all_gather"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(uneven("zero3", fetch="all_gather", records=True), *on_four_ranks("zero3", "all_gather")[:2]),
-    for_cells=on_four_ranks("zero3", "all_gather")[2:],
+    examples=(uneven("zero3", fetch="all_gather", records=True), *on_four_ranks("zero3", "all_gather")[:4]),
+    for_cells=on_four_ranks("zero3", "all_gather")[4:],
     weight=2,
 )
 
@@ -164,8 +166,8 @@ zero3_mlp_all_reduce = Property(
     source=ZERO3 + "; DeepSpeed PR 5420",
     cases=partial(data_parallel_cases, style="zero3", fetch="all_reduce"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(uneven("zero3", fetch="all_reduce", records=True), *on_four_ranks("zero3", "all_reduce")[:2]),
-    for_cells=on_four_ranks("zero3", "all_reduce")[2:],
+    examples=(uneven("zero3", fetch="all_reduce", records=True), *on_four_ranks("zero3", "all_reduce")[:4]),
+    for_cells=on_four_ranks("zero3", "all_reduce")[4:],
     weight=2,
 )
 
@@ -176,8 +178,8 @@ fsdp2_tp_mlp = Property(
     "(2.13.0)",
     cases=partial(two_axis_cases, style="fsdp2_tp"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(*on_two_axes("fsdp2_tp")[:2], five_rows("fsdp2_tp")),
-    for_cells=on_two_axes("fsdp2_tp")[2:],
+    examples=(*on_two_axes("fsdp2_tp")[:4], five_rows("fsdp2_tp")),
+    for_cells=on_two_axes("fsdp2_tp")[4:],
     weight=2,
 )
 
@@ -187,6 +189,6 @@ hsdp_mlp = Property(
     source="torch/distributed/fsdp/_fully_shard/_fully_shard.py, fully_shard on a mesh of two axes (2.13.0)",
     cases=partial(two_axis_cases, style="hsdp"),
     claims=(*CLAIMS, uses_only_collectives),
-    examples=(*on_two_axes("hsdp")[:2], five_rows("hsdp")),
-    for_cells=on_two_axes("hsdp")[2:],
+    examples=(*on_two_axes("hsdp")[:4], five_rows("hsdp")),
+    for_cells=on_two_axes("hsdp")[4:],
 )

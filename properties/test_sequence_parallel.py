@@ -21,6 +21,7 @@ SOURCE = (
 )
 CLAIMS = (*DEFAULT_CLAIMS, repeats_itself, uses_only_collectives)
 BOTH = ("in_proj", "out_proj")
+DTYPES = sorted(limits.DTYPES, key=lambda dtype: dtype not in ("float32", "bfloat16"))
 ALL = ("x", "in_proj.weight", "in_proj.bias", "out_proj.weight", "out_proj.bias")
 
 # Three ranks share a sequence of 12 evenly and 32 hidden features as 11, 11 and 10.
@@ -34,16 +35,17 @@ UNEVEN_BY_DEFAULT = MlpCase(world_size=3, leading=(4, 12), sequence_dim=1, in_fe
 
 
 def on_four_ranks(**fields: Any) -> tuple[MlpCase, ...]:
-    """Returns cases in every dtype, float32 first, with sizes that four ranks shard evenly and unevenly.
+    """Returns cases in every dtype, with sizes that four ranks shard evenly and unevenly.
 
-    Drawn cases are seldom even.
+    The first four, in float32 and bfloat16, are examples; the others are for required cells. Drawn cases are seldom
+    even.
     """
     return tuple(
         MlpCase(
             world_size=4, dtype=dtype, leading=(size,), in_features=4, hidden_features=size, out_features=4,
             x_is_dtensor=True, use_local_output=False, values=(("dense", 0), ("real", 1)), **fields,
         )
-        for dtype in limits.DTYPES
+        for dtype in DTYPES
         for size in (8, 7)
     )  # fmt: skip
 
@@ -54,8 +56,8 @@ sequence_parallel_mlp = Property(
     source=SOURCE,
     cases=mlp_cases,
     claims=CLAIMS,
-    examples=(UNEVEN, UNEVEN_BY_DEFAULT, *on_four_ranks()[:2]),
-    for_cells=on_four_ranks()[2:],
+    examples=(UNEVEN, UNEVEN_BY_DEFAULT, *on_four_ranks()[:4]),
+    for_cells=on_four_ranks()[4:],
     weight=3,
 )
 
@@ -73,8 +75,8 @@ sequence_parallel_mlp_trains = Property(
         MlpCase(world_size=3, leading=(60,), in_features=10, hidden_features=32, out_features=5, biases=BOTH,
                 use_local_output=False, requires_grad=ALL[1:], optimizer="adamw", steps=10, lr=0.25,
                 weight_decay=0.01, foreach=True, values=(("real", 0),)),
-        *on_four_ranks(optimizer="sgd", steps=2)[:2],
+        *on_four_ranks(optimizer="sgd", steps=2)[:4],
     ),
-    for_cells=on_four_ranks(optimizer="sgd", steps=2)[2:],
+    for_cells=on_four_ranks(optimizer="sgd", steps=2)[4:],
     weight=2,
 )  # fmt: skip

@@ -31,6 +31,10 @@ from tests.unsharded import errors_beside
 REFUSED = [name for name, prop in PROPERTIES.items() if prop.refuses_only]
 WITHIN = [name for name in PROPERTIES if name not in REFUSED]
 IN_ALL_DTYPES = [name for name in WITHIN if not PROPERTIES[name].conclusive_dtypes]
+PINNED_ON_FOUR = (
+    "fsdp2_mlp", "zero3_mlp_all_gather", "zero3_mlp_all_reduce", "fsdp2_tp_mlp", "hsdp_mlp", "sequence_parallel_mlp",
+    "sequence_parallel_mlp_trains",
+)  # fmt: skip
 DIVIDED_OTHERWISE = ("module", "operators", "operators.chains")
 DIVIDED = [name for name in IN_ALL_DTYPES if PROPERTIES[name].shards and family_of(name) not in DIVIDED_OTHERWISE]
 ON_ANY_MEMBERS = [
@@ -175,6 +179,13 @@ def test_invalid_field_is_refused_with_its_value_and_the_limit(name: str) -> Non
 @each(STRATEGIES)
 def test_only_properties_of_refusals_draw_cases_that_must_be_refused(name: str) -> None:
     assert {bool(case.refusal) for case in run_of(name)} == {name in REFUSED}
+
+
+@pytest.mark.parametrize("name", PINNED_ON_FOUR)
+def test_examples_shard_evenly_and_unevenly_on_four_ranks_in_float32_and_bfloat16(name: str) -> None:
+    kinds = {(case.dtype, case.shard_kind) for case in PROPERTIES[name].examples if case.world_size == 4}
+
+    assert {(dtype, kind) for dtype in ("float32", "bfloat16") for kind in ("even", "uneven")} <= kinds
 
 
 @each(REFUSED)
