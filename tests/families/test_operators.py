@@ -15,7 +15,12 @@ from equivtest.errors import Misuse
 from equivtest.families.operators import strategy
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_table import HAND_WRITTEN, run, signatures_of
-from equivtest.families.operators.known import gathers_in_front_of, keeps_placements, leaves_nothing_to_reduce
+from equivtest.families.operators.known import (
+    gathers_in_front_of,
+    has_sharded_integers,
+    keeps_placements,
+    leaves_nothing_to_reduce,
+)
 from equivtest.families.operators.oracle import expect_operators, judged_how
 from equivtest.families.operators.strategy import operator_cases
 from equivtest.families.operators.subject import REFUSALS
@@ -319,3 +324,18 @@ def test_operator_that_the_installed_torch_lacks_is_not_drawn(monkeypatch: pytes
     assert {case.operator for case in drawn(operator_cases(space, operators=("neg", "abs")), 10)} == {"abs"}
     with pytest.raises(Misuse, match="refuses the calls of neg in the table of operators"):
         drawn(operator_cases(space, operators=("neg",)), 1)
+
+
+@pytest.mark.parametrize(
+    ("weight", "ids", "has"),
+    [("shard(1)", "replicate", False), ("shard(0)", "replicate", False), ("replicate", "shard(0)", True)],
+)
+def test_sharded_ids_and_no_sharded_weight_of_an_embedding_are_sharded_integers(
+    weight: str, ids: str, *, has: bool
+) -> None:
+    case = OperatorCase(
+        world_size=2, operator="nn.functional.embedding", operands=((4, 3), (5,)), holds=("any", "below 4"),
+        arguments=(("call", "x1, x0, scale_grad_by_freq=True"),), placements=((weight,), (ids,)),
+    )  # fmt: skip
+
+    assert has_sharded_integers(case) is has

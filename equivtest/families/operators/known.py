@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from equivtest.cases.operands import partial_axes
-from equivtest.families.operators.case_operator import INDEX
+from equivtest.families.operators.case_operator import INDEX, WHOLE
 from equivtest.layout import Layout, Replicate, Shard, local_shape, parse_placement, shard_bounds
 
 if TYPE_CHECKING:
@@ -221,6 +221,12 @@ def call(case: OperatorCase) -> str:
 def has_shard(case: OperatorCase) -> bool:
     """True if some operand is sharded."""
     return any(text.startswith("shard") for placements in case.placements for text in placements)
+
+
+def has_sharded_integers(case: OperatorCase) -> bool:
+    """True if some operand of integers, such as the ids of an embedding, is sharded."""
+    integers = [number for number in range(len(case.operands)) if case.kind_of(number) in (INDEX, WHOLE)]
+    return any(text.startswith("shard") for number in integers for text in case.placements[number])
 
 
 def is_whole(case: OperatorCase) -> bool:
