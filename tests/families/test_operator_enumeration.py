@@ -13,9 +13,10 @@ from equivtest.errors import Misuse
 from equivtest.families.operators import strategy_calls
 from equivtest.families.operators.case import OperatorCase
 from equivtest.families.operators.case_samples import LEFT_OUT, ROWS, UNDECIDED, run_form
-from equivtest.families.operators.case_table import OPERATORS
+from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS
 from equivtest.families.operators.oracle import judged_how
 from equivtest.families.operators.strategy_calls import (
+    CONVOLUTIONS,
     ENUMERATED,
     PARTS,
     calls_of,
@@ -67,6 +68,33 @@ def test_parts_of_an_enumeration_together_call_every_operator() -> None:
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
 
     assert set(ENUMERATED) == names
+
+
+def has_whole_call(name: str) -> bool:
+    return any(set(case.placements) == {("replicate",)} for case in calls(name))
+
+
+def test_gate_calls_each_hand_written_operator_of_one_operand_on_a_replicated_operand() -> None:
+    names = [name for name in HAND_WRITTEN if any(len(form.shapes) == 1 for form in forms_of(name))]
+
+    assert len(names) > 200
+    assert [name for name in names if not has_whole_call(name)] == []
+
+
+def test_call_on_a_replicated_operand_is_the_last_and_takes_no_form_from_the_other_calls() -> None:
+    *others, last = calls("flip")
+
+    assert last.placements == (("replicate",),)
+    assert {case.arguments for case in others} == {form.arguments for form in forms_of("flip")}
+
+
+@pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
+def test_gate_calls_each_form_of_a_convolution_by_batch_and_one_form_on_replicated_operands(name: str) -> None:
+    *by_batch, whole = calls(name)
+
+    assert set(whole.placements) == {("replicate",)}
+    assert {case.placements[0] for case in by_batch} == {("shard(0)",)}
+    assert {case.arguments for case in by_batch} == {form.arguments for form in forms_of(name)}
 
 
 def test_gate_enumerates_three_calls_of_each_loss_and_no_operator_without_a_bound() -> None:

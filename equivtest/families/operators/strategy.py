@@ -20,6 +20,7 @@ from equivtest.families.operators.case import EXACT_MODE, REAL_DTYPES, REAL_MODE
 from equivtest.families.operators.case_forms import Signature, Signatures
 from equivtest.families.operators.case_operator import FLOATS, Operator
 from equivtest.families.operators.case_table import HAND_WRITTEN, OPERATORS, results_of, signatures_of
+from equivtest.families.operators.strategy_calls import CONVOLUTIONS
 from equivtest.property import Space
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ VIEWED = frozenset(
 )  # fmt: skip
 """Operators that may view a tensor with other dims. DTensor hangs in them if there is no element: findings/50."""
 
-WHOLE_ALONE = frozenset({"native_group_norm", "_batch_norm_with_update"})
+WRONG_IF_SHARDED = frozenset({"native_group_norm", "_batch_norm_with_update"})
 """Operators that torch computes right only if every operand is replicated and requires a gradient.
 
 Source: findings/65, 66 and 69.
@@ -60,8 +61,6 @@ BATCH_NORMS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
 
 SOLVED = frozenset({"linalg.solve_triangular", "linalg.lu_solve", "linalg.qr"})
 """Operators that torch computes right only if all operands, or none, are sharded by batch: findings/72."""
-
-CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
 
 OTHER_DTYPES = ("",) * 12 + ("float64", "float32")
 
@@ -136,7 +135,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         )
     placements = tuple(_without_nested(name, each) for each in placements)
     is_short = name in POOLS and _leaves_nothing(signature.shapes[0], world_size)
-    if name in WHOLE_ALONE or is_short:
+    if name in WRONG_IF_SHARDED or is_short:
         placements = (("replicate",) * num_axes,) * len(placements)
     if name in CONVOLUTIONS:
         has_rows = signature.shapes[0][0] >= world_size
@@ -152,7 +151,7 @@ def _operator_cases(draw: DrawFn, space: Space, operators: tuple[str, ...]) -> O
         columns = (*placements[1:], *cotangents)
         columns = tuple(_beside_matrices(each, placements[0], may_divide=name != "linalg.qr") for each in columns)
         placements, cotangents = (placements[0], *columns[: len(placements) - 1]), columns[len(placements) - 1 :]
-    if name in WHOLE_ALONE or (name in BATCH_NORMS and is_short):
+    if name in WRONG_IF_SHARDED or (name in BATCH_NORMS and is_short):
         cotangents = ()
     return OperatorCase(
         world_size=world_size,
@@ -212,10 +211,10 @@ def _leaves_nothing(shape: Shape, world_size: int) -> bool:
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the numbers of the operands that require a gradient: `numbers`, except in two groups of operators.
 
-    A convolution never has a gradient for the bias alone (findings/62). An operator of `WHOLE_ALONE` has all three or
-    none.
+    A convolution never has a gradient for the bias alone (findings/62). An operator of `WRONG_IF_SHARDED` has all three
+    or none.
     """
-    if name in WHOLE_ALONE:
+    if name in WRONG_IF_SHARDED:
         return (0, 1, 2) if numbers else ()
     return (0, 1, 2) if name in CONVOLUTIONS and numbers == (2,) else numbers
 

@@ -1,11 +1,13 @@
-"""Enumerates calls: every form of every operator, under combinations of its operands' placements.
+"""Enumerates calls: at most six forms of every operator, under combinations of its operands' placements.
 
-A form says which shapes the operands have, and with which arguments the operator is called. The axes of a call are the
-form, the placement of each operand and of the cotangents, and the mode of values. Five more axes are whether all
-operands have one placement, which operand is the only partial one, which dim is sharded in every operand that has it,
-and whether a dim is sharded that the call names, or that has another size in the result. For each operator, a table of
-strength 1 has each value of each axis, and one of strength 2 each pair of values of two axes. The calls of one operator
-follow each other in one process, so that a wrong cache would show.
+A form says which shapes the operands have, and with which arguments the operator is called. A combination has a form,
+the placement of each operand and of the cotangents, and the mode of values. The placement of the cotangents and the
+mode alternate from combination to combination; few forms have each of them with each placement of each operand.
+
+Five more axes are whether all operands have one placement, which operand is the only partial one, which dim is sharded
+in every operand that has it, and whether a dim is sharded that the call names, or that has another size in the result.
+A table of strength 1 has each value of an axis that occurs in some combination, and one of strength 2 each pair of
+values that does. The calls of one operator follow each other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ SHAPES: tuple[Shape, ...] = ((3, 4), (2, 3, 2), (5,))
 """Shapes that the hand-written forms get. Two ranks shard dims of size 3 and 5 unevenly."""
 REDUCTIONS = ("partial(sum)", "partial(avg)", "partial(max)", "partial(min)")
 """Partial placements. At depth 1 an operand after the first has no averages, and no operand has minima."""
-WHOLE_ALONE = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
+SLOW_IF_SHARDED = frozenset({"_batch_norm_with_update", "nn.functional.batch_norm", "nn.functional.instance_norm"})
 """Operators that are called only on replicated operands, because other placements take longer than a minute.
 
 For their gradient DTensor tries every combination of placements of seven tensors (finding 69).
 """
 
 CONVOLUTIONS = frozenset({"convolution", "convolution transposed"})
-"""Operators that DTensor gets wrong unless only the batch is sharded (finding 62)."""
+"""Operators that DTensor gets wrong if an operand is sharded otherwise than the input by batch (finding 62)."""
 
 MAX_FORMS = 6
 """Largest number of forms per operator."""
@@ -71,9 +73,9 @@ PARTS = 8
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. With `depth` 1
-    the calls of an operator have each value of each axis, with 2 each pair of values of two axes. Neighbours in the
-    table of operators are in different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. The depth is
+    the strength of `calls_of_operator`. Neighbours in the table of
+    operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = ENUMERATED[part::PARTS] if dtype else ()
@@ -89,8 +91,8 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
     """Returns the enumerated calls of one operator on `world_size` ranks.
 
-    With `strength` 1 they have each value of each axis, such as each placement of each operand; with 2 each pair of
-    values of two axes.
+    With `strength` 1 they have each value of an axis that occurs in some combination, such as each placement of each
+    operand; with 2 each pair of values that does. Forms from torch's list have at most `MAX_CALLS` calls at strength 1.
     """
     rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     way = way_of(name)
@@ -103,7 +105,8 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 def forms_of(name: str) -> Signatures:
     """Returns at most MAX_FORMS signatures of an operator: shapes of the operands and arguments of a call.
 
-    Each next signature is the one with the most features (`_features`) that no signature before it has.
+    Each next signature is the one with the most features (`_features`) that no signature before it has. An operator
+    that computes each element alone has signatures of one shape.
     """
     operator = OPERATORS[name]
     shapes = [each for each in SHAPES if operator.has_samples or len(each) in operator.num_dims]
@@ -134,28 +137,37 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 
 
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
-    """Yields the combinations for one signature in which some operand is sharded or partial.
+    """Yields the combinations for one signature.
 
-    A combination has the signature, the placement of each operand, that of the cotangents, and the mode of values. If
-    no operand can be sharded or partial, yields calls on replicated operands. Other calls on replicated operands would
-    show nothing more: DTensor replicates operands in many other calls.
+    A combination has the signature, the placement of each operand, that of the cotangents, and the mode of values. All
+    operands are replicated only in the last combination of a signature with one operand, in calls of a convolution, of
+    an operator of `SLOW_IF_SHARDED`, and of operands that cannot be sharded or partial.
     """
     numbers = range(len(signature.shapes))
-    if name in WHOLE_ALONE:
-        yield signature, ("replicate",) * len(numbers), "replicate", REAL_MODE
+    whole = ("replicate",) * len(numbers)
+    if name in SLOW_IF_SHARDED:
+        yield signature, whole, "replicate", REAL_MODE
         return
     if name in CONVOLUTIONS:
-        for mode in _modes(OPERATORS[name]):
-            yield signature, ("shard(0)", *("replicate",) * (len(numbers) - 1)), "replicate", mode
+        for texts in (("shard(0)", *whole[1:]), whole):
+            for mode in _modes(OPERATORS[name]):
+                yield signature, texts, "replicate", mode
         return
     tables = [_placements(name, signature, number, strength) for number in numbers]
-    every, whole = list(itertools.product(*tables)), ("replicate",) * len(numbers)
+    every = list(itertools.product(*tables))
     joint = [texts for texts in every if _traits(signature, texts)] if len(every) > MAX_ROWS else []
     chosen = dict.fromkeys((*_spread(every, MAX_ROWS), *joint))
-    combinations = [texts for texts in chosen if texts != whole] or [whole]
+    combinations = [texts for texts in chosen if texts != whole]
+    if len(numbers) == 1 or not combinations:
+        combinations.append(whole)
     modes = _modes(OPERATORS[name])
     for number, texts in enumerate(combinations):
         yield signature, texts, ("replicate", "shard(0)", "shard(-1)")[number % 3], modes[number % len(modes)]
+
+
+def _is_whole(texts: Sequence[str]) -> bool:
+    """True if the placements `texts` replicate every operand."""
+    return set(texts) <= {"replicate"}
 
 
 def _spread(rows: Sequence[T], num: int) -> list[T]:
@@ -185,15 +197,15 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few rows that contain each value of each axis, or at strength 2 each pair of values of two axes.
+    """Returns few of the rows that contain each value in `rows`, or at strength 2 each pair of values in one row.
 
     A row is one combination of values. Each next row is the one with the most values, or pairs, that no row before it
-    has.
+    has. Rows with all operands replicated come last, so that a form is called with a shard or a partial sum first.
     """
     seen: set[tuple[object, ...]] = set()
     kept, left = [], [(row, frozenset(itertools.combinations(_values(name, row), strength))) for row in rows]
     while left:
-        best = max(left, key=lambda each: len(each[1] - seen))
+        best = max(left, key=lambda each: (not _is_whole(each[0][1]), len(each[1] - seen)))
         if best[1] <= seen:
             break
         seen |= best[1]
@@ -216,6 +228,8 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
         values.append(("dim is divided", dim < 0, texts[1:2]))
     if texts[0] in _changed(name, signature):
         values.append(("changed dim is divided", texts[0]))
+    if _is_whole(texts):
+        values.append(("whole",))
     return values
 
 
