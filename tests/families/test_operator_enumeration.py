@@ -19,6 +19,7 @@ from equivtest.families.operators.strategy_calls import (
     CONVOLUTIONS,
     ENUMERATED,
     PARTS,
+    REFUSED,
     calls_of,
     calls_of_operator,
     covering,
@@ -28,6 +29,8 @@ from equivtest.property import Space
 from equivtest.pytest_plugin.suite import shipped
 from equivtest.ranks.pool import Pool
 from equivtest.search.chunks import Chunk, chunk_cases
+from equivtest.verdicts.claims import equals_unsharded
+from equivtest.verdicts.judging import judge
 from studies.operator_defects import killed
 from studies.operator_forms import undecided
 
@@ -68,6 +71,26 @@ def test_parts_of_an_enumeration_together_call_every_operator() -> None:
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
 
     assert set(ENUMERATED) == names
+
+
+def test_conformance_run_calls_the_operators_that_a_gate_leaves_out_as_refused() -> None:
+    space = Space((2,), ("float32",))
+    names = {case.operator for part in range(PARTS) for case in calls_of(space, 2, part)}
+
+    assert names - set(ENUMERATED) == REFUSED
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_operator_that_a_gate_leaves_out_as_refused_is_refused_on_every_rank(name: str, pool: Pool) -> None:
+    [verdict] = judge("dtensor_operators", calls(name)[0], pool, (equals_unsharded,))
+
+    assert set(verdict.judgement.margins) == {"refused"}, "DTensor computes it: remove it from REFUSED"
+
+
+@pytest.mark.parametrize("name", sorted(set(UNDECIDED) - {"_segment_reduce"}))  # it writes past its end if called
+def test_operator_that_a_gate_leaves_out_as_undecided_has_no_bound(name: str) -> None:
+    assert undecided(name), "the oracle can judge it: run python -m studies.operator_forms --undecided"
 
 
 def has_whole_call(name: str) -> bool:

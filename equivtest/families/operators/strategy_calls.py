@@ -59,13 +59,18 @@ REFUSED = frozenset(
         "linalg.lstsq",
     }
 )  # fmt: skip
-"""Operators with forms from torch's list that DTensor refuses on every rank in each of a gate's calls (2.13.0)."""
+"""Operators with forms from torch's list that a gate leaves out.
 
-SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in {*UNDECIDED, *REFUSED})
+torch 2.13.0 refuses each of the three calls that a gate would make, on every rank.
+"""
+
+SAMPLED = tuple(row.name for row in ROWS if not way_of(row.name) and row.name not in UNDECIDED)
 """Names of other such operators that are called as functions and that the oracle can judge."""
 
-ENUMERATED = (*HAND_WRITTEN, *BACKWARD, *SAMPLED)
-"""Names of the operators that are enumerated. `known_failures.toml` lists all their failures."""
+ALL = (*HAND_WRITTEN, *BACKWARD, *SAMPLED)
+"""Names of the operators that a conformance run calls."""
+ENUMERATED = tuple(name for name in ALL if name not in REFUSED)
+"""Names of the operators that a gate calls. `known_failures.toml` lists all failures of these calls."""
 PARTS = 8
 """Number of searches that the operators are divided among."""
 
@@ -74,11 +79,11 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
     The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. The depth is
-    the strength of `calls_of_operator`. Neighbours in the table of
+    the strength of `calls_of_operator`; with depth 1 operators of `REFUSED` have no calls. Neighbours in the table of
     operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
-    names = ENUMERATED[part::PARTS] if dtype else ()
+    names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()
     return [
         case
         for world_size in space.world_sizes
