@@ -136,12 +136,15 @@ class ModuleCase(MeshCase):
         what, _, name = answer.partition(".")
         return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.judge.zero_or_none)
 
-    def _check_real_steps(self) -> None:
+    def _check_that_outputs_train(self) -> None:
         require(
             not self.training.optimizer or bool(self.training.step) or bool(self.facts.roots),
             f"{self.build}: no output has a gradient, so the optimizer updates nothing: leave out detach() and "
             "torch.no_grad(), or training=",
         )
+
+    def _check_real_steps(self) -> None:
+        self._check_that_outputs_train()
         require(
             not self.training.is_stepped or all(mode == REAL_MODE for mode, _ in self.values),
             f"steps are judged on real values, got {self.values}: pass values=(('real', 0),)",
