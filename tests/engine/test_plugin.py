@@ -36,7 +36,7 @@ W3 = ("--world-sizes", "3")
 UNKNOWN = "--known-failures=none"  # for a separate process, in which the shipped ones would import torch
 
 
-def test_run_without_properties_prints_nothing_of_equivtest(pytester: pytest.Pytester) -> None:
+def test_run_without_properties_prints_no_line_about_claims(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
 
     result = run_suite(pytester)
@@ -555,7 +555,7 @@ def test_report_has_every_file(pytester: pytest.Pytester) -> None:
     found = {path.name for path in (pytester.path / "out").iterdir()}
     assert found == {
         "audit.csv", "cells.csv", "verdicts.jsonl", "junit.xml", "summary.txt", "report.html", "environment.json",
-        "run.jsonl.gz",
+        "run.jsonl.gz", "failures",
     }  # fmt: skip
 
 

@@ -22,9 +22,9 @@ SIZES = ("persistence_numel", "prefetch_numel", "reuse_numel", "live_numel", "re
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("style", "ddp", "style is 'zero3'"),
+        ("style", "ddp", "an engine must have style='zero3', got 'ddp'"),
         ("members", (1, 0), "leave members out"),
-        ("dtype", "bfloat16", "float32 alone"),
+        ("dtype", "bfloat16", "only in float32, got 'bfloat16'"),
         ("persistence_numel", -1, "must be in 0.."),
         ("reduce_bucket_numel", 0, "must be in 1.."),
         ("clip_norm", 1.0, "clips by gradient_clipping"),

@@ -49,7 +49,7 @@ def drawn_cases() -> tuple[ChainCase, ...]:
     [
         ({"steps": ()}, "steps must be 1 to 6, got 0"),
         ({"steps": (("total", ("x0",), ()),)}, "a step must name an operator or one of .*, got 'total'"),
-        ({"steps": (("neg", ("y0",), ()),)}, r"step 0 may take x0, got \('y0',\)"),
+        ({"steps": (("neg", ("y0",), ()),)}, r"operands of step 0 must be some of x0, got \('y0',\)"),
         (
             {"steps": ((REDISTRIBUTE, ("x0",), (("placements", "partial(sum)"),)),)},
             "a step cannot redistribute to partial",

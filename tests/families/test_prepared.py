@@ -23,7 +23,7 @@ def case_of(**fields: Any) -> PreparedCase:
 
 test_invalid_prepared_module_is_refused_by_name = refuses(
     case_of,
-    ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "on a mesh of one axis, got"),
+    ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "needs a mesh of one axis, got"),
     ({"road": "local"}, "road and cotangent follow from the module: omit them"),
     ({"source": ("partial(sum)",), "target": ("partial(sum)",)}, "target and middle must be replicate or shard"),
     ({"source": ("partial(avg)",)}, r"source must be replicate, shard\(DIM\) or partial\(sum\), got 'partial\(avg"),

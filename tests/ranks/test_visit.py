@@ -132,9 +132,9 @@ def test_none_as_an_answer_is_a_missing_tensor() -> None:
         (X, "must return a dict of tensors by name, got Tensor"),
         (
             {"outptu": Placed(X, WHOLE)},
-            "returned outptu; a LinearCase answers output, param.weight, param.bias, grad.x",
+            "returned outptu; a LinearCase may have the answers output, param.weight, param.bias, grad.x",
         ),
-        ({3: Placed(X, WHOLE)}, "returned 3; a LinearCase answers"),
+        ({3: Placed(X, WHOLE)}, "returned 3; a LinearCase may have the answers"),
         ({"output": X}, r"output must be a DTensor, Placed\(local tensor, layout\) or None, got Tensor"),
         ({"output": 3.0}, "output must be .*, got float"),
         ({"output": Placed([1.0], WHOLE)}, "output must be .*, got Placed"),  # type: ignore[arg-type]
