@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from equivtest.base.collective import Collective
 from equivtest.cases.names import SUBJECTS
@@ -74,6 +75,16 @@ def test_two_padded_parameters_are_fetched_correctly(subject: str, pool: Pool) -
     verdicts = judge(subject, case, pool, suite.CLAIMS)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
+
+
+@installed
+@pytest.mark.ranks
+def test_dtype_that_zero_init_refuses_is_declined(pool: Pool) -> None:
+    """DeepSpeed looks at the dtype only on a CPU that has kernels for float16."""
+    verdicts = judge("deepspeed_fetch_all_gather", FetchCase(world_size=1, dtype="float64"), pool, suite.CLAIMS)
+
+    refuses = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    assert ({verdict.kind for verdict in verdicts} == {"declined"}) is refuses
 
 
 @installed
