@@ -100,7 +100,7 @@ def test_message_has_no_history_line_if_the_case_also_fails_alone(tmp_path: Path
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path).failures
 
-    assert "history" not in failure.message and pool.renewed == [1]
+    assert "  history " not in failure.message and pool.renewed == [1]
 
 
 def test_message_has_no_history_line_if_new_ranks_report_misuse(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_message_has_no_history_line_if_new_ranks_report_misuse(tmp_path: Path) 
     pool = StubPool(answer)
     [failure] = run(pool, tmp_path).failures
 
-    assert "history" not in failure.message and pool.renewed == [1]
+    assert "  history " not in failure.message and pool.renewed == [1]
 
 
 def test_failure_found_for_an_audit_is_not_run_again_in_new_ranks(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_message_has_no_history_line_if_a_rank_also_breaks_alone(tmp_path: Path,
     pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]
     failures = run(pool, tmp_path).failures
 
-    assert len(failures) == len(pool.renewed) and not any("history" in failure.message for failure in failures)
+    assert len(failures) == len(pool.renewed) and not any("  history " in failure.message for failure in failures)
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
