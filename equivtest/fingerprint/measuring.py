@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What was measured in one dtype.
+    """The measurements in one dtype.
 
     Attributes:
         record: The record that can be declared; None if no record allows the measurements, or if there are none.

@@ -10,7 +10,7 @@ from equivtest.base.collective import Collective
 from equivtest.tensors import Placed
 
 Outcome = Literal["answered", "raised", "misused", "lost", "timed_out", "not_supported", "declined", "not_in_mesh"]
-"""What happened on one rank.
+"""The outcome on one rank.
 
 answered: the reply has tensors.  raised: the subject raised.  misused: the subject breaks its contract with the harness
 (unknown name, no tensor).  lost: the process ended.  timed_out: no answer within the limit.  not_supported: the backend

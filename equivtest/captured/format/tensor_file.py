@@ -35,7 +35,7 @@ LENGTH_BYTES = 8
 
 
 class Entry(NamedTuple):
-    """What a file's header says about one tensor."""
+    """The entry of one tensor in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -43,7 +43,7 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
     """Redistributes x forward, and its cotangent backward, on this rank; returns the output and the gradient of x.
 
     `case.road` names the calls of torch that make and return the DTensor. `move` redistributes it, except for the road
-    'full_tensor', which redistributes by itself.
+    'full_tensor', which redistributes without a call of `redistribute`.
     """
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)

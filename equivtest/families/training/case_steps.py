@@ -13,7 +13,7 @@ OPTIMIZERS = ("none", "sgd", "adamw")
 VARIANTS = ("", "nesterov", "dampened", "amsgrad", "maximize")
 BETWEEN = ("", "reload", "halve")
 DAMPENING = 0.5
-"""Of the variant 'dampened'."""
+"""The dampening of the variant 'dampened'."""
 NORM_TYPES = ("2", "1", "inf")
 MAX_STEPS = 16
 

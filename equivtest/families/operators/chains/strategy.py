@@ -45,7 +45,7 @@ CHAINED = (
 NAMES = (*CHAINED, *SPECIALS * 3)
 DRAWN_CONTEXTS = ("",) * 6 + (*CONTEXTS[1:], AUTOCAST, FLATTENED)
 TAKEN_OVER = frozenset({"log_softmax"})
-"""Operators that `loss_parallel` replaces by its own implementation."""
+"""Operators that `loss_parallel` replaces with another implementation."""
 VALUES = ((EXACT_MODE,), (EXACT_MODE, EXACT_MODE), (REAL_MODE,), (REAL_MODE, EXACT_MODE))
 MIN_NUMEL, NUMEL_PER_RANK = 120, 40
 """A result has at most MIN_NUMEL elements, or NUMEL_PER_RANK times the world size if that is larger."""

@@ -151,7 +151,7 @@ def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """Returns the draws' (mode, seed) for a tied weight, without modes in which the weight takes the whole significand.
 
-    Such a mode is replaced, because a tied weight is multiplied by itself.
+    Such a mode is replaced, because a tied weight would be squared.
     """
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)

@@ -58,7 +58,7 @@ def run_fetch(
 
     Raises:
         NotSupported: zero.Init refuses the dtype. DeepSpeed 0.19.8 takes float64 only on a CPU without kernels for
-            float16, where it does not look at the dtype.
+            float16, because it does not check the dtype there.
     """
     deepspeed = joined_deepspeed(mesh.device_type)
     wholes = [given[name].detach() for name in case.given_names()]
