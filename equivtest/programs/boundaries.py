@@ -300,7 +300,7 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 def copied_of(given: object, chosen: Collection[int]) -> object:
     """Returns `given`, the output of an unsharded part, with copies of the tensors whose ids are in `chosen`.
 
-    These are inputs that the part returns unchanged.  A parallel part may return different tensors there: an expert,
+    These are inputs that the part returns unchanged. A parallel part may return different tensors instead: an expert,
     for example, may send a part of the tokens to each rank.
     """
     with torch.enable_grad():  # a copy requires a gradient if the tensor does
@@ -342,7 +342,7 @@ class Capture(Boundaries):
         gradients: Name of a gradient -> result of `keep` for the gradient.
 
     Args:
-        keep: Function of a tensor that returns what is kept of it: a copy by default.
+        keep: Function that returns what to keep of a tensor: a copy by default.
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
@@ -366,7 +366,7 @@ class Capture(Boundaries):
         return found
 
     def named(self) -> dict[str, Any]:
-        """Returns answer -> what was kept of it: see `answers_of` for the names."""
+        """Returns answer -> result of `keep` for its tensor: see `answers_of` for the names."""
         return answers_of(self.values, self.gradients)
 
     def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ class TooWide(Misuse):
 
     Attributes:
         what: The reason, as text.
-        way_out: A remedy that is named in any case, beside those that `explained` finds.
+        way_out: A remedy that the message always names, beside the remedies that `explained` finds.
         first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
             the reason is not a bound.
     """
@@ -43,13 +43,13 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """Returns the message, with `where`, the place of the fault, and `ways`, remedies; '' for an unknown one."""
+        """Returns the message, with the place of the fault, `where`, and remedies, `ways`: texts, '' if unknown."""
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
 
 def require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse if the allowance of some answer is too wide for a conclusion."""
+    """Raises Misuse if the allowed error of some answer is too wide for a conclusion."""
     tensors = expect(case, 0).tensors
     wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
     answers = [name for name in wide if not tensors[name].is_inner]
@@ -73,7 +73,7 @@ def require_bounds(case: ModuleCase) -> None:
 def reason_in(case: Case) -> str:
     """Returns why a case of a module allows no conclusion, with remedies.
 
-    '' if the case allows one, or if it is no case of a module.
+    Returns '' if the case allows a conclusion, or if it is not a case of a module.
     """
     if isinstance(case, ModuleCase):
         try:
@@ -151,7 +151,7 @@ def would_do(case: ModuleCase, **fields: Any) -> bool:
 def _first_wide(case: ModuleCase) -> str:
     """Returns the first boundary, in the order of the run, at which the whole module's bound is too wide.
 
-    '' if the bound is narrow enough at every boundary.
+    Returns '' if the bound is narrow enough at every boundary.
     """
     boundaries: list[str] = []
 

@@ -300,7 +300,7 @@ def _fitting(
 
     Args:
         require_fit: Raises Misuse for a case that cannot be judged.
-        gives_up: True to stop at the first case, which has the simplest choice, if it does not fit: no other can then.
+        gives_up: True to stop if the first case does not fit: it has the simplest choice, so no other case fits either.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []

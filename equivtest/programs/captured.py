@@ -40,8 +40,8 @@ class CapturedCase(ModuleCase):
     Attributes:
         started: Outputs that got a gradient from outside of the module; the case has this gradient as a cotangent.
         with_gradient: Inputs that have a gradient.
-        further: For each micro-batch after the first, the values of the fields in `OWN` that the micro-batch has in
-            place of those of this case.  The gradients of parameters are sums over all micro-batches.
+        further: For each micro-batch after the first, its values of the fields in `OWN`, which replace the values of
+            this case. The gradients of parameters are sums over all micro-batches.
     """
 
     started: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """Returns a case of several micro-batches: first the one of this case, then those of `others`, in order."""
+        """Returns a case of several micro-batches: the one of this case, then the ones of `others`, in order."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:

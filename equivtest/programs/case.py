@@ -56,8 +56,8 @@ class ModuleCase(MeshCase):
 
         ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
 
-    The fields of `training`, `arguments`, `judge` and `world` are passed, printed and written like its own:
-    `ModuleCase(..., optimizer="my.module:sgd")`.
+    The fields of `training`, `arguments`, `judge` and `world` are passed, printed and written like the case's own
+    fields: `ModuleCase(..., optimizer="my.module:sgd")`.
 
     Attributes:
         build: 'package.module:NAME' of a function without arguments that makes the unsharded module; its parameters

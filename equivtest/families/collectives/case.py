@@ -3,8 +3,8 @@
 Letters: w ranks; n one size, which is a number of elements; L the sum of the case's sizes.
 
 A collective takes operands of one kind, such as 'added' for a sum (OPERANDS). Every rank has one tensor of each kind:
-for each size n it has w * n elements, one size after the other. A collective to which a rank gives one tensor, such as
-all_reduce, takes the first n elements of a size. A collective to which a rank gives a tensor for every rank, such as
+it has w * n elements for each size n, one size after the other. A collective to which a rank gives one tensor, such as
+all_reduce, takes the first n of these elements. A collective to which a rank gives one tensor per rank, such as
 all_to_all, takes all w * n.
 """
 
@@ -82,7 +82,7 @@ class Call:
     def lays_out_itself(self) -> bool:
         """True if the function itself copies its operand into memory with the case's strides and offset.
 
-        For any other function its caller makes that copy.
+        For any other function, the caller of the function makes that copy.
         """
         return self.is_coalesced or self.function.startswith("int64_")
 
@@ -193,8 +193,8 @@ class CollectivesCase(Case):
             'together': all begin, then each is waited for in the same order. 'backwards': all begin, then each is
             waited for from the last to the first.
         times: Number of consecutive calls of each collective, on each size and from each root.
-        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous. A backend
-            whose error refuses other strides gets contiguous ones.
+        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous. If the backend
+            refuses other strides by an error, the call is made again with contiguous tensors.
         offset: Elements of memory between an address that is a multiple of 16 bytes and the first element of an operand
             or a result.
         order: Order of the elements of one size in memory: 'rows', one after the other; 'transposed', as a matrix whose
@@ -262,7 +262,10 @@ class CollectivesCase(Case):
         return tuple((stop - self.world_size * numel, stop) for stop, numel in zip(stops, self.numels, strict=True))
 
     def split(self, numel: int, source: int, target: int) -> int:
-        """Returns how many of `numel` elements `source` sends to `target` with uneven splits: all, none or half."""
+        """Returns how many elements rank `source` sends to rank `target` with uneven splits.
+
+        These are all of `numel` elements, none or half.
+        """
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:

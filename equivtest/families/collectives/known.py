@@ -1,4 +1,4 @@
-"""Predicates on cases of collectives, which `where` of an entry in known_failures.toml names."""
+"""Predicates on cases of collectives, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRIDES_LOST = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter"
 def loses_strides(case: CollectivesCase) -> bool:
     """True if the case passes a tensor with gaps between its elements to a function that ignores strides in gloo.
 
-    STRIDES_LOST has these functions.
+    `STRIDES_LOST` lists these functions.
     """
     return _hands_strides_to(case, *STRIDES_LOST)
 

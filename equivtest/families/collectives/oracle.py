@@ -1,6 +1,6 @@
 """Computes the results of collectives on each rank from the operands of all ranks.
 
-Copied values keep every bit. Reductions: `equivtest.oracle.operands`.
+Copied values keep every bit. `equivtest.oracle.operands` computes the reductions.
 
 Source: torch.distributed, the docstrings of the collectives (2.13.0).
 """
@@ -92,11 +92,11 @@ def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
 
     The operands are infinite or near the largest number of their dtype; `factor` is a power of two.
 
-    Derived here. Let t be the largest power of two of the dtype, eps as in torch.finfo, and all terms of a column of
-    one sign. If they are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in any order. The
-    first partial sum of 2 t or more is the sum of two such values, so it is rounded to infinity, and later sums stay
-    infinite. If the terms are multiples of eps * t / 2, the same is true of sums up to t. A column with infinities of
-    one sign is infinite if the sum of all its finite terms is below t.
+    Derived here. Let t be the largest power of two of the dtype, and eps its torch.finfo(dtype).eps; let all terms of a
+    column have one sign. If the terms are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in
+    any order. The first partial sum of 2 t or more is the sum of two such values, so it is rounded to infinity, and
+    later sums stay infinite. If the terms are multiples of eps * t / 2, the same is true of sums up to t. The sum of a
+    column with infinities of one sign is infinite if the sum of all its finite terms is below t.
 
     Raises:
         InexactData: a column has none of these forms.
@@ -122,7 +122,7 @@ def _are_multiples(terms: torch.Tensor, unit: float) -> torch.Tensor:
 def _combined(op: str, operands: torch.Tensor) -> Reduced:
     """Returns the bitwise `op`, such as 'band', of the rows of integers, one row per rank.
 
-    The result has no more bits than the operands, so that it is exact.
+    The result has no more bits than the operands, so it is exact.
     """
     value = join_bits(op, operands.to(torch.int64))
     return Reduced(value.double(), value.to(operands.dtype), None, f"equal: the {op} of {len(operands)} integers")
@@ -156,10 +156,10 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """Returns what `rank` receives with uneven splits: its elements from each rank in order, then zeros.
+    """Returns what `rank` receives with uneven splits: the elements that each rank sends to it, in order, then zeros.
 
-    `parts` has the elements of rank `source` for rank `target` at [source, target]. The result is as long as all
-    elements of one rank.
+    `parts` has the elements of rank `source` for rank `target` at [source, target]. Zeros fill the result up to the
+    number of elements that a rank has for all ranks.
     """
     ranks, _, numel = parts.shape
     sent = torch.cat([parts[source, rank, : case.split(numel, source, rank)] for source in range(ranks)])

@@ -54,9 +54,9 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each; never none.
+    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each, at least one name.
 
-    If `stride` is above 1, all are from one group, because many backends refuse strides.
+    If `stride` is above 1, all names are from one group, because many backends refuse strides.
     """
     called: list[list[str]] = []
     for bundle, calls in DRAWN.items():
@@ -74,6 +74,6 @@ def _pick_numels(draw: Draw) -> tuple[int, ...]:
 def kind_of_numel(numel: int | None) -> str:
     """Returns the label of a size, for `Draw.pick`.
 
-    It is 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'.
+    The label is 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'.
     """
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

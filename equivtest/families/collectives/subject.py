@@ -3,9 +3,9 @@
 The operand of a call has one part for each rank, all parts of one size. A collective to which a rank gives one tensor
 takes the first part.
 
-A function that begins a collective returns a `Begun`. What its docstring says that it returns is the result that
-`Begun.end` gives. Each result is copied as soon as the call has returned or has been waited for, so that a result that
-arrives too late is noticed.
+A function that begins a collective returns a `Begun`. If its docstring says what the function returns, that is the
+result of `Begun.end`. Each result is copied as soon as the call has returned or has been waited for, so that a result
+that arrives too late is noticed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and torch/distributed/_functional_collectives.py
 (2.13.0).
@@ -94,7 +94,7 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
 
     The returned room is `room`. If the backend's error asks for contiguous or aligned memory, it is a new room with
     such memory, in which the call was begun again. torch documents no stride that a collective must accept: NCCL's
-    group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo some.
+    group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some strides.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -116,8 +116,8 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
     """Returns the result of one repetition of the calls, joined over all sizes.
 
-    It is the result of the first repetition. If the bits of another repetition differ, one of the two is wrong, and the
-    other repetition's result is returned.
+    This is the first repetition, unless the bits of a later one differ. Then one of the two is wrong, and the later
+    one's result is returned.
     """
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
@@ -140,7 +140,7 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Returns the result row by row: with a row per rank if it is gathered or exchanged, otherwise of one dim."""
+    """Returns the result with one row per rank if it is gathered or exchanged, otherwise with one dim."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
@@ -182,7 +182,7 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the integer dtype to send the bits of `tensor` in: int64 for 8 bytes, otherwise int32."""
+    """Returns the integer dtype in which a collective sends elements: int64 if they have 8 bytes, otherwise int32."""
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
@@ -294,7 +294,8 @@ def functional_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) 
 def functional_broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Broadcasts the first part of each operand by the functional collective, with each rank as the root in turn.
 
-    Returns one row per root. A rank that is not the root passes a part of its own operand, which must not be returned.
+    Returns one row per root. A rank that is not the root passes a part of its own operand, which the collective must
+    not return.
     """
     outputs = [functional.broadcast(first(room, own), root, room.group) for root in range(room.ranks)]
     return Begun([], lambda: torch.stack([waited(output) for output in outputs]))

@@ -1,7 +1,7 @@
 """Begins messages between two ranks, collectives of Python objects, and barriers, through torch.distributed.
 
-The operand `own` of a call has one part for each rank. Each of these functions returns a `Begun`. What its docstring
-says that it returns is the result that `Begun.end` gives.
+The operand `own` of a call has one part for each rank. Each of these functions returns a `Begun`. If its docstring says
+what the function returns, that is the result of `Begun.end`.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
@@ -24,7 +24,7 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends each other rank its part and receives a part from it, one rank after the other; returns one row per rank.
+    """Sends every other rank its part and receives its part in return, rank by rank; returns one row per rank.
 
     If calls are synchronous, the lower one of two ranks sends first.
     """
@@ -54,8 +54,8 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Sends one message per tag to every other rank; the receivers take them from the last tag to the first.
 
-    Each message has this rank's part for the receiver, in another order per tag. The result has one row per rank, whose
-    neighbouring elements come from different messages.
+    Each message has this rank's part for the receiver, in a different order for each tag. The result has one row per
+    rank. Neighbouring elements of a row come from different messages.
 
     Raises:
         NotImplementedError: the backend is NCCL, which according to torch has no tags (2.13.0).
@@ -156,8 +156,8 @@ def _told_behind(room: Room, own: torch.Tensor, wait: Callable[[], Any]) -> Begu
     """Writes this rank's elements to the default store of torch.distributed, then begins a barrier by `wait`.
 
     The result is all ranks' elements, one row per rank, which each rank reads from the store after the barrier. The
-    last rank writes late, after all others. A rank whose barrier does not wait for it finds no elements of that rank,
-    and returns zeros instead.
+    last rank writes late, after all others. If a rank's barrier does not wait for the last rank, the store does not
+    have the last rank's elements yet, and the result has zeros in their place.
     """
     store, processes = distributed_c10d._get_default_store(), tuple(dist.get_process_group_ranks(room.group))
     key, mine = f"barrier {processes} {next(_barriers[processes])}", first(room, own).reshape(-1)

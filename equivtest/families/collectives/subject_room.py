@@ -68,7 +68,7 @@ class Room:
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
         """Returns an uninitialised tensor in the room's memory, of the shape and strides of `like`.
 
-        For a `like` of one dim, the tensor has `numel` elements if given, and the room's stride.
+        If `like` has one dim, the tensor has the room's stride, and `numel` elements if `numel` is given.
         """
         size = like.numel() if numel is None else numel
         storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
@@ -81,10 +81,12 @@ class Room:
         return storage.as_strided(like.shape, like.stride(), storage.storage_offset() + start)
 
     def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
-        """Returns a storage of `numel` elements: an earlier call's, if the case reuses memory and it is large enough.
+        """Returns a storage of `numel` elements.
 
-        Otherwise the storage is new. With memory 'freed' it is another storage at the earlier address, as an allocator
-        may return it. torch's CPU allocator seldom does that, other devices' allocators do.
+        This is an earlier call's storage if the case reuses memory and that storage is large enough.
+
+        Otherwise the storage is new. If the case's memory is 'freed', a CPU gets a new storage at the address of the
+        earlier one. On other devices the allocator does this for a new tensor; torch's CPU allocator seldom does.
         """
         if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
             return like.new_empty(numel)
@@ -104,8 +106,8 @@ class Room:
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
         """Returns the tensor to pass to the collective: the operand itself, or a copy in the room's layout.
 
-        It is the operand if the room is plain and its memory is new. A copy has one dim, or one row per rank and more
-        dims.
+        The operand itself is returned if the room is plain and the case's memory is 'new'. A copy has one dim, or one
+        row per rank and more dims.
         """
         if self.is_plain and self.case.memory == "new":
             return operand
@@ -117,7 +119,7 @@ class Room:
     def _in_order(self, operand: torch.Tensor) -> torch.Tensor:
         """Returns a view of the operand, with the shape and strides that the room's order requires.
 
-        Only its shape and strides matter, not its elements.
+        The caller uses only the view's shape and strides, not its elements.
         """
         numel = len(operand) // self.ranks
         if self.order == "rows":
@@ -160,9 +162,10 @@ def _factors(numel: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A begun call.
+    """A collective call that has begun.
 
-    It has the works to wait for, none if the call has ended, and a function that then returns the call's result.
+    It has the works to wait for, as torch.distributed returned them, and a function that returns the call's result
+    after the wait. It has no works if the call has ended.
     """
 
     works: Sequence[Any]

@@ -5,9 +5,9 @@ ranks at one position.
 
 Terms of a sum are integers up to 2**p / w, so that every partial sum is an integer up to 2**p: a value of the dtype, in
 any order. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the sum; if w *
-o is more than 2**p, only some ranks' terms are not zero. Factors are 2 and 1/2, on at most 8 ranks, and 1: every
-partial product is a power of two from 2**-8 to 2**8. Compared values have whole significands, and no zeros, since a
-maximum may choose either sign of zero.
+o is more than 2**p, only some ranks' terms are not zero. Factors of a product are 2 and 1/2 on at most 8 ranks, and 1
+on all others, each with a random sign: the magnitude of every partial product is a power of two from 2**-8 to 2**8.
+Compared values have whole significands, and no zeros, since a maximum may choose either sign of zero.
 
 In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`): a
 sum that is infinite, that overflows or that is the largest number, and largest and smallest values among infinities. No
@@ -112,7 +112,7 @@ def _draw(case: CollectivesCase, name: str, mode: str, seed: int) -> torch.Tenso
 def _every(stride: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns a bool mask of `shape` that is True in every `stride`-th row of a column.
 
-    The first such row is another one in the next column.
+    The first such row changes from one column to the next.
     """
     rows, columns = (torch.arange(size, device="cpu") for size in shape)
     return (rows[:, None] + columns) % stride == 0

@@ -26,8 +26,8 @@ class CrossEntropyCase(ActivationCase):
     """Fixes a loss, the sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
-        positions: Dims of the target, none to four. The logits x have one dim more, of the classes: the only dim or the
-            second.
+        positions: Dims of the target, none to four. The logits x have one more dim, for the classes. It is their second
+            dim, or the only one.
         num_classes: Size of the dim of classes, which is divided among the ranks.
         reduction: 'none', 'sum' or 'mean'. A mean is the sum divided by the sum of the weights of all targets that
             count.
@@ -59,7 +59,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def class_dim(self) -> int:
-        """Returns the number of the dim of the logits that counts classes."""
+        """Returns the index of the logits' dim of classes."""
         return 1 if self.positions else 0
 
     @property

@@ -1,4 +1,4 @@
-"""Predicates on cases of cross entropy, which `where` of an entry in known_failures.toml names."""
+"""Predicates on cases of cross entropy, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_strided_volume(case: CrossEntropyCase) -> bool:
 
 
 def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
-    """True if some position is ignored and its target, `ignore_index`, is the number of no class."""
+    """True if some position is ignored and its target, `ignore_index`, is not the number of a class."""
     holds_it = case.ignored == "all" or (case.ignored == "some" and case.num_positions > 1)
     return holds_it and not 0 <= case.ignore_index < case.num_classes
 

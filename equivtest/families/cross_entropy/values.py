@@ -118,8 +118,8 @@ def _draw_peaked(
     """Draws x and the cotangent for mode peaked. In each row of x one class is the peak, all others lie far below.
 
     A row has the logits of one position. The peak is -1 to 1 units of `PEAK_UNITS`, all other classes 1 to 3 units
-    less. In the first position that counts, the peak is not the target's class, because a gradient of only zeros would
-    conclude little.
+    less. In the first position that counts, the peak is not the target's class, because otherwise the gradient could be
+    all zeros.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

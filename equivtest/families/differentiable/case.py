@@ -117,17 +117,17 @@ class DifferentiableCase(Case):
         return tuple(CALLS[name] for name in self.collectives)
 
     def split(self, source: int, target: int) -> int:
-        """Returns how many elements of its part for `target` rank `source` sends in an uneven exchange.
+        """Returns how many elements rank `source` sends to rank `target` in an uneven exchange.
 
-        That is all, none or half of them.
+        It sends all, none or half of its part for `target`.
         """
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Returns name -> shape, layout and role of each tensor.
 
-        The operand x, the cotangent and each output have the dims (rank, root, part, element), with other values for
-        each root.
+        The operand x, the cotangent and each output have the dims (rank, root, part, element), with different values
+        for each root.
         """
         ranks, own = self.world_size, Layout((Shard(0),))
         shapes = {call.name: (ranks, ranks if call.is_rooted else 1, ranks, self.numel) for call in self.calls}

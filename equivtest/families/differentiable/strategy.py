@@ -21,7 +21,7 @@ One case in four has only one, which some torch release gets wrong in some group
 
 @st.composite
 def differentiable_cases(draw: DrawFn, space: Space) -> DifferentiableCase:
-    """Draws cases with most collectives each. Shrinks to one collective on one element."""
+    """Draws cases, most of them with most of the collectives. Shrinks to one collective on one element."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype, numel = pick(draw, "dtype", space.dtypes), pick(draw, "numel", NUMELS)
     alone = pick(draw, "alone", ALONE)

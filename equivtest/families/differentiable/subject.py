@@ -1,6 +1,6 @@
 """Subject that calls torch's differentiable collectives, each forward and backward.
 
-Roots are numbers of ranks in the world, as torch.distributed requires.
+torch.distributed gets the root as a number in the world.
 
 Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
 """
@@ -74,7 +74,8 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
         The outputs and the gradients of the operands, by name.
 
     Raises:
-        Unsupported: the case has functional collectives, which have no backward in the installed torch, before 2.13.
+        Unsupported: the case has functional collectives, and the installed torch is older than 2.13, which gave them a
+            backward.
     """
     group = mesh.get_group()
     answers: dict[str, torch.Tensor | None] = {}
@@ -104,7 +105,7 @@ def _is_documented(room: Room, call: Call) -> bool:
 def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
     """Returns the output of one call with one row per rank, padded with zeros.
 
-    The product with 1 waits for a functional collective.
+    It multiplies the output by 1, which waits for a functional collective.
     """
     ranks, numel = room.case.world_size, room.case.numel
     sizes = room.splits[0] if call.result == "uneven" else [numel] * max(1, output.numel() // max(1, numel))
@@ -127,7 +128,7 @@ def cut(room: Room, x: torch.Tensor) -> torch.Tensor:
 
 
 def halves(x: torch.Tensor) -> list[torch.Tensor]:
-    """Splits each part's elements in two halves, and returns the tensor of first halves and that of second halves.
+    """Splits each part's elements in two halves, and returns the first halves and the second halves as two tensors.
 
     A coalesced call takes both tensors.
     """

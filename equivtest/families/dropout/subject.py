@@ -1,9 +1,9 @@
 """Subject that runs nn.Dropout on a DTensor, or under torch's SequenceParallel.
 
-Source: torch/distributed/tensor/parallel/style.py, class SequenceParallel, whose docstring names
-nn.Dropout; torch/distributed/tensor/_random.py: "Users must ensure [...] that the value passed in is
-the desired seed for ranks within device_mesh", the same on each.  Of devices like the CPU, which no
-OffsetBasedRNGTracker supports, torch warns that random operators "may not have complete support" (2.13.0).
+Source: torch/distributed/tensor/parallel/style.py, class SequenceParallel, whose docstring names nn.Dropout;
+torch/distributed/tensor/_random.py: "Users must ensure [...] that the value passed in is the desired seed for ranks
+within device_mesh", the same on each. On a device without support for OffsetBasedRNGTracker, such as the CPU, torch
+warns that random operators "may not have complete support" (2.13.0).
 """
 
 from __future__ import annotations

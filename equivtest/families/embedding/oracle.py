@@ -9,9 +9,9 @@ all_reduce adds zeros: a backend may flush subnormals then.
 
 The gradient is derived here. n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way, since
 adding zeros rounds nothing (the cost of additions: `equivtest.oracle.rounding.after_additions`). A sum may be kept in
-the storage dtype. Each addition is then rounded to that dtype, and before that to the accumulator's if it is wider. A
-gradient scaled by 1 / n_v rounds that factor and each product, and stores the first product before the additions; if
-n_v is a power of two none of these rounds.
+the storage dtype. Each addition is then rounded to that dtype, and before that to the accumulator's dtype if the
+accumulator is wider. A gradient scaled by 1 / n_v rounds that factor and each product, and stores the first product
+before the additions; if n_v is a power of two none of these rounds.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0), which adds row by row
 into the gradient; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness:
@@ -122,9 +122,9 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of a sum after rounded additions, as `after_additions`, for another number of them per element.
+    """Returns the error of sums, as `after_additions` does, but each element has its own number of additions.
 
-    `additions` has each element's number of additions.
+    `additions` has the number for each element.
     """
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a if arithmetic.accumulate != arithmetic.dtype else 0.0))
     found = torch.zeros_like(value)

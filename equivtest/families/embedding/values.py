@@ -43,7 +43,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
     In the first three modes the cotangent holds odd integers whose sums are exact, unless the gradient is scaled by
     frequency. If the sums are rounded (real numbers, or scaled by frequency), most or all elements of each column of
     the cotangent have one sign, so that terms mostly add up. Of the tokens of one id only the first 2**p / 16 then have
-    a nonzero cotangent, since each addition in storage rounds.
+    a nonzero cotangent, since each addition rounds to the storage dtype.
     """
     mode, seed = case.values[index]
     ids = draw_ids(case, mode, seed)
@@ -73,8 +73,8 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
     """Draws one id per token, int64: every id of `edge_ids` occurs, at a random token.
 
-    If there are fewer tokens than such ids, those drawn follow each other in `edge_ids`. Of all other tokens, half
-    repeat one edge id and half have any ids.
+    If there are fewer tokens than edge ids, the tokens get edge ids that follow each other in `edge_ids`. Of all other
+    tokens, half repeat one edge id and half have random ids.
     """
     source = generator(mode, seed, "ids")
     num_tokens, edges = math.prod(case.leading), case.edge_ids()

@@ -1,4 +1,4 @@
-"""Predicates on linear cases, which `where` of an entry in known_failures.toml names."""
+"""Predicates on linear cases, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _place(placement: str, num_dims: int) -> str:
 
 
 def _is_merged(placement: str, merged: Shape) -> bool:
-    """True if the placement shards a dim that is merged with dims before it, none of both sides having size 1.
+    """True if the placement shards a dim that is merged with dims before it, and neither side has size 1.
 
     One side is the product of the merged dims before the sharded one; the other is the product of the sharded and all
     later merged dims.

@@ -29,8 +29,8 @@ class NormCase(ActivationCase):
         norm: 'layer_norm' or 'rms_norm'.
         leading: Leading dims of the activation, one to three; x is (*leading, features).
         sequence_dim: The leading dim that is divided among the ranks.
-        features: Size of the last dim. With one or two features the output has little more than signs, and bounds
-            conclude nothing.
+        features: Size of the last dim. With one or two features the output is hardly more than signs, and the bounds
+            are too wide for a conclusion.
         parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
         eps: The number that is added to the variance or to the mean square.
         x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain

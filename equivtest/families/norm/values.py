@@ -24,9 +24,9 @@ def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     weights may lie around one.
 
     In x and in the cotangent each feature has a side: most of its elements lie above, or most below, the mean of their
-    tensor. So the terms of a parameter's gradient, a sum over tokens, mostly add up. Half of the features have either
-    side. The cotangent has other sides than x, because a cotangent that combines ones and x - mean gives a zero
-    gradient of x.
+    tensor. So the terms of a parameter's gradient, a sum over tokens, mostly add up. Half of the features are on each
+    side. The cotangent's pattern of sides differs from x's pattern, because a cotangent that combines ones and x - mean
+    gives a zero gradient of x.
     """
     mode, seed = case.values[index]
     order = permutation(case.features, generator(mode, seed, "order of sides"))

@@ -156,7 +156,7 @@ class OperatorCase(Case):
     def results(self) -> tuple[Result, ...]:
         """Describes each result of the unsharded call.
 
-        That is its shape, its dtype, and the numbers of the operands that it is differentiable for.
+        A description has the shape, the dtype, and the numbers of the operands for which the result is differentiable.
         """
         dtypes = self.other_dtypes or ("",) * len(self.operands)
         named = tuple(name or self.dtype for name in dtypes)
@@ -237,7 +237,7 @@ class OperatorCase(Case):
 
     @property
     def passed_on(self) -> tuple[str, ...]:
-        """Returns the names of the results that later steps take as input; a single call has none."""
+        """Returns the names of the results that later steps of a chain take as input; a single call has none."""
         return ()
 
     def has_gradient(self, result: Result) -> bool:
@@ -248,8 +248,8 @@ class OperatorCase(Case):
         """Returns name -> shape, layout and role of each operand, cotangent and answer.
 
         A partial operand has one more dim per partial axis, which counts the ranks' terms. The answer `refused` is the
-        text of the error by which DTensor refused the operator, and `grad.refused` by which it refused the backward.
-        These texts may have any length.
+        text of the error by which DTensor refused the operator, and `grad.refused` the text of the error by which
+        DTensor refused the backward. These texts may have any length.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}
@@ -268,7 +268,7 @@ class OperatorCase(Case):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the kind of the worst sharded operand: 'even', 'uneven' or 'empty'."""
+        """Returns the worst kind of shards that any operand has: 'even', 'uneven' or 'empty'."""
         kinds = {
             shard_kind(shape, self.operand_layout(number), self.mesh_shape)
             for number, shape in enumerate(self.operands)

@@ -1,7 +1,7 @@
-"""Operators that a backward calls, with a cotangent and a tensor of its shape.
+"""Operators that autograd calls in the backward of other operators, with a cotangent and a tensor of the same shape.
 
-In the backward of a program that tensor is often a result, which is never partial if the operator is not linear.  A
-program that calls such an operator may pass it any DTensor.
+Autograd often passes the result of the forward as that tensor, and the result of an operator that is not linear is
+never partial. A program that calls such an operator itself may pass any DTensor.
 """
 
 from __future__ import annotations

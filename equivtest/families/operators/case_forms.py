@@ -96,8 +96,8 @@ def along(**arguments: Argument) -> Form:
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
     """Returns a form: for a shape, it gives signatures with one operand and different reduced dims.
 
-    A signature names one dim, several (if `several`) or none, which reduces all (if `all_dims`). Each that names dims
-    also occurs with `keepdim=True`, unless the argument `keepdim` is False.
+    A signature names one dim, several (if `several`) or none, which reduces all (if `all_dims`). Each signature that
+    names dims also occurs with `keepdim=True`, unless the argument `keepdim` is False.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -147,8 +147,8 @@ def indexed(*, same_dims: bool) -> Form:
 def joined(*, new_dim: bool) -> Form:
     """Returns a form: for a shape, it gives signatures of operands to join along each dim.
 
-    There are two equal operands, or two of which the second is longer in that dim, or three equal ones. With `new_dim`
-    the operator stacks operands along a new dim, and there are only two equal ones.
+    A signature has two operands of the shape, or three, or two with the second one longer in that dim. With `new_dim`
+    the operator stacks operands along a new dim, and each signature has two operands of the shape.
     """
 
     def form(shape: Shape) -> Signatures:

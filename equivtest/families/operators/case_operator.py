@@ -55,7 +55,8 @@ class Operator:
         domain: Domain of the values of operands that are floats, such as 'positive'.
         domains: Domains of the first operands if they differ; all further operands have ANY.
         is_exact: True if results must equal the oracle's, because they are values of the domain or have no more bits
-            than these. Sums and products need no mark, because the oracle proves for each draw that they are exact.
+            than such values. Sums and products need no mark, because the oracle proves for each draw that they are
+            exact.
         adds_cotangents: True if the gradient of an exact operator is a sum of cotangents or of parts of cotangents, and
             nothing else is computed.
         cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.

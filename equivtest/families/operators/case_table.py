@@ -152,7 +152,8 @@ def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor])
 def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
     """Returns the kind of operand `number`, such as 'floats' or 'index'.
 
-    It follows from the operand's content in `holds`. If `holds` is empty, the operator's entry of the table names it.
+    The kind follows from the operand's content in `holds`. If `holds` is empty, the operator's entry of the table names
+    the kind.
     """
     if not holds:
         return operator.kind_of(number)
@@ -163,7 +164,7 @@ def kind_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
 def domain_of(operator: Operator, holds: tuple[str, ...], number: int) -> str:
     """Returns the content of operand `number`, such as 'positive' or 'below 5'.
 
-    It is the one in `holds`. If `holds` is empty, the operator's entry of the table names it.
+    `holds` names the content. If `holds` is empty, the operator's entry of the table names the content.
     """
     return holds[number] if holds else operator.domain_of(number)
 

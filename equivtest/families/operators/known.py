@@ -1,4 +1,4 @@
-"""Predicates on operator cases, which `where` of an entry in known_failures.toml names.
+"""Predicates on operator cases, for the conditions `where` in known_failures.toml.
 
 Source: the findings of `dtensor_operators` in known_failures.toml: most are about a rank with an empty shard, or with
 one row.
@@ -93,7 +93,7 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 
 
 def gathers_in_front_of(case: OperatorCase) -> bool:
-    """True if `dim` is negative, the first operand is sharded along it, and it is the operand's first dim.
+    """True if `dim` is negative, the first operand is sharded along that dim, and the dim is the operand's first.
 
     Also True if `dim` is -1, the operand is sharded along it, and some rank's shard has size 1 along dim 0. Always
     False on one rank.
@@ -122,7 +122,7 @@ def picks_one_of_nothing(case: OperatorCase) -> bool:
 def divides_index_otherwise(case: OperatorCase) -> bool:
     """True if some rank has more rows of the index than of the first operand, along a dim that is not indexed.
 
-    Both are counted under each placement that shards one of the operands.
+    Both operands' rows are counted under each placement that shards one of the operands.
     """
     if not has_shorter_index(case):
         return False
@@ -164,8 +164,8 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 def pads_other_rows(case: OperatorCase) -> bool:
     """True if, in the backward of `narrow`, some rank's cotangent has a wrong number of rows along `dim`.
 
-    Suppose that the operand has the cotangent's layout. The right number is then what `narrow` gives of the rank's
-    shard; 1 is right too.
+    The right number is the number of rows that `narrow` would take from the rank's shard of an operand with the
+    cotangent's layout. 1 and the number of all rows are right too.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim

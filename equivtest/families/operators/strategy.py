@@ -191,7 +191,7 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
 
 
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
-    """Returns the right-hand sides' placements `columns`, with 'replicate' where a placement is not allowed.
+    """Returns the right-hand sides' placements `columns`, with 'replicate' instead of placements that are not allowed.
 
     On a mesh axis, 'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if `may_divide` and the matrices are
     'shard(0)' on that axis.
@@ -204,15 +204,15 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if some rank's shard would be empty, were one of the first two dims sharded over all ranks, or over two."""
+    """True if sharding one of the first two dims over all ranks, or over two, leaves some rank with an empty shard."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the numbers of the operands that require a gradient: `numbers`, except in two groups of operators.
 
-    A convolution never has a gradient for the bias alone (findings/62). An operator of `WRONG_IF_SHARDED` has all three
-    or none.
+    If `numbers` has a convolution's bias alone, all three operands require a gradient (findings/62). For an operator of
+    `WRONG_IF_SHARDED` all three do, or none.
     """
     if name in WRONG_IF_SHARDED:
         return (0, 1, 2) if numbers else ()
@@ -247,9 +247,9 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 
 
 def _simplest(name: str) -> Signatures:
-    """Returns the signatures for the first of some small shapes for which torch accepts any.
+    """Returns the signatures for the first of some small shapes that has a signature which torch accepts.
 
-    They replace those of a drawn shape that has none. Returns () if torch does not accept the operator at all.
+    They replace the signatures of a drawn shape that has none. Returns () if torch does not accept the operator at all.
     """
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())
@@ -288,7 +288,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if operand `number` may have them; otherwise that operand's own."""
+    """Returns the first operand's placements if operand `number` may have them; otherwise its own placements."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -298,8 +298,8 @@ def _pick_dtypes(
 ) -> tuple[str, ...]:
     """Draws `OperatorCase.other_dtypes`, mostly empty.
 
-    Only operators of `PROMOTING`, which accept operands of several dtypes, get any, on some of their floating-point
-    operands.
+    Only operators of `PROMOTING`, which accept operands of several dtypes, get other dtypes, for some of their
+    floating-point operands.
     """
     drawn = [pick(draw, f"other dtype {number}", OTHER_DTYPES) for number in range(3)]
     if dtype not in REAL_DTYPES or len(floats) < 2:

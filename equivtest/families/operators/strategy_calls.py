@@ -2,12 +2,14 @@
 
 A form says which shapes the operands have, and with which arguments the operator is called. A combination has a form,
 the placement of each operand and of the cotangents, and the mode of values. The placement of the cotangents and the
-mode alternate from combination to combination; few forms have each of them with each placement of each operand.
+mode alternate from combination to combination. Therefore most forms lack some pair of a cotangents' placement or mode
+with an operand's placement.
 
-Five more axes are whether all operands have one placement, which operand is the only partial one, which dim is sharded
-in every operand that has it, and whether a dim is sharded that the call names, or that has another size in the result.
-A table of strength 1 has each value of an axis that occurs in some combination, and one of strength 2 each pair of
-values that does. The calls of one operator follow each other in one process, so that a wrong cache would show.
+Five more axes of a combination: whether all operands have one placement; which operand is the only partial one; which
+dim is sharded in every operand that has it; whether the dim that the call names is sharded; whether a dim is sharded
+whose size differs in the result. A table of strength 1 has every value that occurs in some combination. A table of
+strength 2 has every pair of values that occurs in some combination. The calls of one operator follow each other in one
+process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -78,9 +80,9 @@ PARTS = 8
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    The calls have the first dtype of the space that is in `REAL_DTYPES`; without one there are no calls. The depth is
-    the strength of `calls_of_operator`; with depth 1 operators of `REFUSED` have no calls. Neighbours in the table of
-    operators are in different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`; if it has no such dtype, there are no calls.
+    The depth is the strength of `calls_of_operator`; with depth 1 operators of `REFUSED` have no calls. Neighbours in
+    the table of operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()
@@ -96,8 +98,9 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
     """Returns the enumerated calls of one operator on `world_size` ranks.
 
-    With `strength` 1 they have each value of an axis that occurs in some combination, such as each placement of each
-    operand; with 2 each pair of values that does. Forms from torch's list have at most `MAX_CALLS` calls at strength 1.
+    With `strength` 1 the calls have every value that occurs in some combination, such as each placement of each
+    operand. With 2 they have every pair of values that occurs in some combination. Forms from torch's list have at most
+    `MAX_CALLS` calls at strength 1.
     """
     rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     way = way_of(name)
@@ -129,9 +132,9 @@ def forms_of(name: str) -> Signatures:
 
 
 def _features(signature: Signature) -> frozenset[object]:
-    """Returns what tells a signature from others.
+    """Returns the features by which signatures differ.
 
-    That is its arguments, the operands' numbers of dims, and which operands are as large as the first.
+    They are the arguments, the operands' numbers of dims, and which operands are as large as the first.
     """
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
@@ -144,9 +147,9 @@ Row = tuple[Signature, tuple[str, ...], str, str]
 def _rows(name: str, signature: Signature, strength: int) -> Iterator[Row]:
     """Yields the combinations for one signature.
 
-    A combination has the signature, the placement of each operand, that of the cotangents, and the mode of values. All
-    operands are replicated only in the last combination of a signature with one operand, in calls of a convolution, of
-    an operator of `SLOW_IF_SHARDED`, and of operands that cannot be sharded or partial.
+    A combination has the signature, the placements of the operands and of the cotangents, and the mode of values. The
+    last combinations replicate all operands if the signature has one operand, if the operator is a convolution or in
+    `SLOW_IF_SHARDED`, or if no operand can be sharded or partial. No other combination does so.
     """
     numbers = range(len(signature.shapes))
     whole = ("replicate",) * len(numbers)
@@ -176,9 +179,9 @@ def _is_whole(texts: Sequence[str]) -> bool:
 
 
 def _spread(rows: Sequence[T], num: int) -> list[T]:
-    """Returns `rows`, all combinations of the values of some axes, or `num` of them if there are more.
+    """Returns at most `num` of the `rows`, which are all combinations of the values of some axes.
 
-    Each value of each axis occurs about equally often among these.
+    Each value of an axis occurs about equally often among the returned rows.
     """
     if len(rows) <= num:
         return list(rows)
@@ -202,7 +205,7 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few of the rows that contain each value in `rows`, or at strength 2 each pair of values in one row.
+    """Returns few of the rows, which together have each value in `rows`, or at strength 2 each pair of values in a row.
 
     A row is one combination of values. Each next row is the one with the most values, or pairs, that no row before it
     has. Rows with all operands replicated come last, so that a form is called with a shard or a partial sum first.
@@ -239,9 +242,10 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
 
 
 def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Returns a value for each of these facts that is true of the operands' placements `texts`.
+    """Returns one value for each of three facts that is true of `texts`, the operands' placements.
 
-    All are equal; one operand alone is partial and all others are replicated; all dims of one letter are sharded.
+    The facts: all placements are equal; one operand is partial and all others are replicated; one letter's dim is
+    sharded in every operand that has it, and nothing else is sharded.
     """
     if len(texts) < 2:
         return []

@@ -46,9 +46,8 @@ class RedistributeCase(ActivationCase):
             is partial only on axes with the same partial source.
         cotangent: Placements of the cotangent; empty: the output's placements, with replicated instead of partial if
             the output is returned as a plain tensor.
-        road: 'dtensor': a DTensor is the leaf, and a DTensor is answered.
-            'local': from_local, redistribute, to_local; the leaf is the local tensor.
-            'full_tensor': from_local, full_tensor; the target is replicated.
+        road: 'dtensor': the leaf of autograd and the output are DTensors. 'local': from_local, redistribute, to_local;
+            the leaf is the local tensor. 'full_tensor': from_local, full_tensor; the target is replicated.
             'distribute': distribute_tensor of the whole tensor of the source rank; then as 'dtensor'.
         states_shape: Whether from_local gets the global shape, as uneven shards need.
         async_op: Argument of redistribute.
@@ -188,8 +187,8 @@ class RedistributeCase(ActivationCase):
     def fixes_bits(self, draw: int) -> bool:
         """True if the bits of every answer are known.
 
-        They are not if an answer is a sum or an average of real numbers, because its bits depend on the order of the
-        additions.
+        They are unknown if an answer is a sum or an average of real numbers, because its bits depend on the order of
+        the additions.
         """
         mode, _ = self.values[draw]
         given = {"output": "x", "grad.x": "cotangent"}

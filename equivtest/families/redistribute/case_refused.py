@@ -18,8 +18,8 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
 
     Attributes:
         misfit: The invalid request that replaces the target. 'to_partial': partial sums, though the tensor is not
-            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': shards along the first
-            axis of a dim that the tensor does not have.
+            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first axis shards a
+            dim that the tensor does not have.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"

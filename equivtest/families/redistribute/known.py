@@ -1,4 +1,4 @@
-"""Predicates on cases of redistribution, which `where` of an entry in known_failures.toml names."""
+"""Predicates on cases of redistribution, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def mixes_reductions(case: RedistributeCase) -> bool:
 
 
 def gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if torch gathers x in one step, although its shards are nested otherwise than one axis would shard them.
+    """True if torch gathers x in one step, although its nested shards differ from the shards of one axis of all ranks.
 
-    Nested: two mesh axes shard the same dim.
+    Shards are nested if two mesh axes shard the same dim.
     """
     return _is_gathered_flat(case, case.operand_layout("x"), case.tensors["output"].layout)
 
 
 def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
-    """True if torch gathers the cotangent in one step, although its shards are nested otherwise than one axis would do.
+    """True if torch gathers the cotangent in one step, although its nested shards differ from the shards of one axis.
 
-    Nested: two mesh axes shard the same dim.
+    Shards are nested if two mesh axes shard the same dim.
     """
     return _is_gathered_flat(case, case.cotangent_layout, case.gradient_layout)
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if two axes shard a dim otherwise than one axis of all ranks would, and torch gathers the dim in one step.
+    """True if two axes shard a dim in other shards than one axis of all ranks would, and torch gathers it in one step.
 
     The second axis may shard the dim again afterwards.
     """

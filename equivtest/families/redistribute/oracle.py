@@ -1,7 +1,7 @@
 """Computes one redistributed tensor: the same values under another layout, and the reductions of partial tensors.
 
-Values without a reduction are copied: every bit is known. Reductions: `equivtest.oracle.operands`. The gradient belongs
-to the tensor, not to its terms on the ranks: it is the unchanged cotangent, for any reduction.
+Values without a reduction are copied: every bit is known. `equivtest.oracle.operands` computes the reductions. The
+gradient belongs to the tensor, not to its terms on the ranks: it is the unchanged cotangent, for any reduction.
 
 Source: DTensor.redistribute and DTensor.from_local in torch/distributed/tensor/_api.py,
 _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).

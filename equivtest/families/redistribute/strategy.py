@@ -94,7 +94,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
 
 @Cases
 def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeCase:
-    """Draws cases whose requested placements do not fit the tensor or the mesh, which every rank can see."""
+    """Draws cases whose requested placements do not fit the tensor or the mesh; every rank can see this."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
@@ -164,9 +164,9 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns what to add to the placements drawn for the next axis: the last placement, twice, if it is a shard.
+    """Returns what to add to the next axis's table of placements: the last drawn placement, twice, if it is a shard.
 
-    So two axes often shard the same dim, where most failures are. Returns [] if the last placement is no shard.
+    So two axes often shard the same dim; most failures occur then. Returns [] if the last placement is no shard.
     """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
@@ -192,7 +192,7 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """Draws the cotangent's placements: others than the output's in one of three draws, else () for the same.
+    """Draws the cotangent's placements in one of three draws; otherwise returns (), for the output's placements.
 
     If `plain`, the output is a plain tensor, and the cotangent gets placements that give it the output's local shape.
     """

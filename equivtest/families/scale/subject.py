@@ -1,7 +1,7 @@
 """Subject that multiplies a DTensor by a number.
 
-Source: pointwise_strategy in torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0): a sharded operand is computed
-on its rank.
+Source: pointwise_strategy in torch/distributed/tensor/_ops/_pointwise_ops.py (2.13.0): each rank computes the product
+for its own shard.
 """
 
 from __future__ import annotations

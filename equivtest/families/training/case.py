@@ -61,9 +61,10 @@ class PerceptronCase(TrainingCase):
         tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that in_features, hidden_features
             and out_features are equal; 'transposed': out_proj uses the transpose of in_proj's weight, so that
             in_features and out_features are equal; '': two parameters. A tied weight is called in_proj.weight.
-        checkpointed: What the backward computes again, so that the forward does not store it. '': nothing; 'in_proj' or
-            'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each layer separately, in
-            torch's wrapper module. If a layer is computed twice, the captures are from the second time.
+        checkpointed: The part that the backward computes again, so that the forward does not store its tensors. '':
+            nothing; 'in_proj' or 'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each
+            layer separately, in torch's wrapper module. If a layer is computed twice, the captures are from the second
+            time.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 

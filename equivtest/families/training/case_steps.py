@@ -30,8 +30,8 @@ class TrainingCase(Case):
             dampening DAMPENING; 'amsgrad': only for AdamW; 'maximize': for both; '': none.
         between_steps: What happens after each update. 'reload': a new optimizer with another learning rate loads the
             state of the old one; 'halve': a schedule halves the learning rate; '': nothing.
-        clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this;
-            0: gradients are not clipped.
+        clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this
+            number; 0: gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
     """
 
@@ -98,7 +98,10 @@ class TrainingCase(Case):
         return self.lr * 0.5 ** (step - 1) if self.between_steps == "halve" else self.lr
 
     def state_names(self) -> tuple[str, ...]:
-        """Returns the names of what an update gives for each parameter: 'param', then the optimizer's states."""
+        """Returns the names of the tensors that an update changes for each parameter.
+
+        They are 'param', then the optimizer's states.
+        """
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.variant == "amsgrad" else ()))
         return ("param", "momentum") if self.momentum else ("param",)

@@ -1,4 +1,4 @@
-"""Predicates on perceptron cases, which `where` of an entry in known_failures.toml names."""
+"""Predicates on perceptron cases, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 

@@ -184,7 +184,10 @@ class PerceptronRun:
         optimizer.step()
 
     def keep_clipped(self, step: int) -> None:
-        """Clips the gradients if the case clips. Records as answers the norm before that, and the clipped gradients."""
+        """Clips the gradients if the case clips.
+
+        Records as answers the norm before clipping, and the clipped gradients.
+        """
         if self.case.clips:
             self.keep(f"step{step}.total_norm", self.clip())
             for name in self.case.graded_parameters(step):

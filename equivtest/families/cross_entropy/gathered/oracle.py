@@ -7,9 +7,9 @@ class's weight, N the divisor of a mean, g the cotangent; h the hard loss -W_t y
     dy      -(1 - s) W_t g at the target, - s / C W g at each class; grad.x = dy - exp(y) sum dy
 
 Derived here. y comes from `equivtest.oracle.softmaxes`, for kernels that see whole rows. The sums of nll_loss are kept
-in the dtype of storage, so in 16 bits the bound is one of its roundings. The sum over classes is accumulated. All other
-operations follow one another, each stored. The error of dy goes through grad.x = dy - exp(y) sum dy, which is linear in
-dy.
+in the dtype of storage, so in 16 bits the bound counts roundings to that dtype. The sum over classes is accumulated.
+Every other operation stores its result before the next begins. The error of dy goes through grad.x = dy - exp(y) sum
+dy, which is linear in dy.
 
 Source: cross_entropy_loss_label_smoothing and nll_loss_out_frame in ATen/native/LossNLL.cpp (2.13.0); softmax_strategy
 and nll_loss_forward_strategy in torch/distributed/tensor/_ops/_math_ops.py; _BINARY_ADDITIVE_RULES in _pointwise_ops.py
@@ -64,7 +64,7 @@ def bound_gathered(case: GatheredCrossEntropyCase, index: int) -> dict[str, Boun
 
 
 class _Loss:
-    """Computes the loss and the gradient of the log-softmax y, one operation after the other as torch, with bounds.
+    """Computes the loss and the gradient of the log-softmax y with bounds, one operation after the other as torch does.
 
     Attributes:
         weights: One weight per class, float64; ones if the case has none.
@@ -154,8 +154,8 @@ class _Loss:
         """Returns the sum of `value` over the last dim, and its error. `error` is the error of `value`.
 
         The sum is accumulated, then stored. If `divided`, each rank stores its own sum and the sums are added. With the
-        reduction 'mean' the ranks add twice: first this sum, before the hard loss is added to it, and then the sum of
-        both.
+        reduction 'mean' the ranks add twice: first they add this sum alone, then the total of this sum and the hard
+        loss.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)

@@ -3,12 +3,12 @@
 Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,), cotangent G (T,
 N).
 
-One contraction is split over the ranks, by the contract layout of the weight: a rowwise layer's output (over K) and a
+One contraction is split over the ranks, because the contract shards the weight: a rowwise layer's output (over K) and a
 colwise layer's grad.x (over N). Each rank sums its own shard, so P, the sum of the magnitudes of the ranks' partial
 sums, is known; if a subject does not split the contraction, fewer numbers are rounded. One rank computes all other
 sums.
 
-Bounds: `equivtest.oracle.contractions`.
+`equivtest.oracle.contractions` derives the bounds.
 """
 
 from __future__ import annotations

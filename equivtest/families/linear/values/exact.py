@@ -70,16 +70,17 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
     Modes:
         dense: Odd integers: no product is zero, so that no dropped or doubled term is hidden. One row or column of each
-            tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: the magnitudes behind
-            some output reach 2**(p - 1) if T, K and N are at most 2**p / 4. Otherwise they may not: 100 odd products in
-            bfloat16 add up to 100 or to 300, and 256 is the limit. The magnitudes behind the gradients of x and weight
-            reach it too in float32 and float64, mostly in float16 and bfloat16: three sums share three magnitudes.
-        wide-x: x takes the whole significand. Each row of the weight is zero except 1 or -1 at one feature, each column
-            of the cotangent except 1 or -1 at one token.
-        wide-w: The weight takes the whole significand. Each token of x is zero except 1 or -1 at one feature, each row
-            of the cotangent except 1 or -1 at one output feature.
-        wide-g: Each column of the cotangent takes the whole significand at one token, x is +-1, each feature of the
-            weight goes to one output feature.
+            tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: for some output
+            element, the magnitudes of the products add up to at least 2**(p - 1), if T, K and N are at most 2**p / 4.
+            With larger sizes they may not: 100 odd products in bfloat16 add up to 100 or to 300, and 256 is the limit.
+            The same is true of the gradients of x and weight in float32 and float64, and mostly in float16 and
+            bfloat16, because the three sums share three magnitudes.
+        wide-x: x takes the whole significand. Each row of the weight is zero, except for 1 or -1 at one feature. Each
+            column of the cotangent is zero, except for 1 or -1 at one token.
+        wide-w: The weight takes the whole significand. Each token of x is zero, except for 1 or -1 at one feature. Each
+            row of the cotangent is zero, except for 1 or -1 at one output feature.
+        wide-g: Each column of the cotangent is zero, except for a whole significand at one token. x has 1 and -1 only.
+            Each column of the weight is zero, except for 1 or -1 at one output feature.
 
     If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros replace as many terms as necessary, at
     places drawn anew for every seed.
@@ -153,8 +154,8 @@ def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
 def _features_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
     """Returns a mask (tokens, in_features) that keeps `output_limit` features of each token.
 
-    The features are in a random order, taken as a ring. Each token keeps those that follow the last one of the token
-    before.
+    The features form a ring, in random order. Each token keeps the features that follow the last kept feature of the
+    token before.
     """
     starts = torch.arange(plan.num_tokens, device="cpu") * plan.output_limit
     places = permutation(plan.in_features, source)

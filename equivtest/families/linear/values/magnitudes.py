@@ -17,7 +17,7 @@ _SCALES = tuple(itertools.product((1.0, 0.5, 2.0, 0.25, 4.0), repeat=2))  # trie
 
 
 def lowest(magnitude: int) -> int:
-    """Returns the smallest odd integer from seven eighths of `magnitude` on; `magnitude` is odd."""
+    """Returns the smallest odd integer that is at least seven eighths of `magnitude`, an odd integer."""
     return magnitude - magnitude // 8 // 2 * 2
 
 
@@ -25,8 +25,8 @@ def lowest(magnitude: int) -> int:
 class Magnitudes:
     """Largest magnitudes of x, weight and cotangent in one draw, all odd.
 
-    One column of x, one row of the weight and one row of the cotangent may be as large as the tensor's peak instead,
-    which is larger.
+    One column of x, one row of the weight and one row of the cotangent have larger numbers, up to `x_peak`,
+    `weight_peak` and `cotangent_peak`.
     """
 
     x: int
@@ -37,9 +37,9 @@ class Magnitudes:
     cotangent_peak: int
 
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
-        """Returns the smallest sums of magnitudes behind the largest element of output, grad.x and grad.weight.
+        """Returns lower limits for the largest sum of magnitudes behind an element of output, grad.x and grad.weight.
 
-        The numbers of these sums are at least seven eighths as large as the largest magnitudes.
+        They assume that each drawn number is at least seven eighths of its largest magnitude.
         """
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (

@@ -2,7 +2,7 @@
 
 Ranks exchange only the gradients of weight and bias, which are summed over all tokens.
 
-Bounds: `equivtest.families.norm.oracle.norms`.
+`equivtest.families.norm.oracle.norms` derives the bounds.
 """
 
 from __future__ import annotations

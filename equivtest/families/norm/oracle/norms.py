@@ -171,7 +171,7 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x minus its mean, divided by its deviation, and the error of that; both (tokens, features)."""
+    """Returns x minus its mean, divided by its deviation, and the error of this quotient; both (tokens, features)."""
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
@@ -190,8 +190,9 @@ def _over_tokens(
 ) -> torch.Tensor:
     """Returns the error of the sum of `terms` over tokens, one per feature.
 
-    Terms are added on each rank, then over the ranks. The sum is kept in the storage dtype. A term may be stored before
-    it is added, and a sum may be computed before it is stored.
+    Terms are added on each rank, then over the ranks. The sum is kept in the storage dtype. The error allows that each
+    term is stored before it is added, and that each addition rounds to the accumulator's dtype before it rounds to the
+    storage dtype.
 
     Args:
         terms: (tokens, features).

@@ -96,7 +96,7 @@ class ChainCase(OperatorCase):
     def plain(self) -> tuple[int, ...]:
         """Returns the numbers of the operands that are plain tensors.
 
-        Within torch's context `implicit_replication` an operator takes them as replicated DTensors.
+        Within torch's context `implicit_replication` an operator takes plain tensors as replicated DTensors.
         """
         if self.context != IMPLICIT:
             return ()
@@ -125,7 +125,7 @@ def placements_named(step: Step) -> tuple[Placement, ...]:
 
 
 def written(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of x in which the step's view of the copy is multiplied, in place, by the step's factor."""
+    """Copies x, multiplies the step's view of the copy in place by the step's factor, and returns the copy."""
     how: dict[str, Any] = dict(step[2])
     factor, copied = how.pop("factor"), x.mul(1)
     (copied.select if "index" in how else copied.transpose)(*how.values()).mul_(factor)

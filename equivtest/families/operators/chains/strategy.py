@@ -137,7 +137,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
 
 
 def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -> tuple[Placements, ...]:
-    """Returns the operands' placements, replicated for each operand that no step takes as its first input."""
+    """Returns the operands' placements, with 'replicate' for each operand that no step takes as its first input."""
     first = {sources[0] for _, sources, _ in chain.steps}
     return tuple(
         texts if f"x{number}" in first else ("replicate",) * len(texts) for number, texts in enumerate(placements)
@@ -184,7 +184,7 @@ def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...],
 
 
 def _is_sound(name: str, signature: Signature) -> bool:
-    """True unless the call counts a dim from the end and is one of those that findings 40, 51 and 52 are about."""
+    """True unless the call counts a dim from the end and is one of the calls that findings 40, 51 and 52 are about."""
     dim = dict(signature.arguments).get("dim")
     return name not in ("select", "narrow", "cumsum") or (isinstance(dim, int) and dim >= 0)
 

@@ -61,7 +61,7 @@ def run_steps(
 
     Args:
         other: Runs a step of `SPECIALS`, which is no operator, on a DTensor.
-        wrap: Makes the local tensor of an operand that `case.plain` names a plain tensor.
+        wrap: Makes a plain tensor from each operand whose number is in `case.plain`.
     """
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
@@ -86,7 +86,10 @@ def forward_context(name: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def whole_context(name: str) -> Iterator[None]:
-    """Enters a torch context for forward and backward, and leaves it without passing errors to it: see findings/77."""
+    """Enters a torch context for forward and backward.
+
+    The context does not see an error that the block raises: see findings/77.
+    """
     context = {IMPLICIT: implicit_replication, LOSS_PARALLEL: loss_parallel}.get(name, nullcontext)()
     context.__enter__()
     try:

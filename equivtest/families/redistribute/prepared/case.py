@@ -1,4 +1,4 @@
-"""Defines `PreparedCase`: one tensor through a module whose input, output or both torch redistributes."""
+"""Defines `PreparedCase`: one tensor that passes through a module whose input, output or both torch redistributes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Subject that runs nn.Identity under PrepareModuleInput, PrepareModuleOutput or PrepareModuleInputOutput.
 
-Source: torch/distributed/tensor/parallel/style.py (2.13.0).  Each wraps a plain tensor as a DTensor
-under the first layout, redistributes it to the desired one, and passes it on, as a plain tensor if requested.
+Source: torch/distributed/tensor/parallel/style.py (2.13.0). Each style wraps a plain tensor as a DTensor under the
+first layout, redistributes it to the desired one, and passes it on, as a plain tensor if requested.
 """
 
 from __future__ import annotations

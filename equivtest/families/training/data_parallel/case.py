@@ -44,7 +44,7 @@ class DataParallelCase(PerceptronCase):
             padding, so it must keep that value.
         stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation: in_proj takes
             part in the forward alone, and an update does not change its parameters or their state.
-        fetch: zero3 only: the documented collective of its fetches; '' if none is documented.
+        fetch: zero3 only: the documented collective of the fetches; '' if none is documented.
     """
 
     style: Annotated[str, OneOf(STYLES)] = "ddp"

@@ -1,4 +1,4 @@
-"""Predicates on data-parallel cases, which `where` of an entry in known_failures.toml names."""
+"""Predicates on data-parallel cases, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ def _pick_data_parallel(
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sizes to change, by name, each with the new value 2.
 
-    In bfloat16 these are all sizes of 1 except one, because a sum of one element often cancels and is then
-    inconclusive. In other dtypes there are none.
+    In bfloat16 at most one size stays 1, because a sum of one element often cancels and is then inconclusive. In other
+    dtypes no size is changed.
     """
     sizes = [name for name in ("out_features", "in_features", "hidden_features") if fields[name] == 1]
     return dict.fromkeys(sizes[1:], 2) if fields["dtype"] == "bfloat16" else {}

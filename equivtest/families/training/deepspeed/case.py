@@ -50,12 +50,12 @@ class EngineCase(DataParallelCase):
         leaf: Whether the whole model is fetched and released together, as one module.
         sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
         saved_after: After the update of the step with this number the engine saves everything. A new engine, built with
-            other values, loads that and continues. 0: nothing is saved.
+            other values, loads the saved state and continues. 0: nothing is saved.
         predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it after.
         prescales: Whether gradients are divided by the number of ranks before they are reduced. If so,
             `predivide_factor` has no effect.
-        gradient_clipping: Limit for the norm of all gradients together; larger ones are scaled down to it before each
-            update; 0: never.
+        gradient_clipping: Limit for the norm of all gradients together. Before each update, gradients with a larger
+            norm are scaled down to it; 0: never.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
     """

@@ -1,4 +1,4 @@
-"""Predicates on engine cases, which `where` of an entry in known_failures.toml names."""
+"""Predicates on engine cases, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 def leaf_input_requires_grad(case: EngineCase) -> bool:
     """True if the case has no leaf module, or if x needs a gradient.
 
-    In the second case the backward passes through the leaf.
+    If x needs a gradient, the backward passes through the leaf module.
     """
     return not case.leaf or "x" in case.requires_grad

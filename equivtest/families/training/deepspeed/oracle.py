@@ -4,8 +4,8 @@ Letters: w ranks, N elements and P parameters of the whole model, u unit roundof
 
     norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
 
-A factor f divides gradients before they are reduced and multiplies them after it. It changes only roundings: up to four
-for the two scalings and their reciprocals, none if f is a power of two.
+A factor f divides gradients before they are reduced and multiplies them afterwards. It changes only roundings: up to
+four for the two scalings and their reciprocals, none if f is a power of two.
 
 Clipping starts from the averaged gradients g that the ranks really had. Each parameter's norm is taken in float64.
 After that, each operation counts as one rounding of float32, though some are in float64: the sum of squares is stored,

@@ -89,7 +89,7 @@ def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dic
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
     """Draws a number of elements: just below, at or above one of `numels`, or smaller or larger than all of them.
 
-    `kinds` are the choices among these.
+    `kinds` names the choices: 'nothing', 'below', 'at', 'above' and 'everything', some of them several times.
     """
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]

@@ -51,7 +51,10 @@ def expect_mixed(case: MixedCase, index: int, held: Held | None = None) -> Expec
 
 @dataclass(frozen=True)
 class PartedOperations(Operations):
-    """Computes operations on a batch that is cut into equal parts. Each part may be exact in a different unit."""
+    """Computes operations on a batch that is cut into equal parts.
+
+    Each part may be exact in a different unit, which is a power of two.
+    """
 
     num_parts: int = 1
 

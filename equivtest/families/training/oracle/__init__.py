@@ -2,8 +2,9 @@
 
 Letters: T tokens, K in_features, H hidden_features, N out_features. With x (T, K), W1 (H, K), W2 (N, H) and a cotangent
 G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2, grad a = act'(a) grad h, grad x = (grad a) W1,
-grad W1 = (grad a)^T x, grad W2 = G^T h, and the gradient of a bias is the sum over tokens. Sequence parallelism
-contracts H, and every sum over T, across ranks; data parallelism contracts only T, and averages.
+grad W1 = (grad a)^T x, grad W2 = G^T h, and the gradient of a bias is the sum over tokens. Under sequence parallelism
+the sums over H and T are divided among the ranks. Under data parallelism only the sums over T are, and the ranks' sums
+are averaged.
 
 If the ranks' values are known, each operation is judged alone, from the operands that the ranks really had. So the
 allowed error of an earlier operation is not passed on, and nothing grows with depth or steps. If every operation is

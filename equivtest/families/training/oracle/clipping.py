@@ -1,4 +1,4 @@
-"""Bounds the norm over all gradients, and the gradients clipped by it, from what the ranks really had.
+"""Bounds the norm over all gradients, and the gradients clipped by it, from the values that the ranks really had.
 
 Letters: g all elements of all gradients, p the norm's type, N = (sum |g|**p)**(1/p), c the largest norm allowed, u_o
 and u_a the unit roundoffs of the storage and of the accumulate dtype, w ranks on an axis of the mesh. Each gradient is

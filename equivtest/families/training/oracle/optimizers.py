@@ -96,7 +96,7 @@ def _sum_of(
     """Returns left_factor * left + factor * right with its bound.
 
     One rounding is counted for each factor, for each product and for the stored sum. With `stored=2` the right product
-    has one more, because it is stored separately.
+    has one more rounding, because it is stored separately.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)

@@ -63,7 +63,7 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worse one of two kinds of shards: those of the sequence and those of the hidden features.
+        """Returns the worse one of two kinds of shards: of the sequence and of the hidden features.
 
         A kind is 'even', 'uneven' or 'empty', which is the worst.
         """

@@ -1,4 +1,4 @@
-"""Predicates on cases of two axes, which `where` of an entry in known_failures.toml names."""
+"""Predicates on cases of two axes, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 

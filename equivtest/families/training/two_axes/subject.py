@@ -78,7 +78,7 @@ class Fsdp2TpRun(Fsdp2Run):
         super().keep(name, tensor)
 
     def of_both_axes(self, tensor: DTensor) -> DTensor:
-        """Returns the activation as a DTensor on both mesh axes, whose global rows are those of the whole batch.
+        """Returns the activation as a DTensor on both mesh axes, with the rows of the whole batch.
 
         Uses no collective.
         """

@@ -101,9 +101,10 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
     """Draws the integers of x and cotangent for one step, by name, int64.
 
-    The batch has `num_sums` equal parts. If there are several, every other part of the cotangent has a finer unit,
-    because only the sums within a part must be exact. After an update sums are rounded, and a sum over tokens that
-    nearly cancels would conclude nothing. So in later steps most rows of a feature have one sign.
+    The batch has `num_sums` equal parts. If there are several, every other part of the cotangent has a finer unit (a
+    smaller power of two), because only the sums within a part must be exact. After an update sums are rounded, and a
+    sum over tokens that nearly cancels would give no conclusion. So in later steps most rows of a feature have one
+    sign.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -149,9 +150,9 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
     """Changes the signs of weights and biases of hidden features, in place, so that tokens activate them.
 
-    Feature after feature looks at the next token. If the feature's sum of products is negative for its token, all its
-    signs change, except in every fourth feature. With random signs a case of one token and one hidden feature would be
-    zero half of the time.
+    Each feature belongs to a token: the next feature to the next token. If the feature's sum of products is negative
+    for its token, all signs of the feature change, except in every fourth feature. With random signs a case of one
+    token and one hidden feature would be zero half of the time.
     """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
@@ -180,7 +181,7 @@ def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
     """Returns by name the exponent of the power of two that each tensor's integers are multiplied by.
 
-    x and the cotangent have the same one in every step.
+    x has the same exponent in every step, and so has the cotangent.
     """
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT

@@ -1,7 +1,7 @@
 """Draws values of a perceptron that use their whole significand, so that every sum rounds.
 
-Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`. How numbers are made:
-`equivtest.families.linear.values.real`.
+Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`.
+`equivtest.families.linear.values.real` says how numbers are drawn.
 
 A gradient of a parameter is a sum over tokens. If its terms lie around zero, the sum may be far smaller than the terms.
 Rounding errors of 16 bits may then be as large as the sum, and a tensor of one element would prove nothing. So most
@@ -62,8 +62,9 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
     """Changes the signs of weights and biases of hidden features, so that tokens activate them.
 
-    Feature after feature looks at the next token, the first at token number `first`. If the feature's sum of products
-    is negative for its token, all its signs change, except in every fourth feature.
+    Each feature belongs to a token: the first feature to token number `first`, the next feature to the next token. If
+    the feature's sum of products is negative for its token, all signs of the feature change, except in every fourth
+    feature.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")

@@ -1,4 +1,4 @@
-"""Predicates on fetch cases, which `where` of an entry in known_failures.toml names."""
+"""Predicates on fetch cases, for the conditions `where` in known_failures.toml."""
 
 from __future__ import annotations
 

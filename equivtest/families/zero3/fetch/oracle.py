@@ -15,10 +15,10 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 def expect_fetch(case: FetchCase, index: int) -> Expected:
     """Returns the answers `param.i`, the fetched parameter i, and `partition.i`, this rank's part of it.
 
-    Both have parameter i as their global value, equal to the last bit: `bits` has them, because in float64 a NaN may
-    lose its payload. The case says whether `param.i` requires a gradient; a partition may or may not. Unless the
-    documented collective is all_gather, a fetch may add zeros, and a backend may flush subnormals when it adds: then
-    `param.i` may have zeros instead of subnormals.
+    Both have parameter i as their global value, equal to the last bit. The field `bits` has these bits, because in
+    float64 a NaN may lose its payload. The case says whether `param.i` requires a gradient; a partition may or may not.
+    Unless the documented collective is all_gather, a fetch may add zeros, and a backend may flush subnormals when it
+    adds: then `param.i` may have zeros instead of subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()

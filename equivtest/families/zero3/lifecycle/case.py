@@ -10,16 +10,16 @@ Each operation is 'verb' or 'verb i j ...':
     fail     a fetch for which no memory is left
     release  drops whole parameters
     use      forward and backward: each rank multiplies the whole parameter by a different x, with a different
-             cotangent; the average of the ranks' gradients is added to the gradients before
+             cotangent; the average of the ranks' gradients is added to the earlier gradients
     step     SGD: partition -= LEARNING_RATE * gradient, for every parameter with a gradient, which is then deleted
     update   writes a new value to a whole parameter and to its partitions
     save     saves a copy of a whole parameter
     load     sets the partitions to the saved values
 
-An operation is refused, and then changes nothing, if a named parameter does not have the status that it needs: not
-available for fetch, launch, fail and load, and available for release, use, update and save. A step needs every
-parameter with a gradient to be not available. Also refused are a fetch that names one parameter twice or parameters of
-two dtypes, and a load without a save.
+An operation is refused, and then changes nothing, if a named parameter does not have the status that the operation
+needs: not available for fetch, launch, fail and load, and available for release, use, update and save. A step needs
+every parameter with a gradient to be not available. Also refused are a fetch that names one parameter twice or
+parameters of two dtypes, and a load without a save.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Course:
         """Returns `verb` if it is possible now, else the verb of an operation that makes it possible.
 
         If `how` is 'after a change' and no saved parameter has changed since it was saved, returns 'update', or the
-        verb that makes that possible.
+        verb that makes an update possible.
         """
         if how == "after a change" and self.saved and not self.changed:
             verb = "update"

@@ -1,7 +1,7 @@
 """Holds the parameters of one layer under ZeRO-3: their partitions, and the whole parameters while they are fetched.
 
 While they are not fetched, the module's parameters have no elements. For the backward, autograd saves a reference to a
-whole parameter instead of the parameter itself, and so finds the one that is fetched then.
+whole parameter instead of the parameter itself. So the backward uses the whole parameter that is fetched at that time.
 
 Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
 (0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
@@ -24,7 +24,7 @@ class SavedView:
     """Stands for a tensor that autograd saves and that is a view of the whole parameter `kind`, such as its transpose.
 
     Autograd then keeps no reference to the whole parameter, which can be released before the backward. `size` and
-    `stride` are those of the view.
+    `stride` describe the view.
     """
 
     kind: str

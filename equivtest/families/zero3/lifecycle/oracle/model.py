@@ -4,9 +4,9 @@ Letters: w ranks, c and x a rank's cotangent and factor. In each use the gradien
 the ranks; a step subtracts LEARNING_RATE times the sum of gradients. This is exact if each of these sums is an integer
 of at most 2**p units: see `equivtest.oracle.exact`.
 
-Source: Rajbhandari et al., ZeRO (2020), section 5.3, for what may be whole when; ZeroParamStatus and
-GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, refusals
-and the return of a new value to the partitions.
+Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the times at which a parameter may be whole; ZeroParamStatus
+and GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, refusals and the return
+of a new value to the partitions.
 """
 
 from __future__ import annotations
