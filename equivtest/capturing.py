@@ -67,8 +67,8 @@ def capture(
         limit_bytes: The most bytes that one rank writes.
 
     Raises:
-        Misuse: the folder has another run, gradients are left from before, the module is not called, a call has no
-            backward or two or takes an argument that is no tensor, or a rank would write more than the limit.
+        Misuse: the folder has another run, gradients are left from before, or the module is not called; a call does not
+            have exactly one backward, or has an argument that is no tensor; or a rank would write more than the limit.
     """
     require(isinstance(module, nn.Module), f"capture takes the module that the job calls, got {type(module).__name__}")
     job = _job_of(module, batch, batch_axis, mesh, placed, shapes, limit_bytes)

@@ -179,9 +179,10 @@ def audit_(
 ) -> int:
     """Print which claims reject each collective of a property when it is spoiled.
 
-    On a few cases each rank uses its own operand for every rank's, one rank sends another's, nothing is sent, NaN comes
-    back, or a sum is doubled.  Exit code 2 if no claim rejects the first two faults in any collective: then a
-    property's answers do not depend on other ranks, and its green shows nothing.
+    On a few cases each collective is spoiled: each rank uses its own operand in place of every rank's, one rank sends
+    another's operand, nothing is sent, the result is NaN, or a sum is doubled.  Exit code 2 if no claim of a property
+    rejects the first two faults in any collective: then its answers do not depend on other ranks, and a green run of
+    the property shows nothing.
     """
     raw = {
         "profile": AUDIT_PROFILE, "backend": backend, "device": device, "import": imports, "start": start,

@@ -82,8 +82,8 @@ class NotSupported(EquivtestError, RuntimeError):
     `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a subclass of
     it.  If every rank raises it, the case is declined: neither right nor wrong, and counted in the summary.  If only
     some ranks raise it, it is a failure like any other exception.  If a property's program declines all of its cases on
-    several ranks, its claims are open and the run ends with exit code 2.  In `build`, and in the unsharded module, it
-    is a mistake.
+    several ranks, its claims are open and the run ends with exit code 2.  `build` and the unsharded module must not
+    raise it.
 
     Args:
         reason: Why, in one sentence, for the summary.

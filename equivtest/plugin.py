@@ -220,7 +220,7 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Reads the list of properties that a worker has collected, so that those that never began are reported too."""
+        """Reads the list of properties that a worker collected, to report also properties that never began."""
         written = getattr(node, "workeroutput", {}).get("equivtest")
         if written:
             import msgspec

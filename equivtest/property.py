@@ -56,19 +56,19 @@ class Property:
         statement: The claim in one sentence.
         source: Where the contract is documented, with the release that was read.
         cases: Function of a `Space` that returns the Hypothesis strategy of the cases in it.
-        claims: Judged together from one run of each case.
-        examples: Cases that always run, first: bugs from the past.
-        for_cells: Cases for cells that few drawn cases are in; only a run that requires all cells has them.
+        claims: The claims; all are judged from the same run of a case.
+        examples: Cases that always run, before all others, such as cases that once failed.
+        for_cells: Cases for cells that drawn cases seldom have; only a run that requires all cells has them.
         weight: Share of the cases of a run, relative to the other properties.
         conclusive_dtypes: Dtypes in which a conformance run must reach conclusions, if not all.
-        conclusive_shards: Kinds of shards for which it must, if not all: conclusions are impossible
-            if every case of a kind is a known failure.
+        conclusive_shards: Shard kinds for which a conformance run must reach conclusions, if not all:
+            if every case of a kind is a known failure, conclusions are impossible.
         shards: Whether the subject's tensors are sharded; if not, every case counts as even.
         without_collectives: Reason why its subject correctly calls no collective on several ranks: without such a
             reason a run without collectives shows nothing (`equivtest.search.audit`).
-        incomplete: Reason why a run of many cases omits it unless --subjects names it: such cases find failures that
-            are not known failures yet.
-        requires: Package that the subject imports and equivtest does not; without it nothing is run.
+        incomplete: Reason why a run of many cases leaves the property out unless --subjects names it: many cases find
+            failures that no list of known failures has yet.
+        requires: Package that the subject imports and equivtest does not; the property does not run without it.
         leaves_out: Function of a `Space` that returns each of its dtypes in which no case can be judged -> the reason,
             or ''. None: every dtype has cases.
         aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases;

@@ -153,7 +153,7 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """Assembles the global tensor from local parts, of which some list their elements' indices instead of a layout.
+    """Assembles the global tensor from local parts; some parts list their elements' indices instead of a layout.
 
     Returns:
         (global tensor, first rank that has each element). The rank is -1 if no rank has the element. If one rank has an

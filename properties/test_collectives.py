@@ -50,7 +50,7 @@ def on_all_ranks() -> tuple[CollectivesCase, ...]:
 
 
 def sizes_of(ranks: int, number: int) -> tuple[int, ...]:
-    """Returns one size of each row of SIZES; from three ranks on, where calls are slow, of every other row."""
+    """Returns one size of each row of SIZES; on three or more ranks, where calls are slow, only of every second row."""
     rows = SIZES if ranks < 3 else SIZES[(ranks + number) % 2 :: 2]
     return tuple(row[(ranks + number) % len(row)] for row in rows)
 
@@ -70,7 +70,7 @@ def of_large_sizes() -> tuple[CollectivesCase, ...]:
 
 
 def of_largest_sizes() -> tuple[CollectivesCase, ...]:
-    """Returns every function of tensors on 4 MiB and one element.
+    """Returns one collective of each function on tensors of 4 MiB plus one element.
 
     Reductions are in float64, which has the fewest elements in 4 MiB.
     """
@@ -95,7 +95,7 @@ def in_a_row() -> tuple[CollectivesCase, ...]:
 
 
 def strided() -> tuple[CollectivesCase, ...]:
-    """Returns every function on every second or third element of memory, each dtype in turn."""
+    """Returns one collective of each function on tensors with strides of 2 or 3 elements, each dtype in turn."""
     return tuple(
         CollectivesCase(
             world_size=2, dtype=DTYPES[index % len(DTYPES)], collectives=(name,), numels=(3, 8), stride=2 + index % 2

@@ -20,13 +20,17 @@ NUMELS = (3, 2, 1, 0)
 
 
 def names_on(ranks: int, *, is_world: bool) -> tuple[str, ...]:
-    """Returns all collectives that torch gets right in such a group."""
+    """Returns the collectives to call on `ranks` ranks: all whose gradients torch gets right in such a group.
+
+    Args:
+        is_world: True if the group is the default group, with all processes.
+    """
     names = (*EVERYWHERE, *OF_WORLD) if is_world else (*EVERYWHERE,)
     return tuple(name for name in names if ranks != 3 or not name.endswith("_avg"))
 
 
 def in_the_world() -> tuple[DifferentiableCase, ...]:
-    """Returns every collective on every number of ranks with every root, with dtypes and sizes in turn."""
+    """Returns every collective on every number of ranks with every root; dtypes and sizes alternate."""
     return tuple(
         DifferentiableCase(
             world_size=ranks,

@@ -1,7 +1,7 @@
 """Claims about PrepareModuleInput and PrepareModuleOutput, which redistribute a module's inputs and outputs.
 
-A failure here means that a module gets, or returns, another tensor. Look first at uneven shards, because a plain tensor
-does not show their global size.
+A failure here means that a module gets, or returns, another tensor. Look first at uneven shards: from a plain tensor
+with an uneven shard, torch cannot know the global size.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ class Collective:
         size_bytes: Size of this rank's operand, padding included; 0 for a barrier, and for a
             scatter on every rank but the source.
         phase: One of PHASES.
-        group: The processes that take part: 'mesh' for all of the mesh, else such as 'processes 0, 1, 2'.
+        group: The processes that take part: 'mesh' for all processes of the mesh, otherwise a list such as
+            'processes 0, 1, 2'.
     """
 
     kind: str
@@ -34,6 +35,9 @@ class Collective:
 
 
 def describe(collectives: Iterable[Collective]) -> str:
-    """Lists the collectives in words and counts equal ones: '2 x forward all_gather of 8 bytes'; 'none' without any."""
+    """Lists the collectives in words and counts equal ones: '2 x forward all_gather of 8 bytes'.
+
+    The result is 'none' if there are no collectives.
+    """
     counts = Counter(map(str, collectives))
     return "; ".join(f"{count} x {text}" if count > 1 else text for text, count in counts.items()) or "none"

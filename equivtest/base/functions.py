@@ -131,9 +131,9 @@ def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, ob
 
 
 def plain(value: object, what: str) -> str:
-    """Returns Python code for a value that JSON can write too.
+    """Returns the Python code of a plain value: None, a bool, int, float or str, or a tuple, list or dict of these.
 
-    Such values are None, bool, int, float, str, and tuples, lists and dicts of these.
+    JSON can write all plain values.
 
     Raises:
         Misuse: the value is not plain.
@@ -220,7 +220,10 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """Returns the first folder above a file that is no package; to import the file it has to be on Python's path."""
+    """Returns the nearest folder above a file that has no __init__.py.
+
+    Python finds the file's module only if that folder is on Python's path.
+    """
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 

@@ -59,7 +59,10 @@ def _is_within(name: str, module_name: str) -> bool:
 
 
 def _near_modules(name: str) -> str:
-    """Returns text on a missing module: where it was searched, and a similar name; '' if its parent is no package."""
+    """Returns text about a missing module for a message: where Python searched for it, and a similar name.
+
+    The text is '' if the module's parent is no package.
+    """
     parent, _, last = name.rpartition(".")
     folders = list(getattr(sys.modules[parent], "__path__", [])) if parent else sys.path
     if parent and not folders:
@@ -71,7 +74,10 @@ def _near_modules(name: str) -> str:
 
 
 def _without(module: ModuleType, attribute: str) -> str:
-    """Returns text on a module that lacks an attribute: its file, its public names, and another file of its name."""
+    """Returns text for a message about a module that lacks an attribute.
+
+    The text has the module's file, its public names, and another file with the same module name, if there is one.
+    """
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
@@ -92,11 +98,11 @@ def _without(module: ModuleType, attribute: str) -> str:
 
 
 def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
-    """Finds another module with the same name, which this one hides, on Python's path or in the current folder.
+    """Finds a module that `module` hides: one with the same name, on Python's path or in the current folder.
 
     Returns:
-        (folder, file) of the hidden module: the folder in which Python searches, and the module's file in it. None if
-            `module` hides no other.
+        (folder, file) of the hidden module: the folder of Python's path, and the file that it has for the module. None
+            if `module` hides no other module.
     """
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None

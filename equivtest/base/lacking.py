@@ -99,7 +99,7 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 
     Args:
         lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
-            that reduction; empty if a release lacks something.
+            that reduction. Empty if not the backend but this release of torch lacks something.
     """
     if ALL in allowed:
         return True

@@ -18,9 +18,9 @@ MAX_INCONCLUSIVE = 0.05
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a run has, for a property of weight 1.
+    """How many cases a run has for a property of weight 1; a property of weight 3 has three times as many.
 
-    The shipped properties weigh 107 together, 123 with DeepSpeed.
+    The weights of all shipped properties add up to 107, with DeepSpeed's properties to 123.
 
     Attributes:
         single: Number of cases on one rank; few, since nothing is sharded there.
@@ -30,13 +30,15 @@ class Profile:
         world_sizes: World sizes if --world-sizes is not given.
         repeats: True if a search repeats with fresh seeds until the time is up.
         requires_cells: True if a cell (world size, dtype, shard kind) without a conclusive verdict is a failure.
-        strength: Number of axes whose combinations of values all occur in cases (`equivtest.search.covering`), for a
-            property whose family draws from tables; `single` and `several` are then unused.  0: cases are random.
+        strength: If 2, the cases have all combinations of values of any 2 axes; if 3, of any 3 axes, and so on
+            (`equivtest.search.covering`). This needs a family that draws from tables, and then `single` and `several`
+            are unused. If 0, cases are random.
         mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
-        examples: Number of a property's examples that run on each world size, the first ones; None: all.
+        examples: Number of a property's examples that run on each world size, beginning with the first; None: all.
         per_cell: Number of conclusive verdicts needed on each claim in every cell; cases are added until it is reached.
-        audits_alone: True if only each property's whole audit runs.
-        is_first_look: True if claims that hold may fail in the other profiles, as the summary then says.
+        audits_alone: True if a run consists of audits alone, and audits each property completely.
+        is_first_look: True if the profile has so few cases that claims may hold here and fail in other profiles. The
+            summary then says so.
         minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
     """
 
@@ -81,12 +83,13 @@ SOAK_S = 600.0  # if --max-time is not given
 
 @dataclass(frozen=True)
 class Part:
-    """Plan of one search of a property: `num_cases` cases on `world_size` ranks, number `index` on that world size.
+    """Plan of one search of a property: `num_cases` cases on `world_size` ranks.
 
     Attributes:
+        index: Number of the search among the property's searches on that world size, from 0.
         per_cell: Number of conclusive verdicts that this search must get on each claim in every cell.
-        depth: 1 or 2 if the search has the cases that the property's `Enumeration` lists for a gate or for a
-            conformance run; 0 if the search has other cases.
+        depth: If the property's `Enumeration` lists the cases: 1 for the shorter list of a gate, 2 for the list of a
+            conformance run. 0 if the search chooses other cases.
         strength, mixes_worlds, examples: As in `Profile`; strength 0 for random cases.
     """
 
@@ -140,7 +143,7 @@ def plan(
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
     """Returns the plans of the searches of a property's enumeration: `num_parts` for each world size.
 
-    A first look and a soak have none.
+    A profile that is a first look, and a soak, have none.
     """
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)

@@ -63,8 +63,8 @@ def is_refusal(error: BaseException) -> bool:
 def is_missing(error: BaseException, release: str) -> bool:
     """True if `error` says that torch lacks something, and `release` is older than CONTRACTS.
 
-    CONTRACTS is a release of torch. In it and in later releases the same text is a failure, since DTensor must not lose
-    an operator.
+    CONTRACTS is a release of torch. If that release or a later one raises the same text, this is a failure, since
+    DTensor must not lose an operator.
     """
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 

@@ -20,14 +20,14 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
 def imported_files() -> tuple[str, ...]:
-    """Returns the path of each file of the user's that this process has imported."""
+    """Returns the paths of the user's own files that this process has imported."""
     found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
     return tuple(sorted(file for file in found if isinstance(file, str) and is_users(file)))
 
 
 @cache
 def is_users(file: str) -> bool:
-    """True if the path is of a Python file that is the user's own."""
+    """True if the file is a Python file of the user, not of equivtest, Python or an installed package."""
     path = Path(file)
     is_installed = any(site in path.parts for site in SITES)
     return path.suffix == ".py" and not is_installed and not any(map(path.is_relative_to, (PACKAGE, *INSTALLED)))

@@ -44,7 +44,8 @@ class Bag:
 
     Attributes:
         payload: Path below data/ -> content.
-        digest: SHA-256 of the manifest of the tag files; it changes if any file changes, as the manifests list all.
+        digest: SHA-256 of the list of checksums of BagIt's own files. It changes if any file changes, because one of
+            BagIt's own files lists the checksums of all other files.
         altered: One line for each file that does not fit its checksum.
     """
 
@@ -125,7 +126,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> bytes | str:
     """Returns the bytes of a file, or the reason, as a string, why it cannot be read.
 
-    The size that the zip file names may be wrong, so the bytes themselves are counted.
+    The size in the zip file's directory may be wrong, so the bytes themselves are counted.
 
     Raises:
         Misuse: there are more than `left` bytes.

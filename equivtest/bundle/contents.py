@@ -28,14 +28,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts in environment.json that decide which cases a run has. The file has further facts, for people.
+    """The facts in environment.json that decide which cases a run has. The file also has facts for people alone.
 
     Attributes:
         suite_digest: SHA-256 over the files of equivtest that made the bundle.
         levels: Lines on the levels of conformance; empty unless the profile is `conformance`.
         manifest: Name of the manifest's file, or ''.
         hosts: Number of slots of each other host; None if the run listened for no hosts.
-        declared: The backend's arithmetic by dtype; None for torch's on the CPU.
+        declared: The declared arithmetic of the backend, by dtype; None if the run assumed torch's on the CPU.
         failed: Number of tests that failed, including tests of known failures that no longer fail.
         complete, state: Whether the run came to its end; if not, the reason.
     """
@@ -110,7 +110,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """The content of results.json: the result of a run.
 
     Attributes:
-        troubles: Reasons besides failing claims why the run is red.
+        troubles: Reasons, other than failing claims, why the run is red.
     """
 
     schema: int
@@ -184,7 +184,10 @@ def read_json(data: bytes, kind: type[T]) -> T:
 
 @cache
 def suite_digest() -> str:
-    """Returns a SHA-256 over every file of equivtest and of the shipped properties; a checkout and its wheel agree."""
+    """Returns a SHA-256 over every file of equivtest and of the shipped properties.
+
+    A checkout and the wheel that is built from it have the same digest.
+    """
     digest = hashlib.sha256()
     for name, path in sorted(_suite_files()):
         digest.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())

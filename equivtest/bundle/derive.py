@@ -31,12 +31,12 @@ Key = bytes
 
 @dataclass
 class Derived(Searching):
-    """A search that takes the verdicts from a bundle's records, and notes what does not fit.
+    """A search that takes the verdicts from a bundle's records, and lists every record that cannot be from such a run.
 
     Attributes:
         recorded: Case as JSON -> its records; only cases that the search has not asked for yet.
         torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
-        problems: What does not fit, one line each.
+        problems: One line for each difference between the records and the search.
     """
 
     recorded: dict[Key, list[Record]] = field(default_factory=dict)
@@ -146,7 +146,10 @@ def torchs_reasons(environment: Environment) -> frozenset[str]:
 
 
 def always_judges(claim: Claim) -> bool:
-    """True if the claim judges every draw to which it applies; the return annotation of its judge says so."""
+    """True if the claim has a verdict on every draw to which it applies.
+
+    The claim's `judge` function says so by its return annotation: `Judgement`, without None.
+    """
     return str(claim.judge.__annotations__["return"]) == "Judgement"
 
 
@@ -166,8 +169,8 @@ def derive(
 
     Args:
         torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
-        pool: Ranks that answer what a property asks of them before its cases are drawn; None if it asks nothing
-            (`Property.resolve`).
+        pool: Runs the ranks that some properties ask for facts before their cases are drawn (`Property.resolve`); None
+            if this property asks for none.
     """
     recorded: dict[Key, list[Record]] = {}
     for record in records:

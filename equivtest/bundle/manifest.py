@@ -174,7 +174,7 @@ ALL_CLAIMS = Claims(tuple(limits.DTYPES), limits.WORLD_SIZES, FUNCTIONS, REDUCTI
 
 
 def measured(pool: Pool, world_size: int = 2) -> tuple[Claims, list[str]]:
-    """Probes a backend; returns claims of everything that no probe refused, and notes on what the probes found.
+    """Probes a backend; returns claims of everything that it did not refuse in a probe, and notes on the probes.
 
     A dtype is claimed if some collective works in it.
 

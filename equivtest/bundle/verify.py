@@ -80,8 +80,8 @@ def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> 
 
     Args:
         properties: The shipped properties by name.
-        pool: Ranks that answer what a property asks of them before its cases are drawn (`Property.resolve`); without
-            ranks the cases of these properties are not derived.
+        pool: Runs the ranks that some properties ask for facts before their cases are drawn (`Property.resolve`). If
+            None, the cases of these properties are not checked.
 
     Raises:
         Misuse: the file is no bundle, or the bundle is of another suite or release of torch.

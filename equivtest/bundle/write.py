@@ -39,7 +39,7 @@ def payload_of(
     """Returns the files of a run's bundle: path below data/ -> content.
 
     Args:
-        troubles: Reasons besides failing claims why the run is red.
+        troubles: Reasons, other than failing claims, why the run is red.
         holes_of: A function that returns those required cells of a property that have no conclusion.
     """
     sizes: dict[str, dict[str, int]] = {}

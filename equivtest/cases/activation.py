@@ -11,7 +11,7 @@ X_ALONE = ((), ("x",))
 
 
 class ActivationCase(Case):
-    """A case whose fields say which tensors need a gradient, and how x and cotangent lie in memory.
+    """A case whose fields say which tensors need a gradient, and if x and the cotangent are contiguous in memory.
 
     The subclass declares the fields, in its own order.
     """

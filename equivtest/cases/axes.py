@@ -142,8 +142,8 @@ def pick_shape(
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: False to let a covering array ignore which number of dims, which large size and which large dim is
-            drawn.
+        covers: If False, a covering array treats all shapes as one value, so that it does not need every combination
+            of a shape with the values of other axes.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -176,8 +176,9 @@ def is_even(shape: Shape, layout: str, world_size: int) -> bool:
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
     """Returns the table for the field `x_is_dtensor`: (False, True) if x has shards of one size, else (True, True).
 
-    From a plain uneven shard torch could not tell the global shape, so an uneven x is always a DTensor.  Both tables
-    have two entries, because shrinking drops a choice only together with all later choices.
+    An uneven x is always a DTensor, because torch cannot infer the global shape from a plain uneven shard.  Both tables
+    have two entries, so that every x takes one choice of Hypothesis: if an even x took one choice more than an uneven
+    x, shrinking could drop that choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
 
@@ -193,7 +194,7 @@ def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
     """Returns a `Label` with five classes of subsets of `names`, whose first name is the input.
 
-    'all', 'none', 'input alone', 'no input' (others alone), and 'some' (the input and some others).
+    The classes are 'all', 'none', 'input alone', 'no input' (others alone), and 'some' (the input and some others).
     """
 
     def kind(subset: tuple[str, ...]) -> str:

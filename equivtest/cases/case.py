@@ -39,13 +39,13 @@ POISONS = ("large", "nan", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some fields of a case that belong together; they are written among the case's other fields.
+    """Some fields of a case that belong together; `repr` and JSON write them among the case's other fields.
 
     A case declares a part with a default: `training: Training = Training()`.
     """
 
     def __post_init__(self) -> None:
-        """Raises Misuse, naming the value and the limit, unless each field is valid."""
+        """Raises Misuse, naming the value and the limit, if a field is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
 
@@ -66,15 +66,14 @@ class Case:
         world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
         values: (mode, seed) of each draw; the class's VALUE_MODES lists the modes.
-        poison: Contents of unwritten memory on the ranks: 'large' finite numbers,
-            'nan', or with 'none' any contents.
+        poison: Value with which the ranks fill new memory: 'large' for large finite numbers, 'nan',
+            or 'none' to leave the memory as it is.
         repeats: True if the ranks run draw 0 once more after the others.
-        records: True if the ranks record the collectives of the subject.  It is seldom drawn, so that
-            most cases judge the backend without the recorder.
-        members: Processes of a larger world that make up the mesh, in mesh order, which need not
-            ascend: (3, 1) has rank 0 in process 3.  The other processes form further meshes of the
-            same size, as many as they fill, and run the case at the same time; see `groups`.
-            Empty: the mesh is the world, in order.
+        records: True if the ranks record the collectives of the subject.  True is seldom drawn, so
+            that most cases judge the backend without the recorder.
+        members: The processes of the mesh, in mesh order: with (3, 1), rank 0 is process 3.  At the
+            same time the other processes of the world run the case too, in as many meshes of the
+            same size as they fill; see `groups`.  Empty: the mesh is the world, in order.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
@@ -94,7 +93,7 @@ class Case:
         CASE_TYPES[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        """Raises Misuse, naming the value and the limit, if this is no valid case."""
+        """Raises Misuse, naming the value and the limit, if the case is not valid."""
         for message in broken_rules(self):
             raise Misuse(message)
         require(len(self.values) > 0, "values must hold at least one (mode, seed)")
@@ -114,7 +113,7 @@ class Case:
 
     @classmethod
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
-        """Lists combinations of modes for the draws of one case: each mode alone once, then 16 times all modes.
+        """Lists combinations of modes for the draws of one case: each mode alone once, and all modes together 16 times.
 
         A combination that is listed more often is drawn more often.  A class may define MODES_DRAWN instead.
         """
@@ -164,7 +163,7 @@ class Case:
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if the case needs no other dtypes than these, so that a run that is limited to these may draw it."""
+        """True if the case needs only `dtypes`, so that a run with these dtypes may draw it."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -181,7 +180,7 @@ class Case:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Processes of each mesh that runs the case, in mesh order; `members` first.
 
-        Processes that are left over in the end run nothing.
+        Processes that are too few for another mesh run nothing.
         """
         if not self.members:
             return (tuple(range(self.world_size)),)
@@ -203,7 +202,10 @@ class Case:
         return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes every tensor by name: given, then answered ones, each in the order of the subject's arguments."""
+        """Describes every tensor by name: first the tensors that the subject gets, then its answers.
+
+        Both have the order of the subject's arguments.
+        """
         raise NotImplementedError
 
     @cached_property
@@ -233,7 +235,7 @@ class Case:
 
     @property
     def shard_kind(self) -> str:
-        """How the ranks divide the case's most uneven tensor: 'even', 'uneven' or 'empty', with an empty shard."""
+        """How the ranks divide the case's most uneven tensor: 'even', 'uneven', or 'empty' if a shard is empty."""
         return self.worst_shard_kind(self.tensors)
 
     @property
@@ -261,12 +263,18 @@ class Case:
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if the oracle knows the right bits of some answer to draw number `draw`, for claims on bits."""
+        """True if the oracle knows the right bits of at least one answer to draw number `draw`.
+
+        Claims that compare bits apply only to such draws.
+        """
         return True
 
     @property
     def draws_at_random(self) -> bool:
-        """True if the answers depend on random numbers that the ranks draw, as in dropout, for claims on chance."""
+        """True if the answers depend on random numbers that the ranks draw, as in dropout.
+
+        Claims that test these random numbers statistically apply only to such cases.
+        """
         return False
 
     @property

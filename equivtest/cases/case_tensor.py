@@ -19,7 +19,7 @@ class CaseTensor:
         layout: How the ranks share the tensor.
         role: 'given': the harness passes it to the subject.  The subject answers all others:
             'kept': the harness passes it too, under the same name;
-            'output': a result, whose layout is claimed with its values;
+            'output': a result; claims judge its layout as well as its values;
             'state': further tensors of the ranks, such as parameters and captured ones;
             'gradient': a gradient after a backward;
             'trained': a clipped gradient, an updated parameter, or any answer of a step after the first;

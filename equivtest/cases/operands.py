@@ -18,8 +18,9 @@ def without_partial(layout: Layout) -> Layout:
 def stacked(layout: Layout) -> Layout:
     """Returns the layout of the tensor that stacks all ranks' operands of a reduction.
 
-    It has one leading dim for each partial axis, of the axis's size, which that axis divides: for a layout that is
-    partial along one axis of 4 ranks, (4, *shape).  All other axes divide the dims of `shape` as before.
+    For each partial axis the tensor has a leading dim of the axis's size, sharded along that axis: if the reduced
+    tensor has the shape `shape` and is partial along one axis of 4 ranks, the stacked shape is (4, *shape).  All other
+    axes divide the dims of `shape` as before.
     """
     axes = partial_axes(layout)
     return Layout(

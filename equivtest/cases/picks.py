@@ -139,7 +139,7 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
     """Draws True or False if x has shards of one size.
 
-    If not, the result is True: from a plain uneven shard torch could not tell the global shape.
+    If not, the result is True, because torch cannot infer the global shape from a plain uneven shard.
     """
     needed = not is_even(shape, input_layout, world_size)
     return draw.pick("x_is_dtensor", (False, True)) or needed

@@ -1,4 +1,4 @@
-"""The common base of subjects: answers under their layouts, DTensors made without a collective, the backward."""
+"""Functions that many subjects use: add layouts to answers, make DTensors without a collective, run the backward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: 
 
 
 def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
-    """Returns the answers: DTensors unchanged, plain tensors under the layout of the case's contract."""
+    """Returns the answers: DTensors unchanged, plain tensors with the layout of the case's contract."""
     contract = case.layouts()
     return {
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])

@@ -1,8 +1,8 @@
 """Judges each operator on DTensors in a watched visit, in which ranks note all calls and operands.
 
-The operator runs once more on whole operands, on the CPU (`equivtest.oracle.single_operation`), and each rank's part of
-the result is compared with its slice.  A call is not judged if the replicas of an operand differ, or if no layout says
-how the ranks' parts make up the operand.
+The operator runs once more on whole operands, on the CPU (`equivtest.oracle.single_operation`).  Each rank's part of
+the result is compared with the rank's slice of the whole result.  A call is not judged if the replicas of an operand
+differ, or if no layout says how the ranks' parts make up the operand.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def judge_operators(events: Sequence[Sequence[Event]]) -> Judged:
 
 
 def _order_of(calls: Sequence[Event]) -> int:
-    """Returns the place of the call's end among all calls, by which wrong calls are sorted.
+    """Returns a number that grows with the time at which the call ended; wrong calls are sorted by this number.
 
-    A wrong call within this one, which ends earlier, is therefore named first.
+    If a call within this one is wrong too, that call ends earlier and is therefore named first.
     """
     return max(int(call.end.options["order"]) for call in calls if call.end is not None)
 

@@ -88,10 +88,10 @@ def opened_early(found: Sequence[Event]) -> tuple[Event, str] | None:
     """Finds out if a barrier opened for a rank before all ranks had called it.
 
     Returns:
-        That rank's call, and a text that names the late rank; None if the barrier was right.
+        The call of that rank, and a text that names the late rank; None if the barrier was right.
 
-    Each rank noted the time before it called the barrier and after the barrier opened, so a rank that looks late was
-    late.
+    Each rank noted the time before it called the barrier and the time after the barrier opened. So if the notes show
+    that a barrier opened early, it did.
 
     Raises:
         Unjudged: the ranks have different clocks.

@@ -1,1 +1,1 @@
-"""Measures on ranks how a backend and its device compute, and writes a declaration of it for a person to sign."""
+"""Measures on ranks how a backend and its device compute, and writes a declaration for a person to sign."""

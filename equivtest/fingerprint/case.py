@@ -71,7 +71,7 @@ def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tenso
 
     `terms` and `rows`: positive, from 1/2 to 2, so that nothing cancels in a sum. `left` and `right`: of both signs.
     `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: from
-    2**-6 to 2**3, where no value of a function of the fingerprint is subnormal.
+    2**-6 to 2**3, so that none of the fingerprint's functions has a subnormal value.
     """
     dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]
     given = {}

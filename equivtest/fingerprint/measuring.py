@@ -1,8 +1,8 @@
 """Measures how a backend and its device compute, and returns records of `Arithmetic` for a person to read and sign.
 
-Each record is the narrowest one whose bounds, by which runs are judged, contain every measurement. It says what was
-seen, not what is always true: an order that never varied here may vary elsewhere. Letters: w is the number of ranks, u
-the unit roundoff.
+Error bounds for runs follow from such a record. The returned record has the narrowest bounds that contain every
+measurement. It says what was measured, not what is always true: an order of summation that never varied here may vary
+elsewhere. Letters: w is the number of ranks, u the unit roundoff.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Fingerprint:
     """The measurements in one dtype.
 
     Attributes:
-        record: The record that can be declared; None if no record allows the measurements, or if there are none.
+        record: The record that can be declared; None if no record allows the measurements, or if nothing was measured.
         told: The reasons for the record, one line each.
         problems: Measurements that no declaration allows.
-        lacking: Why nothing was measured: the backend's own refusal.
+        lacking: Message of the backend if it refused the dtype, so that nothing was measured; otherwise ''.
     """
 
     dtype: str

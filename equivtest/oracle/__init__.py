@@ -39,8 +39,8 @@ def expect_held(case: Case, index: int, held: Held) -> Expected:
     """Returns the right answers to one draw, some of them derived from other answers of the ranks.
 
     An example is the second step of training: its right answers start from the parameters that the ranks had after the
-    first step, so the roundings of the first step do not add to its bound.  The default, for case classes without a
-    registered function, is `expect`, which ignores the ranks' answers.
+    first step, so the bounds of the second step need not allow for roundings of the first.  For case classes without a
+    registered function the result is that of `expect`, which ignores the ranks' answers.
 
     Args:
         held: rank -> name of an answer -> that rank's answer.

@@ -3,22 +3,22 @@
 Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w, in
 which C and D are any sizes.
 
-Exact if the operands are integers (`equivtest.oracle.exact`) and, in each row of the batch, the elements of
-`left` or those in `right` are multiples of w's odd part: then so is every sum of terms, which may be divided
-before or after it is reduced.  A division may be a multiplication by fl(1/w), which is within a relative
-error d of 1/w.  A quotient k then comes out as k if |d| <= u/2, since k (1 + d) is nearest to k.  In
-float32 that fails first at w = 7.
+The result is exact if two conditions hold.  The operands are integers (`equivtest.oracle.exact`).  And in each
+row of the batch, all elements of `left` or all elements of `right` are multiples of w's odd part.  Then every sum
+of terms is such a multiple too, so a program may divide it before or after it is reduced.  A program may also
+multiply by fl(1/w), which has a relative error d, instead of dividing by w.  This changes a quotient k to
+k (1 + d), which is rounded to k if |d| <= u/2.  In float32, w = 7 is the first number that breaks this condition.
 
-Else, derived here: each of the w M micro-batches' products is stored, and divided, which is two
-roundings more (the reciprocal and its product) unless w is a power of two.  Then either each rank
-adds its M and w of these sums are reduced, or each micro-batch is reduced and M of these sums are
-added: M - 1 additions in each of w sums and w - 1 of these, or the other way round.  The cost of
-additions: `equivtest.oracle.rounding.after_additions`; the wider of the two ways is allowed.  If every
-term of a sum is zero, the sum is zero.
+Otherwise the result has a bound, derived here.  Each of the w M micro-batches' products is stored, and divided by
+w.  Unless w is a power of two, the division has two roundings: of the reciprocal and of the product with it.
+Then one of two orders of addition follows.  Each rank may add its M products, and a collective add the w sums.
+Or a collective may add the w products of each micro-batch, and each rank the M sums.  The bound of additions is
+`equivtest.oracle.rounding.after_additions`; the result has the wider bound of the two orders.  If every term of a
+sum is zero, the sum is zero.
 
-If gradients are reduced in another dtype than they are stored in, a stored product is cast to it,
-which is one rounding more, and all later operations round in it.  Exact sums must then fit the first dtype
-per micro-batch and the second altogether.
+If gradients are reduced in another dtype than the one in which they are stored, each stored product is cast to
+that dtype, with one rounding more, and all later operations round in that dtype.  Exact sums must then fit the
+dtype of storage for each micro-batch, and the dtype of the reduction for the whole batch.
 
 Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
 reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
@@ -61,8 +61,8 @@ class Averages:
         ranks: Number of ranks, w.
         micro_batches: Number of micro-batches on each rank, M.
         reduced: Name of the dtype in which stored products are added and divided; '': the dtype of `operations`.
-        scalings: Number of roundings, if several factors with the product 1 / ranks scale a gradient; None: a single
-            division does.
+        scalings: Number of roundings if a program scales a gradient by several factors, whose product is 1 / ranks;
+            None if it divides once.
     """
 
     operations: Operations
@@ -73,7 +73,7 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Number of roundings of scaling by 1 / ranks; a division by a power of two rounds only if it underflows."""
+        """Number of roundings of a scaling by 1 / ranks; 0 for a power of two, which rounds only if it underflows."""
         if self.scalings is not None:
             return self.scalings
         return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0

@@ -8,7 +8,7 @@ The code adds these probabilities from either end, term by term, while the sum s
 allowed probability; it uses no normal approximation and no inequality.  A generator compares a number of at
 least 24 bits with q, so its own probability is off by at most delta = 2**-23, and every P(X = k) by at
 most the factor exp(n delta / min(q, 1 - q)); the sums themselves are off by far less than a factor of 2.
-Both are subtracted from the allowed probability.
+The limits allow for both errors.
 
 Source: at::bernoulli_distribution in ATen/core/TransformationHelper.h and curand_uniform, which the
 fused dropout of ATen/native/cuda/Dropout.cu compares with q (2.13.0).

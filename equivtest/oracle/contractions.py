@@ -6,9 +6,9 @@ magnitudes of the ranks' partial sums.
 
 Derived here.  A sum of K products, in any order, blocked or not, with or without fused
 multiply-add, is off by gamma(K, u_a) S.  If the contraction is split over w ranks, each rank
-stores its partial sum, one rounding of the storage dtype, u_o P in all, and a collective adds w of
-them (`equivtest.oracle.rounding.after_additions`).  P is at most S, which is used if the
-partition is unknown.  If every term of a sum is zero, the sum is zero: nothing rounds or underflows.
+stores its partial sum, which rounds once; these roundings add up to u_o P.  Then a collective adds
+the w partial sums (`equivtest.oracle.rounding.after_additions`).  If the partition is unknown, S
+replaces P, because P is at most S.  If every term of a sum is zero, nothing rounds or underflows.
 
 A bias costs one rounding more: a kernel may store the product before it adds the bias.  DTensor
 divides a replicated bias by w when it makes it partial, which rounds too.
@@ -158,9 +158,9 @@ def total(
 def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool = False) -> Bounded:
     """Computes the sum or average of all ranks' operands; for a reduce_scatter, before it is scattered.
 
-    Derived here: each operand takes part in at most w - 1 additions.  An average divides the sum,
-    or multiplies each operand by 1 / w before or the sum after: two more roundings unless w is a
-    power of two, in which case only underflow matters.  Whether the sum overflows depends on the order.
+    Derived here: each operand takes part in at most w - 1 additions.  For an average, a backend may
+    divide the sum, or multiply the sum or each operand by 1 / w.  This rounds at most twice; if w is
+    a power of two, it rounds only if it underflows.  The order of addition decides if the sum overflows.
 
     Args:
         operands: (w, ...), each rank's operand, in the tensors' own dtype or wider.

@@ -11,8 +11,7 @@ the integers are read from the tensors, and the sums of magnitudes are computed 
 
 Source: integers up to 2**p are values: IEEE 754-2019 section 3.3 (every value is an integer below
 2**p times a power of two, and 2**p is one as well); Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., equation 2.1 says the same.  The conditions: NUMERICS.md 4.1, C1 to C5 in
-their partition-free form.
+Algorithms, 2nd ed., equation 2.1 says the same.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ def sum_products(
             of `plus` must be a multiple of n's odd part.  1: a program adds `plus` once.
 
     Raises:
-        InexactData: the magnitudes of the terms of a sum add up to more units than `dtype` can represent, 2**p of them,
-            or an element of `plus` is not divisible.
+        InexactData: the magnitudes of the terms of a sum add up to more than 2**p units, the most that `dtype` can
+            represent; or an element of `plus` is not divisible by n's odd part.
     """
     unit = left.exponent + right.exponent
     added = None
@@ -153,7 +152,8 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
             term.
 
     Raises:
-        InexactData: the magnitudes, each counted `times` times, add up to more units than `dtype` can represent, 2**p.
+        InexactData: the magnitudes, each counted `times` times, add up to more than 2**p units, the most that `dtype`
+            can represent.
     """
     factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
     total = sum_products(name, factors, terms, dtype)

@@ -20,21 +20,21 @@ class ExpectedTensor:
 
     Attributes:
         value: The right value, global, float64.
-        allowed: Largest absolute error per element, global, float64; None: equal by value.
+        allowed: Largest absolute error per element, global, float64; None: the answer must equal `value`.
         layout: Layout of the tensor according to the case's contract.
         dtype: Name of the dtype that the subject must answer in.
         derivation: Derivation of `allowed` in words, for the message.
         requires_grad: The flag requires_grad that the answered tensor must have; None: either.
         is_symmetric: True if a correct subject's errors prefer no sign and share no rounding, so
             that their sums stay small: see `equivtest.verdicts.lean`.
-        bits: The right value in the answer's own dtype, global, if nothing may round it and
-            every bit has one right value; None: only `value` has.
+        bits: The right value in the answer's own dtype, global, if a correct subject must return
+            these bits exactly; None if correct subjects may return different bits.
         flushed_below: Magnitude below which an element may be zero instead, if zeros were added to it by a backend
             that declares to flush subnormals.
-        scale: Size that decides if `allowed` is too wide, in place of the size of the values if that is smaller: for
-            values that are zero in exact arithmetic, beside which every bound is wide.
-        is_sum: True if elements are sums, so that a zero may have either sign: 0 * -1 alone is -0,
-            added to +0 it is +0, and the kernel decides where a sum begins.
+        scale: Size with which `allowed` is compared to decide if it is too wide, if the values themselves are smaller.
+            Needed for values that are zero in exact arithmetic: compared with zero, every bound is too wide.
+        is_sum: True if elements are sums, so that a zero may have either sign: the sum is -0 if a
+            kernel begins with the product 0 * -1, and +0 if it begins with +0.
         may_be_none: True if a correct subject may answer None instead of zeros: for the gradient of a tensor that
             no output needs, or if the case accepts None.
         is_inner: True if the claim does not become open when the bound of this tensor is too wide.  Set for values
@@ -42,8 +42,8 @@ class ExpectedTensor:
             the ranks shows in later tensors.
         is_open: True if an error within the bound proves nothing, however narrow the bound is.
         is_part: True for inputs, outputs and gradients of a submodule.
-        factor: Factor by which the unsharded value was multiplied, because the ranks' backward applies it here and
-            removes it later.
+        factor: Factor by which the unsharded value was multiplied, because at this place the ranks' gradient has a
+            factor that a later step of their backward removes.
         resolution: Largest error per element, float64, at which a rank's value counts as right although the bound is
             too wide or proves nothing: see `resolution_of`; None: no error does.
         takes_wider: True if only the value of the answer counts, as for numbers that a step reports: the answer may
@@ -90,13 +90,13 @@ def says_nothing(
 
 
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Returns for each element the error up to which a rank's value counts as right although its bound is too wide.
+    """Returns the resolution of each element: an error up to which a value counts as right, however wide its bound is.
 
     A bound counts as narrow if it allows an error of at most limits.TOO_WIDE times the root mean square of `value`, or
-    times `scale` if that is larger.  A rank's value may be that near to the right one although its bound is wider.
-    Then it proves as much as a value with a narrow bound, so the resolution is limits.TOO_WIDE times the root mean
-    square, or times the element's own size if that is larger.  No value is wrong because it exceeds the resolution: if
-    it is within its bound, it only proves nothing.
+    times `scale` if that is larger.  A rank's value may have such a small error although its bound is wider; then this
+    value proves as much as a value with a narrow bound.  So the resolution of an element is limits.TOO_WIDE times the
+    root mean square or `scale`, or times the element's own size if that is larger.  An error above the resolution does
+    not make a value wrong: a value within its bound then proves nothing.
 
     Args:
         change: The change of `value` that an error must not hide, such as an update: its size takes the place of the

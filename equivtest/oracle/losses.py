@@ -6,15 +6,15 @@ weight, g the cotangent; u the roundoff of accumulation, f the error of exp and 
 
     loss = -W y_t        grad.x = (p - onehot t) W g        mean: both over the sum of all W
 
-Derived here.  m is exact.  d is off by u |d|, so exp d by expm1(u |d|), relative, and by 2 f u of
-exp; below the smallest normal number by no more than that.  s is a sum of C terms, of which w parts
-are added by a collective: gamma(C + w) s.  With s off by e, relative, l is off by -log1p(-e), and by
-2 f u |l| of log.  y has one rounding more, and is stored.  p = exp y is off by expm1 of y's
-error: in 16 bits, where y is stored, that is u_o |y|, far more than a rounding of p.  The rest are
-single roundings of storage and one sum over positions.
+Derived here.  m is exact.  d is off by u |d|.  So exp d has a relative error of expm1(u |d|), and of 2 f u
+from exp itself; if exp d underflows, its error is at most the smallest normal number.  s is a sum of C terms,
+and a collective adds w parts of this sum, so the error is gamma(C + w) s.  If s has a relative error e, l is
+off by -log1p(-e), and by 2 f u |l| from log itself.  y is rounded once more, and stored.  p = exp y has a
+relative error of expm1 of y's error.  In 16 bits the stored y is off by u_o |y|, so p is off by far more than
+one rounding.  All other errors are single roundings of storage, and those of one sum over positions.
 
-If the other exponentials of a row add up to less than 2**-80, only the maximum remains:
-exp 0 = 1 and log 1 = 0 are exact, and so are later results as long as each is a number of the dtype: see `rounded`.
+If the exponentials of a row, except that of the maximum, add up to less than 2**-80, they do not change s.  Then
+exp 0 = 1 and log 1 = 0 are exact, and so is each later result that the dtype can represent: see `rounded`.
 
 Source: _log_softmax, _nll_loss_forward and _nll_loss_and_log_softmax_backward in
 torch/distributed/tensor/parallel/loss.py (2.13.0): the maximum is subtracted first, maximum and sum
@@ -158,7 +158,7 @@ def _rounded(value: torch.Tensor, error: torch.Tensor, dtype: str) -> torch.Tens
 def stored(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
     """Bounds the error of a result after a kernel stored it, if the accumulator of the kernel was off by `error`.
 
-    That is `error` itself if tensors and accumulators have the same dtype; else storing rounds: see `rounded`.
+    The bound is `error` if tensors and accumulators have the same dtype.  Otherwise storing rounds: see `rounded`.
     """
     return error if arithmetic.dtype == arithmetic.accumulate else rounded(value, error, arithmetic)
 

@@ -3,13 +3,14 @@
 Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective's additions and of
 storage.
 
-The largest or smallest of k operands is one of them.  A sum of exact data has one value in any order.  So has
-their average if the operands are multiples of k's odd part, and if fl(1 / k), by which a backend may
-multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`).  A product of powers of two
-is a power of two, as long as no product of some of them leaves the normal numbers.  Each real operand takes part in
-at most k - 1 rounded additions, in any order and in steps over several axes; averaging also rounds a reciprocal
-and a product for each axis.  These errors prefer no sign unless averaging rounds: then every element contains
-the same reciprocal's error.
+The largest or smallest of k operands is one of them.  A sum of exact data has the same value in any order.  Their
+average has the same value in any order too, if the operands are multiples of k's odd part, and if fl(1 / k), by
+which a backend may multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`).  A product of powers
+of two is exact if no product of some of them overflows or is subnormal.
+
+Each real operand takes part in at most k - 1 rounded additions, in any order and in steps over several axes.  An
+average also rounds a reciprocal and a product for each axis.  Errors of additions prefer no sign.  Errors of an
+average may, because all elements share the rounding error of the same reciprocal.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness of sums:
 `equivtest.oracle.exact`.
@@ -56,8 +57,7 @@ class Reduced:
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
     """Reduces operands (k, *shape) to the result (*shape) that every order of the reduction gives, without a bound.
 
-    There is one exception, which gives a result with a bound: an average for which a backend that multiplies by a
-    rounded 1 / k may give another result.
+    Only an average may have a bound instead: if a backend that multiplies by a rounded 1 / k may give another result.
 
     Args:
         name: Name of the operands, for the message.

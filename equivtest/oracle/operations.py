@@ -37,7 +37,7 @@ class Found:
 
     Attributes:
         value: float64, global.
-        allowed: Largest error of a correct result per element, float64; None: equal by value.
+        allowed: Largest error of a correct result per element, float64; None: a result must equal `value`.
         bits_used: Bits that the largest sum of magnitudes takes; 0 if unknown.
     """
 
@@ -110,7 +110,7 @@ class Operations:
         return self.choose(exactly, bounded)
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Sums terms (T, C) over tokens, which the ranks may divide in any way: (C,)."""
+        """Sums terms (T, C) over tokens to a result (C,); the ranks may divide the tokens in any way."""
 
         def exactly() -> Sum:
             return sum_terms("total", find_integers("terms", terms), DTYPES[self.dtype])

@@ -32,7 +32,7 @@ class Arithmetic:
 
     Attributes:
         dtype: Name of the dtype in which tensors are stored.
-        accumulate: Name of the dtype in which kernels compute and sum, at least.
+        accumulate: Name of the dtype with the fewest bits in which kernels compute and sum.
         reduce: Name of the dtype to which a collective rounds after each addition.
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
         rounds_to_nearest: True if every rounding is to nearest, so that errors have no preferred sign.
@@ -67,8 +67,8 @@ class Arithmetic:
     def u_r(self) -> float:
         """Unit roundoff of a collective's additions.
 
-        If they have more bits than the dtype, the result is rounded once more when it is stored; this counts that
-        rounding for each addition.
+        If the additions have more bits than the dtype, their result is rounded once more when it is stored; the unit
+        roundoff counts that rounding for each addition.
         """
         added = unit_roundoff(self.reduce)
         return added if added >= self.u_o else added + self.u_o + added * self.u_o

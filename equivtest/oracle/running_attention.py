@@ -1,13 +1,14 @@
 """Computes attention as torch's 16-bit CPU kernel does, which stores the operands of matrix products in 16 bits.
 
-A program that computes attention step by step in float32, as torch does elsewhere, stores less, with one exception: its
-backward multiplies by the output as it was before the program stored it.  A program that divides the keys among the
-ranks stores each share of the output.
+A program may instead compute attention step by step in float32, as other kernels of torch do.  Such a program stores
+fewer results, so the bounds hold for it too.  Its backward multiplies by the output as it was before the program
+stored it; the bounds allow for this.  A program that divides the keys among the ranks stores each share of the output.
 
 Source: ATen/native/cpu/FlashAttentionKernel.cpp, compared with torch 2.13.0 by `python -m studies.bounded_ops`:
-cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward these and the gradients of
-the scores (attn_reduced_data, grad_attn_reduced_data), and adds products of blocks of queries to grad_k and grad_v, of
-keys to grad_q, in the tensors' own dtype; the sizes of the blocks are those of flash_attention_kernel_impl.
+cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward rounds the probabilities
+and the gradients of the scores (attn_reduced_data, grad_attn_reduced_data).  In the tensors' own dtype, the backward
+adds the products of each block of queries to grad_k and grad_v, and of each block of keys to grad_q; the blocks have
+the sizes of flash_attention_kernel_impl.
 """
 
 from __future__ import annotations

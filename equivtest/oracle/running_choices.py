@@ -1,4 +1,4 @@
-"""Rules of operations that choose by comparing, such as argmax: the choice, and True if every correct program makes it.
+"""Rules of operations that choose by comparing, such as argmax; each also says if every correct program chooses alike.
 
 For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both operands are exact,
 the order is certain too, provided that the operation documents which of equal operands it takes.

@@ -7,7 +7,8 @@ a limit: M in a substitution, M M' in the product of the inverse with its transp
 algorithm for U'U (the sign ' is the transpose).  If the significand has room for these numbers, no step rounds, in any
 order.
 
-A diagonal matrix of distinct powers of two is its own singular values except for their order and sign.
+If the diagonal of a diagonal matrix has distinct powers of two, their magnitudes are its singular values, so finding
+these rounds nothing.
 
 Source: LAPACK 3.12, xGETRF, xGETRS, xTRTRI, xLARFG, xPOTRF, xPOTRI and xGESDD, which torch calls on the CPU.
 """

@@ -82,7 +82,7 @@ def _softmax_backward(kernel: Kernel, g: torch.Tensor, y: torch.Tensor, dim: int
 
 
 def _layer_norm_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, shape: Any, *args: Any) -> tuple[Out, ...]:
-    """Computes layer norm's gradients; the kernel adds rows one by one, in 16 bits, to those of weight and bias."""
+    """Computes layer norm's gradients; the kernel adds rows one by one to the 16-bit gradients of weight and bias."""
     rows = max(g.numel() // max(math.prod(shape), 1), 1)
     dx, *others = kernel.func(g, x, shape, *args)
     return Out(dx), *(Out(each, stores=rows, one_by_one=True, is_sum=True, dtype=kernel.dtype) for each in others)

@@ -44,7 +44,7 @@ def is_whole(dtype: torch.dtype | None) -> bool:
 
 
 def narrowest(tree: Any) -> torch.dtype | None:
-    """Returns the first floating-point dtype among the tensors with fewer than 32 bits; None if there is none.
+    """Returns the first floating-point dtype of a tensor that has fewer than 32 bits; None if no tensor has one.
 
     torch's decompositions compute in more bits for such a dtype.
     """

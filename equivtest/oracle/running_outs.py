@@ -15,7 +15,7 @@ from equivtest.oracle.running_roundings import Count
 class Out:
     """The result of a kernel before it is stored, and the way in which the kernel stores it.
 
-    A share is the addend that one rank holds of a result which is the sum over the ranks.
+    If a result is a sum over the ranks, the addend that one rank holds is its share.
 
     Attributes:
         stores: Number of times that the kernel stores an element while it computes it; of a sum, the largest number
@@ -25,8 +25,8 @@ class Out:
         is_whole: True if a rank never holds only a share of the result, because the result is no sum.
         flushes: True if zero may be stored in place of a subnormal number.
         dtype: Dtype of the repeated stores; None: the result's dtype.
-        factors: (gradient, factor) if the result is their product, where a rank may hold only a share of the
-            gradient, but holds the whole factor; None: no such product.
+        factors: (gradient, factor) if the result is their product, and each rank holds the whole factor but perhaps
+            only a share of the gradient; None: no such product.
     """
 
     tensor: torch.Tensor | None

@@ -109,9 +109,9 @@ def _clamped(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
 
 
 def _huber(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, delta: float) -> Out:
-    """Computes huber_loss's gradient as (1 / n) d g, with d = x - target, clamped to delta.
+    """Computes huber_loss's gradient as (1 / n) d g, with d = x - target, clamped to -delta..delta.
 
-    Beyond delta, torch's code with vectors multiplies in another order than its code without.
+    If d is outside of this range, torch's vectorized code multiplies in another order than its scalar code.
     """
     d = _clamped(kernel.stored(x - target), _number(kernel, delta))
     factor = _mean_of(kernel, x, reduction)
@@ -175,7 +175,7 @@ def _softplus_backward(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, beta: f
 def _gelu(kernel: Kernel, x: torch.Tensor, *, approximate: str = "none") -> Out:
     """Computes gelu as (x (1 + erf(x / sqrt(2)))) / 2, or its variant with tanh.
 
-    Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 oneDNN computes it, which doubles large
+    Source: gelu_out_cpu of ATen/native/Activation.cpp (2.13.0): in bfloat16 it calls oneDNN.  oneDNN doubles large
     numbers before it halves them, and may store zero in place of a subnormal number.
     """
     if approximate != "none":

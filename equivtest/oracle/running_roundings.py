@@ -39,9 +39,9 @@ class Roundings:
     Attributes:
         arithmetic: Arithmetic of the dtype in which the module is judged.
         ranks: Number of ranks; each stores its share of a sum, and a collective adds the shares.
-        coarse: Arithmetic of all operations whose dtype has as many bits as `coarse.dtype` or more, while torch's
-            decomposition stands in for an unknown kernel: the kernel may compute and store in fewer bits than the
-            decomposition.  None: the dtype of an operation determines its arithmetic.
+        coarse: Set while torch's decomposition stands in for an unknown kernel, because the kernel may compute and
+            store in fewer bits than the decomposition.  Then `coarse` is the arithmetic of all operations whose dtype
+            has at least as many bits as `coarse.dtype`.  None: the dtype of an operation determines its arithmetic.
     """
 
     arithmetic: Arithmetic
@@ -123,10 +123,9 @@ class Roundings:
     ) -> Parts:
         """Rounds a wider result to `dtype`, and adds the roundings of both programs' stores to its error.
 
-        The unsharded module stores the result once.  With `one_by_one`, each store is at most the sum of all positive
-        or of all negative terms.  The same holds if the ranks divide the terms, because they divide the stores too: all
-        ranks with positive largest sums together store no more than the sum of the positive terms, times the number of
-        their terms.
+        The unsharded module stores the result once.  With `one_by_one`, each stored sum is at most the sum of all
+        positive or of all negative terms.  If the ranks divide the terms, they also divide the stores, so their stored
+        sums together are no larger than those of one rank that adds all terms.
 
         Args:
             stores: Number of times that a parallel program stores a term, or a sum that contains it.
@@ -221,7 +220,7 @@ class Roundings:
 
 
 def partial_sums(value: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Bounds the sum of any of the terms behind `value`, without their errors; `magnitude` is the sum of all sizes."""
+    """Bounds each sum of some terms of `value`, without errors; `magnitude` is the sum of the absolute terms."""
     return (magnitude + value.double().abs()) / 2
 
 

@@ -1,9 +1,9 @@
 """Rules by which an operation propagates the errors of its operands, and adds its own roundings.
 
 Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its
-shares (`equivtest.oracle.ranged`); n the number of terms of a sum; own(m, n) the error of n roundings and a few spare
-ones on m, once in the program and once in the unsharded module (`equivtest.oracle.running_roundings`).  The operands
-of an operation are a and b: e_a is the error of a.
+shares (`equivtest.oracle.ranged`); n the number of terms of a sum.  own(m, n) is the error of n roundings of a number
+of magnitude m, and of a few spare roundings, in the program and in the unsharded module together
+(`equivtest.oracle.running_roundings`).  The operands of an operation are a and b: e_a is the error of a.
 
         a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) if it is summed
         a sum                  e = sum of e,  m = sum of m,  and own(m, n)
@@ -34,10 +34,11 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
-    """Computes left + alpha * right; `num` is the number of roundings beside the addition.
+    """Computes left + alpha * right; `num` is the number of roundings in addition to the addition's own.
 
-    If a term is infinite without an error, so is the sum.  The bound allows that all ranks hold one term, and that each
-    rank divides it by their number and adds the quotient to its share of the other term.
+    If a term is infinite and has no error, the sum is too.  The bound also holds for a program in which every rank
+    holds the whole of one term and a share of the other: each rank then divides the whole term by the number of ranks
+    and adds the quotient to its share.
     """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
@@ -309,7 +310,7 @@ def power_of(r: Roundings, base: float, exponent: Any) -> Parts:
 
 
 def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, stores: int = 1) -> Parts:
-    """Applies a function that is monotonic for x > `above`; its values at value - error and value + error bound it."""
+    """Applies f, which is monotonic for x > `above`; f(value - error) and f(value + error) bound the result."""
     a = Parts.of(operand)
     right, low, high = a.value.double(), a.value - a.error, a.value + a.error
     error = torch.maximum((f(high) - f(right)).abs(), (f(low) - f(right)).abs())
@@ -332,7 +333,7 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """Computes 1 / sqrt(x); code without vectors stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
+    """Computes 1 / sqrt(x); torch's scalar code stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 

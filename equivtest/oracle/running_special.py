@@ -24,9 +24,9 @@ MINIMUM_OF_GAMMA = 1.4616321449683623
 
 
 def _curve(f: Curve, above: float = -math.inf) -> Rule:
-    """Makes the rule of a monotonic function, whose kernel may have an absolute error of some roundings of 1.
+    """Makes the rule of a monotonic function whose kernel may be off by as much as a few roundings of the number 1.
 
-    Near a zero of the function such an error is much larger than the roundings of the value itself.
+    Near a zero of the function such an absolute error is much larger than the roundings of the value itself.
     """
 
     def rule(r: Roundings, operand: Any) -> Parts:
@@ -68,7 +68,7 @@ def tangent(r: Roundings, operand: Any) -> Parts:
 
 
 def hypotenuse(r: Roundings, left: Any, right: Any) -> Parts:
-    """Computes hypot, which moves no further than its operands do together.
+    """Computes hypot, whose error is at most the sum of its operands' errors.
 
     A kernel squares, adds and takes the root, or scales the operands first.
     """
@@ -146,11 +146,11 @@ def products(r: Roundings, operand: Any, dim: int) -> Parts:
 
 
 def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k, which moves no further than its terms do.
+    """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k; no term's error is amplified.
 
     Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it, or the
-    same with x and y exchanged.  The rounding of the difference is relative to at most |x| + |y|; exp up to zero and
-    log1p from zero on have slopes of at most one.
+    same with x and y exchanged.  The difference x - y is off by at most one rounding of |x| + |y|.  Up to zero exp has
+    a slope of at most one, and so has log1p from zero on.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():

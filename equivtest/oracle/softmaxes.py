@@ -4,9 +4,9 @@ Letters: rows x (K, R) of R terms each, g the cotangent (K, R); y and l as in `e
 
     grad = g - p sum g
 
-Derived here.  For the error of y see `losses`; its gradient is a sum of products with the stored y.  In 16 bits torch's
-CPU kernels store more intermediate results: the sum of exponentials and its logarithm, the sum of g.  The maximum is
-subtracted from x before the logarithm, so the size of x itself, which all terms of a row may share, does not matter.
+Derived here.  `equivtest.oracle.losses` derives the error of y.  The gradient is computed from the stored y.  In 16
+bits torch's CPU kernels store more intermediate results: the sum of the exponentials, its logarithm, and the sum of g.
+The kernels subtract the maximum from x first, so a large number that is added to all terms of a row does not matter.
 
 Source: vec_log_softmax_lastdim_chunk_kernel in ATen/native/cpu/SoftMaxKernel.cpp (2.13.0); Higham, Accuracy and
 Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 4.2.

@@ -51,7 +51,7 @@ class PlainFailure(Exception):
 
 
 class EquivtestItem(pytest.Item):
-    """An item of pytest; the report of its call takes the data in `handover` to the controller."""
+    """An item of pytest; pytest sends the data in `handover` to the controller with the report of the item's call."""
 
     ends_session = False
     """True if a Misuse in this item concerns every item, so that the session must end."""
@@ -77,7 +77,7 @@ class EquivtestItem(pytest.Item):
         self.handover = msgspec.structs.replace(self.handover, **fields)
 
     def runtest(self) -> None:
-        """Performs the item; fails also if a probe has found a collective of the backend wrong meanwhile."""
+        """Performs the item; it also fails if a probe of the backend meanwhile found that a collective is wrong."""
         try:
             self._perform_or_explain()
         except (PlainFailure, pytest.skip.Exception, pytest.xfail.Exception, pytest.fail.Exception) as ended:
@@ -121,7 +121,7 @@ class EquivtestItem(pytest.Item):
 
 
 class PropertyItem(EquivtestItem):
-    """An item about one property. A report has only properties with such an item."""
+    """An item about one property. The report lists only properties that have such an item."""
 
     label: str
     """Text in brackets in the item's node id, such as 'audit'."""
@@ -248,7 +248,7 @@ class SearchItem(PropertyItem):
 
 
 class AuditItem(PropertyItem):
-    """An audit of a property; it fails if the property's claims hold whatever collective is spoiled."""
+    """An audit of a property; it fails if the property's claims hold no matter which collective the audit spoils."""
 
     label = AUDIT_LABEL
 
@@ -332,9 +332,9 @@ class KnownFailureItem(EquivtestItem):
         )
 
     def _difference_from_gloo(self, found: Sequence[Verdict]) -> str:
-        """Says how the case of a shipped entry fails here unlike on gloo and the CPU; '' if it fails alike.
+        """Says how a shipped entry's case fails differently here than on gloo and the CPU; '' if it fails alike.
 
-        A rank that is silent or lost shows no place that could be compared.
+        The result is also '' if ranks are silent or lost, because then no wrong tensor can be compared.
         """
         from equivtest.search.differential import compare_with_gloo
 

@@ -98,7 +98,7 @@ def gloo_of(config: pytest.Config) -> Callable[[], Pool] | None:
 
 
 def code_of_ranks(config: pytest.Config) -> dict[str, str]:
-    """Returns the digest of each file of the user's that ranks of this process imported, by its path."""
+    """Returns path -> digest of each of the user's own files that this process's ranks imported."""
     pools = [config.stash.get(key, None) for key in (_gloo_key, _pool_key)]
     return {file: digest for pool in pools if pool is not None for file, digest in pool.code.items()}
 
@@ -188,8 +188,8 @@ def close_hub(config: pytest.Config) -> None:
 def take_faults(config: pytest.Config) -> tuple[BackendFault, ...]:
     """Returns the backend's faults that this process's pool has found since the last call, except known ones.
 
-    Ranks that ended between two cases count as faults too: a fault that ends a process, such as in a thread of the
-    backend, may show late.
+    Ranks that ended between two cases count as faults too, because a mistake in the backend, such as in one of its
+    threads, may end a process some time after the case that caused it.
     """
     pool = config.stash.get(_pool_key, None)
     if pool is None:

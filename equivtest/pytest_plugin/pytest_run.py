@@ -54,7 +54,7 @@ def run_properties(raw: dict[str, Any], paths: list[Path], workers: str, keyword
 
 
 def _check_keyword(keyword: str) -> None:
-    """Raises Misuse if pytest cannot parse the expression of -k, at which each xdist worker would crash."""
+    """Raises Misuse if pytest cannot parse the expression of -k; otherwise each xdist worker would crash at it."""
     from _pytest.mark.expression import Expression
 
     try:

@@ -121,7 +121,7 @@ def ending_of(found: Searched) -> Ending:
 
 
 def imported_code(config: pytest.Config, subject: str) -> dict[str, str]:
-    """Returns path -> digest of each file of the user's that this process or its ranks imported, and the subject's.
+    """Returns path -> digest of the subject's file and of the user's files that this process or its ranks imported.
 
     Each digest is from the first call in the session: imported code stays as it was, even if its file then changes.
     """

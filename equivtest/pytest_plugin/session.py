@@ -152,7 +152,7 @@ class Controller:
 
         Args:
             state: ENDED, or why the run ended early.
-            concluded: Number of tests of the session that passed, failed or fail as known, of any plugin.
+            concluded: Number of the session's tests, of any plugin, that passed, failed, or are known failures.
         """
         self.host_events = host_events(self.config)
         self.concluded = concluded

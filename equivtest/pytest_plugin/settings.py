@@ -122,7 +122,7 @@ class Settings:
         return Backend(self.backend, self.device, self.imports, self.start, self.arithmetic)
 
     def pinned_sizes(self, prop: Property) -> tuple[int, ...]:
-        """Returns world sizes that the property's examples have and the profile lacks."""
+        """Returns the world sizes of the property's examples that the profile lacks."""
         from equivtest.search.planned import pinned_sizes
 
         is_limited = self.device != "cpu" or self.listen is not None
@@ -304,7 +304,7 @@ def _listen(text: object) -> tuple[str, int] | None:
 
 
 def _check_starter(settings: Settings) -> None:
-    """Raises Misuse if torchrun or the like started this process: each of its processes would make the whole run."""
+    """Raises Misuse if torchrun or the like started this process: each process that it starts would run everything."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     is_of_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if is_of_torchrun or (rank and size and settings.listen is None):

@@ -43,7 +43,7 @@ class Backend:
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True for gloo on the CPU, the reference on which failing cases of any other backend run again."""
+        """True for gloo on the CPU, on which failing cases of any other backend run again for comparison."""
         return (self.name, self.device) == ("gloo", "cpu")
 
     def validate(self) -> None:

@@ -165,7 +165,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds to the reply that caused the failure the exceeded time limit, and what every rank was doing."""
+        """Adds the exceeded time limit, and what every rank was doing, to the reply that caused the failure."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

@@ -73,10 +73,10 @@ def _frames(detail: str) -> list[tuple[str, int, str]]:
 
 
 def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
-    """Returns text on where the ranks are: in which line each one hangs, or was when it only lost its peers.
+    """Returns text on the lines of code in which ranks hang, or in which they were when they lost their peers.
 
-    The text is '' if no line is known. If every rank is in a collective, but not all in the same one, it begins with
-    that.
+    The text is '' if no line is known. If every rank is in a collective, but not all are in the same collective, the
+    first line of the text says so.
 
     Args:
         noun: 'rank', or 'process' if the ranks of a mesh have other numbers than the replies.

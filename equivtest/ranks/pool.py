@@ -84,7 +84,7 @@ class Pool:
         server: Server or hub connection that was started earlier for the same backend; the pool ends it.
 
     Attributes:
-        code: Path of each file of the user's that ranks imported -> its digest when a rank first named it.
+        code: Path of each of the user's own files that ranks imported -> its digest when a rank first named it.
 
     Raises:
         Misuse: torch does not know the backend, or this machine lacks the device.

@@ -206,7 +206,7 @@ class Rank:
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _imported_files(self) -> tuple[str, ...]:
-        """Returns the files of the user's that this rank imported; looks again only if modules were added."""
+        """Returns the user's own files that this rank imported; looks again only if modules were added."""
         if len(sys.modules) != self._num_modules:
             self._num_modules, self._files = len(sys.modules), imported_files()
         return self._files

@@ -56,7 +56,7 @@ class Reply:
         busy_s: Seconds that the rank spent on the case.
         lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused; only for
             'not_supported'.
-        imported: Path of each file of the user's that the rank has imported so far.
+        imported: Path of each of the user's own files that the rank has imported so far.
     """
 
     rank: int

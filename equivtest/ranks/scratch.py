@@ -143,8 +143,10 @@ def sweep() -> None:
 def sweep_after(owner: int) -> None:
     """Removes the scratch directories of process `owner`, which ends or has ended, unless a process still locks them.
 
-    The owner may still live: it may have closed one of several connections.  If it ends, the kernel releases its locks
-    one by one, so this waits.  If a directory is unlocked twice in a row, no process is just about to lock it.
+    The owner may still live, because it may have closed only one of several connections.  The kernel releases the locks
+    of a process that ends one by one, so this function looks for unlocked directories until limits.UNLOCK_S has passed.
+    It removes a directory only if it finds it unlocked twice in a row: a new directory is unlocked for a moment, before
+    its owner locks it.
     """
     left = {path for path in scratch_directories() if _owner_of(path) == owner}
     unlocked: set[Path] = set()

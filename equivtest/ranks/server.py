@@ -41,14 +41,14 @@ _WAY_OUT = "use start='spawn', which starts a new interpreter for each rank, or 
 
 
 def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequence[str], reason: str = "") -> None:
-    """Runs the server: forks ranks for the parent until it closes the connection, then ends them and itself.
+    """Runs the server: forks ranks until the parent closes the connection, then ends the ranks and this process.
 
     Args:
         fd: Stream socket to the parent.
         start: 'forkserver', 'spawn' or 'auto', see `Backend`.
         imports: Modules that the server must be able to import.
         preload: Modules that the server imports if it can.
-        reason: Why ranks are not forked, if an earlier server process has tested it.
+        reason: Why ranks cannot be forked, if an earlier server process has found that out; else ''.
     """
     os.set_inheritable(fd, False)  # noqa: FBT003
     control = socket.socket(fileno=fd)
@@ -66,7 +66,7 @@ def main(fd: int, parent: int, start: str, imports: Sequence[str], preload: Sequ
 
 
 def _execute_again(fd: int, parent: int, imports: Sequence[str], preload: Sequence[str], reason: str) -> NoReturn:
-    """Replaces this process by a server that starts new interpreters and has none of torch's threads and memory."""
+    """Replaces this process by a server without torch's threads and memory, which starts new interpreters as ranks."""
     os.set_inheritable(fd, True)  # noqa: FBT003
     arguments = (fd, parent, "spawn", tuple(imports), tuple(preload), reason)
     command = interpreter_command(f"from equivtest.ranks.server import main; main(*{arguments!r})")

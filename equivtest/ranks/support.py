@@ -160,7 +160,7 @@ def as_supported(known: Sequence[Support], replies: list[Reply]) -> list[Reply]:
 
 
 def _as_declined(replies: list[Reply]) -> list[Reply]:
-    """Returns the replies, with 'raised' in place of 'declined' if a rank that took part did not decline: all must."""
+    """Replaces 'declined' by 'raised' unless every rank that took part declined; returns the replies."""
     declining = [reply.rank for reply in replies if reply.outcome == "declined"]
     others = [reply.rank for reply in replies if reply.outcome not in ("declined", "not_in_mesh")]
     if not others:

@@ -126,7 +126,8 @@ def end_with_starter() -> None:
 def _watch(fd: int, output: Output) -> None:
     """Waits until the parent closes the connection, then kills this process's group; bounds the output meanwhile.
 
-    For TCP a hang-up of one direction is enough.  Without POLLIN, poll ignores messages.
+    poll reports that the parent closed the connection, on TCP even if the parent closed only its own direction.  It
+    ignores messages, because POLLIN is not requested.
     """
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))

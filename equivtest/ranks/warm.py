@@ -15,9 +15,10 @@ def warm() -> None:
     exists: its functions bind the default group at import, and None means the default group of each call.  Source:
     torch/distributed/nn/functional.py (2.13.0).
 
-    A plain backward comes first: the first backward of a process starts a thread for each device except the CPU, and
-    DTensor's fake tensors invent eight devices if torch is built for CUDA and finds no card.  Source:
-    FakeTensorMode.__enter__ of torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
+    A plain backward comes first, while torch knows no device except the CPU.  The first backward of a process starts a
+    thread for each other device, and later there may seem to be some: if torch is built for CUDA and finds no card,
+    DTensor's fake tensors pretend that there are eight.  Source: FakeTensorMode.__enter__ of
+    torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """
     import torch
     import torch.distributed.nn

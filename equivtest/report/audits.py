@@ -45,7 +45,7 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
 
 
 def rows_of(audits: Iterable[Audited]) -> Iterator[tuple[str, ...]]:
-    """Yields the table's rows, with the columns of `HEAD`: one row for each collective and kind of fault in it.
+    """Yields the table's rows, with the columns of `HEAD`: one row for each collective and kind of planted fault.
 
     A property without such rows has one row, which says why.
     """

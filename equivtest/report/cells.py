@@ -53,7 +53,7 @@ class ClaimCell:
 def cells_of(tally: Tally) -> list[ClaimCell]:
     """Returns one `ClaimCell` for each claim of a property and each cell in which the claim has to be judged.
 
-    It leaves out a claim on the world sizes on which the claim has no verdict at all.
+    If a claim has no verdict at all on some world size, the cells of that claim and world size are left out.
     """
     counts = Counter[tuple[str, int, str, str, str]]()
     for ((size, dtype, kind), claim, _), verdicts in tally.claim_cells.items():

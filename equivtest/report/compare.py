@@ -173,8 +173,8 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
 def _in_tests(old: Run, new: Run) -> Iterator[Change]:
     """Yields a change if the number of failed tests differs.
 
-    Tests fail for more than claims: for a fault of the backend, a known failure that no longer fails, or a required
-    cell without a conclusion.
+    A test may fail although no claim fails: for a fault of the backend, for a known failure that no longer fails, or
+    for a required cell without a conclusion.
     """
     before, after = (run.environment["failed"] for run in (old, new))
     if before != after:

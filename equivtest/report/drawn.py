@@ -45,7 +45,7 @@ class RankPicture(NamedTuple):
 
 
 def pictures_of(drawing: Drawing) -> list[RankPicture]:
-    """Returns a picture for each rank; none for a drawing that no run writes, which a log from elsewhere can have."""
+    """Returns a picture for each rank; none for an invalid drawing, which only a log from elsewhere can have."""
     return [_picture(drawing.shape, held) for held in drawing.ranks] if is_drawable(drawing) else []
 
 

@@ -34,7 +34,7 @@ def write_report(
     """Writes every file of the report except the log, and except junit.xml, which pytest writes.
 
     Args:
-        headlines: Reasons besides failing claims why the run is red.
+        headlines: Reasons, other than failing claims, why the run is red.
 
     Raises:
         BrokenSetup: a file cannot be written.
@@ -182,7 +182,7 @@ def cell_grid(tally: Tally) -> dict[str, Any]:
 
 
 def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
-    """Returns the margins of each tensor: its cells under the plain part of `margins.HEAD`, and its histogram."""
+    """Returns for each tensor its row of the margins' table, without the columns of the bins, and its histogram."""
     table = margins.merged([tally.margins])
     plain = (row[: margins.NUM_PLAIN] for row in margins.rows(table))
     return list(zip(plain, map(drawn.histogram_of, table.values()), strict=True))

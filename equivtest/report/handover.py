@@ -69,7 +69,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         case: The case as code.
         fault: The cause, such as 'collective: ...'; '' if it was not looked for.
         history: What ran before the case failed, if the case alone does not fail; else ''.
-        drawing: Of its first wrong tensor, if that is small and has wrong values.
+        drawing: The elements of the first wrong tensor on each rank, if it is small and has wrong values.
     """
 
     subject: str
@@ -254,7 +254,7 @@ class KnownState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         case: The case as code.
-        state: One of the states above.
+        state: What its smallest case showed, such as STILL_FAILS, NO_LONGER or NOT_RUN.
     """
 
     id: str
@@ -285,7 +285,8 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
         misuse: The mistake that ended the item early.
         absent: Why the property did not run.
         incomplete: True if the property did not run because it is incomplete; the summary then says so.
-        code: Path of each imported file outside of packages -> digest; only for a report, which can be resumed.
+        code: Path of each of the user's own files that was imported -> digest. Only a run with a report has them, to
+            check them if the run is resumed.
     """
 
     fatal: str = ""

@@ -48,12 +48,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         profile: Name of the profile.
         excused: Names of what the backend may lack in this run.
-        failed, concluded: Number of tests that failed; number of tests that passed, failed or fail as known. Both count
-            tests of any plugin.
+        failed, concluded: Number of tests that failed; number of tests that passed, failed, or are known failures. Both
+            count tests of any plugin.
         complete: True if the run and every planned search ended.
         state: BEGUN, ENDED, or why the run ended early.
         process, started, seconds: Process id, beginning in UTC, and duration of the run.
-        shard: Such as '2/4'; absent in a whole run.
+        shard: The shard that the run judged, such as '2/4'; absent if the run judged all properties.
     """
 
     schema: int

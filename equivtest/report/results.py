@@ -77,7 +77,7 @@ class Results:
     def tally_of(self, listed: Listed) -> Tally:
         """Returns the counts of a property, and creates them at the first call.
 
-        `listed` replaces the description of the property as long as that description names no planned searches.
+        `listed` replaces the property's earlier description if that description names no planned searches.
         """
         tally = self.tallies.setdefault(listed.id, Tally(listed))
         if not tally.listed.planned:
@@ -113,12 +113,12 @@ class Results:
     def conclude(
         self, code: int, failed: int, concluded: int, allowed: Collection[str], *, audits_alone: bool = False
     ) -> tuple[int, list[str]]:
-        """Returns the run's exit code, and the reasons besides failing tests why the run is no success.
+        """Returns the run's exit code, and the reasons, other than failing tests, why the run is no success.
 
         Args:
             code: Exit code according to the tests alone.
             failed: Number of failed tests.
-            concluded: Number of tests of any plugin that passed, failed or fail as known.
+            concluded: Number of tests, of any plugin, that passed, failed, or are known failures.
             allowed: Names of what the backend may lack, see --allow-unsupported.
             audits_alone: True if the run only audits.
         """

@@ -30,7 +30,7 @@ class ClaimResult:
     Attributes:
         outcome: 'xfailed' if every verdict is a known failure; 'skipped' if the claim is open.
         text: Full messages of the failures, or why nothing was concluded.
-        torchs: Failures that the reference, gloo on the CPU, shows too, one line for each kind.
+        torchs: Failures that gloo on the CPU shows too, one line for each kind.
     """
 
     claim: str
@@ -263,9 +263,9 @@ class Tally:
     def holes(self, dtypes: Iterable[str], allowed: Collection[str] = ()) -> list[str]:
         """Returns one line for each required cell without a verdict, or with more open verdicts than conclusive ones.
 
-        A line also reports a claim that is mostly open in a cell on one family of modes, because other claims and other
-        values do not replace it.  What the backend is `allowed` to lack does not count, and neither does a cell whose
-        cases were all declined.
+        There is also a line for each claim that is mostly open in a cell on one family of modes, even if other claims,
+        or other modes, have conclusions there.  Verdicts that are open because of something that the backend is
+        `allowed` to lack do not count, and neither does a cell whose cases were all declined.
         """
         found = []
         excused = {cell for cell, _, _ in self.lacking} - {cell for cell, _, _ in self.not_allowed(allowed)}

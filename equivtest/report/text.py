@@ -42,7 +42,7 @@ def summarize(
     Args:
         left_out: Which incomplete properties were left out, and why.
         levels: Lines on the levels of conformance.
-        headlines: Reasons besides failing claims that the run is red; they come first, uncut.
+        headlines: Reasons, other than failing claims, why the run is red; they come first and are not shortened.
         is_first_look: True if the last line has to say that the profile is a first look.
         wants_cells: True if each cell needs several conclusive verdicts; the summary counts the cells that lack some.
     """

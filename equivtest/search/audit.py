@@ -1,10 +1,10 @@
 """Tests if a green run could have been red: whether the claims of a property reject a run with a spoiled collective.
 
-On a few cases each collective that the subject calls is spoiled in turn, also below torch's own wrappers: each rank
-uses its own operand in place of every rank's, or one rank passes another rank's operand, or nothing is sent, or the
-result is NaN or doubled (`equivtest.ranks.observe.faults`).  If no claim rejects one of the first two faults in a
-collective, the claims do not check that the collective uses other ranks' operands.  If this is so for all collectives
-of a property, the property has shown nothing.
+On a few cases the audit spoils each collective of the subject in turn, also collectives that DDP and FSDP2 call from
+C++.  There are five faults: each rank uses its own operand in place of every rank's, or one rank passes another rank's
+operand, or nothing is sent, or the result is NaN, or it is doubled (`equivtest.ranks.observe.faults`).  If no claim
+rejects one of the first two faults in a collective, the claims do not check that the collective uses other ranks'
+operands.  If this is so for all collectives of a property, the property has shown nothing.
 """
 
 from __future__ import annotations

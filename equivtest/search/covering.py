@@ -133,8 +133,9 @@ class _Row:
     def _corrected(self, name: str, actual: Any) -> Hashable:
         """Returns the label of the value that field `name` has in the case.
 
-        The family may have changed the field after it was picked. If the field's table lacks the new value, the result
-        is `free`, so that the axis does not count; if no entry has the type of the value, it is the picked label.
+        The family may have changed the field after its value was picked. If the field's table lacks the new value, the
+        result is `free`, so that the axis does not count. If no entry of the table has the type of the new value, the
+        result is the label of the picked entry.
         """
         table, label = self.picks[name]
         if any(type(entry) is type(actual) and entry == actual for entry in table):

@@ -1,4 +1,4 @@
-"""Separates torch's failures from the backend's: a failing case runs once more on gloo and the CPU, the reference."""
+"""Separates torch's failures from the backend's: a failing case runs once more on gloo and the CPU."""
 
 from __future__ import annotations
 

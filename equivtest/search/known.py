@@ -50,8 +50,9 @@ def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     """Returns the function that computes a named quantity of a case, for conditions of `where`.
 
     A name means a field or property of the case, or a predicate. Predicates are the public functions of a module
-    `known` beside the class of the case, or beside one of its bases, the nearest first.  They compute what only a known
-    failure needs to know, so it does not belong into the case. The result is None if nothing has the name.
+    `known` beside the class of the case, or beside one of its bases, the nearest first.  A predicate computes a fact
+    that only lists of known failures use, so the case class has no property for it.  The result is None if nothing has
+    the name.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
@@ -142,7 +143,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class KnownFailures:
-    """The entries that count, from several files and in their order: about installed versions, and not expired.
+    """The entries of several files, in order: only those about installed versions of packages that have not expired.
 
     Attributes:
         expired: Entries about the installed versions that have expired.

@@ -29,8 +29,8 @@ def pinned_sizes(
 ) -> tuple[int, ...]:
     """Returns the world sizes of the property's examples that are larger than every world size of the profile.
 
-    A first look has none. If the number of ranks is limited, by --world-sizes, by the number of devices or by the slots
-    on other hosts, the result is () too.
+    The result is () in a profile that is a first look. It is () too if the number of ranks is limited: by
+    --world-sizes, by the number of devices, or by the slots on other hosts.
 
     Args:
         is_limited: True if devices or slots limit the number of ranks.

@@ -16,7 +16,7 @@ RECORD_SCHEMA = 1
 
 
 def records_of(case: Case, verdicts: Sequence[Verdict], replies: Sequence[Reply]) -> list[Record]:
-    """Returns one record for each draw with a verdict: its case, the verdict's kind on each claim, what was lacking."""
+    """Returns one record for each draw with a verdict: its case, the verdict on each claim, what the backend lacked."""
     lacking = next((reply for reply in replies if reply.outcome == "not_supported"), None)
     declined = next((reply.error_text for reply in replies if reply.outcome == "declined"), None)
     records: dict[int, Record] = {}

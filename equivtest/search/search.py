@@ -91,11 +91,11 @@ def search(
 
     Args:
         failures_dir: Directory for replay files, which is made when the first file is written.
-        only: The one (claim, kind) of interest. Its first failure ends the run, and nothing else is shrunk. The message
-            says neither what ran before or failed first, nor what caused the failure.
+        only: The (claim, kind) of the only failure of interest. The first such failure ends the run, and no other
+            failure is shrunk. Its message then has no cause, and no history of earlier cases.
         is_enough: True for a failing case that is small enough for shrinking to end there.
-        until_s: Time by time.monotonic() after which no case begins; with it, the cases that cover most run first and
-            examples last.
+        until_s: Time by time.monotonic() after which no case begins. If it is finite, the cases that cover the most
+            combinations run first, and examples last.
         gloo: Returns a pool of gloo on the CPU, on which cases that fail on another backend run again; None if the
             backend is gloo on the CPU.
     """
@@ -302,7 +302,7 @@ class Searching:
         return [replace(verdict, limit_s=self.prop.limit_s) for verdict in verdicts]
 
     def _unless_known(self, verdict: Verdict) -> Verdict:
-        """Marks a failure as known if an entry says so; a shipped one says it of gloo and the CPU alone."""
+        """Marks a failure as known if an entry says so; a shipped entry counts only on gloo and the CPU."""
         if not verdict.failed:
             return verdict
         known = self.known if self.gloo is None else self.known.own
@@ -412,6 +412,6 @@ def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record
 
 
 def rest_of(case: Case, refused: Collection[str]) -> list[Case]:
-    """Returns a list with the case without the collectives that the backend refused; [] if nothing is left of it."""
+    """Returns [variant of the case without the collectives that the backend refused]; [] without such a variant."""
     rest = case.without(set(refused)) if refused else None
     return [] if rest is None else [rest]

@@ -26,7 +26,7 @@ def write_files(folder: Path, kind: str, others: Mapping[str, str] = MappingProx
         others: Further files: name -> text.
 
     Raises:
-        Misuse: There is no such kind, a file exists, or it cannot be written; then nothing is written over.
+        Misuse: There is no such kind, a file already exists, or a file cannot be written. No file is overwritten.
     """
     if kind not in KINDS:
         raise Misuse(f"--kind: there is no {kind!r}: {suggestion(kind, KINDS)}")

@@ -1,9 +1,9 @@
 """The claim on chance: the number of dropped elements is likely, and different shards drop different elements.
 
-Every count here is binomial if a subject is right.  Elements are dropped independently of one another, and
-so are the elements that two ranks hold of different parts.  The number of pairs of
-such elements that are both kept or both dropped is binomial too.  A right subject fails on one draw with a probability
-of at most limits.FALSE_ALARM, which is divided equally among the counts of the draw.
+If a subject is right, each count here has a binomial distribution: elements are dropped independently of one another,
+also elements of different ranks' shards.  So does the number of pairs of elements, one from each of two shards, that
+are both kept or both dropped.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
+which is divided equally among the counts of the draw.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def always(case: Case, draw: int) -> bool:
 class Claim:
     """A claim: its name, its meaning, its judge, and the draws that it applies to.
 
-    The claim gives no verdict on other draws, nor if `judge` finds nothing to judge.
+    The claim has no verdict on other draws. It has none either if `judge` finds nothing to judge.
 
     Attributes:
         by_dtype: True if a conformance run needs verdicts in every dtype; False for refusals, and for claims that judge

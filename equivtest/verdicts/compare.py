@@ -121,7 +121,7 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
 
 
 def _without_repetition(cause: Reply) -> str:
-    """Returns the detail of a reply; of a traceback only the frames, because the message already shows the error."""
+    """Returns the detail of a reply; if it is a traceback, only the frames, because the message has the exception."""
     lines = cause.detail.rstrip().splitlines()
     if cause.outcome == "raised" and lines and lines[0] == TRACEBACK and lines[-1].endswith(_first_line(cause)):
         lines = lines[1:-1]

@@ -90,10 +90,10 @@ def shape_mismatch(
 
 
 def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
-    """True if the answer's dtype is the expected one, or if the answer may be wider and is.
+    """True if the answer has the expected dtype, or a wider dtype that `takes_wider` allows.
 
-    A program that rounds less than in the expected dtype stays within the same bound.  A narrower dtype rounds once
-    more than the bound counts.
+    A program with a wider dtype rounds less, so it stays within the same bound.  A narrower dtype rounds once more than
+    the bound counts.
 
     Source: torch.promote_types (2.13.0), which gives the smallest dtype that holds both.
     """
@@ -202,7 +202,7 @@ def judge_values(
 
 
 def _drawing(found: Mismatch, layout: Layout, parts: list[Part], ratios: Mapping[int, torch.Tensor]) -> Drawing | None:
-    """Returns which rank holds which element of the tensor; None if that is more than a person looks at."""
+    """Returns which rank holds which element of the tensor; None if there are too many elements for a picture."""
     assert found.global_shape is not None
     if sum(part.actual.numel() for part in parts) > MOST_DRAWN or math.prod(found.global_shape) > MOST_DRAWN:
         return None

@@ -146,7 +146,8 @@ def judge_replies(
         replies: One per process of the case's world, in order.
         claims: Claims, judged in this order; None: `default_claims`.
         arithmetics: Declared arithmetic by which real values are judged.
-        until: The (claim, kind) of a failure: no draw after the first one with this failure is judged.  None: all are.
+        until: The (claim, kind) of a failure that ends the judgement: after the first draw with this failure, no draw
+            is judged.  None: all draws are judged.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)

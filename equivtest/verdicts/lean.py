@@ -9,11 +9,11 @@ probabilities of e_i and -e_i, given its size, differ by at most b.  Then for an
 whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  If no more than 81
 errors are not zero, the first term alone exceeds the left side: such sums are never judged.
 
-How far right errors may lean, b: a value v is rounded down rather than up according to how its density
-changes between two neighbouring numbers of the dtype.  Their distance is at most 2**-7 v in bfloat16,
-less in all other dtypes.  If v is about normal with the standard deviation sigma, the lean is at most
-2**-7 (v / sigma)**2, on average 2**-7, and b = limits.LEAN_SKEW is eight times that.  Errors that always
-go to one side have b = 1.
+Right errors may lean a little too, at most by b.  The density of a value v changes between two neighbouring
+numbers of the dtype, so v is rounded down somewhat more, or less, often than up.  The distance of the two
+numbers is at most 2**-7 v in bfloat16, and smaller in all other dtypes.  If v is about normal with the standard
+deviation sigma, the lean is at most 2**-7 (v / sigma)**2, on average 2**-7; b = limits.LEAN_SKEW is eight times
+this average.  Errors that always go to one side have b = 1.
 
 The sums go over the whole tensor, each row, each column and each shard, with three weights each:
 - 1, which shows a number added to every element;
@@ -26,18 +26,17 @@ assumption: errors of one row share operands, though no rounding.  In float64 an
 of the reference itself, which rounds to nearest too.
 
 These are left out, since their errors are not independent or not symmetric:
-- tensors that the oracle does not declare symmetric (`ExpectedTensor.is_symmetric`): of backends that do
-  not round to nearest; outputs with a rounded bias / w added in every row and averages by a
-  rounded 1 / w, one rounding for many elements; sums of few products, since 16-bit products with one
-  factor a little above a power of two are rounded down more often than up, where small significands
-  are more frequent than large.  Sums of few numbers, such as the ranks' operands of an all_reduce,
-  are not left out: they lose the last bits of one operand, which are independent of the position of
-  the sum between two numbers;
-- partial layouts, whose operands are added here and not by the subject;
-- elements with an infinite allowance, which may have overflowed, all in one direction.
+- tensors that the oracle does not declare symmetric (`ExpectedTensor.is_symmetric`), for one of three reasons.
+  The backend does not round to nearest.  Or many elements share one rounding: of a bias / w that is added in
+  every row, or of the 1 / w of an average.  Or the elements are sums of few products: in 16 bits, products with
+  one factor a little above a power of two are rounded down more often than up, because small significands are
+  more frequent than large ones.  But sums of few numbers, such as the ranks' operands of an all_reduce, are
+  judged: they lose the last bits of one operand, and these do not depend on the sum's place between two numbers;
+- partial layouts, because the judgement and not the subject adds their operands;
+- elements with an infinite allowance, because all of them may have overflowed in one direction.
 
-Source: Hoeffding's inequality for random signs, given the sizes |e_i|, taken off their means, which come
-to b sum |c_i e_i| at most; de la Pena, Lai and Shao, Self-Normalized Processes, section 2.
+Source: Hoeffding's inequality for random signs, given the sizes |e_i|, after the signs' means are subtracted; these
+means contribute at most b sum |c_i e_i|.  De la Pena, Lai and Shao, Self-Normalized Processes, section 2.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.
     """Returns a factor, to three decimals, if every wrong element is that factor times its right value; else ''.
 
     Derived here: let a be the actual value, e the expected one, b the allowed error.  The right value v is within b of
-    e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude.  '' if these intervals
-    have no number in common, or more than one to three decimals.
+    e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude.  The result is '' unless
+    the intervals of all wrong elements overlap, and the ends of the overlap are equal to three decimals.
     """
     size, has_sign = expected.abs(), expected.abs() > allowed
     if not bool(has_sign.any()):

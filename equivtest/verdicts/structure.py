@@ -117,8 +117,8 @@ def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, rig
 def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
     """Finds the first element that two ranks hold with different bits, for ranks that list their elements' indices.
 
-    Returns (True if the values of the two differ, False if only their bits do; the mismatch).  Returns None if all
-    ranks agree, or if shapes or dtypes are wrong, which other claims judge.
+    Returns (True if the two values differ, or False if only their bits do; the mismatch).  Returns None if all ranks
+    agree, or if shapes or dtypes are wrong, which other claims judge.
     """
     if len({placed.local.dtype for placed in held.values()}) > 1:
         return None

@@ -133,7 +133,7 @@ class ClaimFailed(EquivtestError, AssertionError):
     """A claim does not hold; `verdict` names the claim, the place and the error.  Each subclass is one kind of failure.
 
     Attributes:
-        kind: Its name in verdicts, records, replay files and known failures.
+        kind: Name of the kind in verdicts, records, replay files and known failures.
         headline: The first line of the message, after the names of the class and the subject.
         fails: False if this kind means that the claim was not judged at all.
         ends_run: True if the failure ended the run, so that it concerns every claim of the case.
@@ -173,7 +173,7 @@ class ReplicaMismatch(ClaimFailed, kind="replica", headline="{tensor} differs be
 class InputTouched(
     ClaimFailed, kind="touched", headline="{tensor} has other values or another requires_grad than before"
 ):
-    """The subject changed a tensor of the harness."""
+    """The subject changed one of its input tensors."""
 
 
 class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has other bits than the unsharded computation"):

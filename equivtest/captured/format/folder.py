@@ -138,7 +138,7 @@ class CapturedRank(Mapping[str, Placed]):
 
 
 def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: int) -> None:
-    """Raises Misuse if the manifest gives a tensor a layout that no tensor of its shape has on the mesh."""
+    """Raises Misuse if the manifest gives a tensor a layout that is impossible for its shape or for the mesh."""
     if not entry.layout:
         return
     if len(entry.layout) != num_axes or (entry.whole is not None and len(entry.whole) != len(shape)):

@@ -29,7 +29,7 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describes one tensor of the rank.
 
     Attributes:
-        sha256: Digest of the tensor's bytes in the file of tensors, which also has its shape and dtype.
+        sha256: Digest of the tensor's bytes in the file of tensors; that file also has the tensor's shape and dtype.
         layout: The tensor's placement on each axis of the mesh, '' if unknown; empty for a tensor that is no DTensor.
         order: The axes in the order of sharding, as in `equivtest.layout.Layout`.
         whole: Global shape of the tensor, if known.
@@ -139,7 +139,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raises Misuse if a name has control characters or is too long, or if a size is one that no run has."""
+    """Raises Misuse if a name has control characters or is too long, or if a size or a number is impossible."""
     texts = (
         manifest.axes, manifest.inputs, manifest.positional, manifest.outputs, manifest.boundaries, manifest.parameters,
         manifest.tensors, (manifest.batch, manifest.batch_axis, manifest.part, manifest.autocast, manifest.optimizer),

@@ -180,7 +180,7 @@ def _of_share(
 
     Args:
         what: The tensor in words, for messages.
-        shape: Shape of the whole tensor, if the run does not say.
+        shape: Shape of the whole tensor, used if the run's files do not have it.
 
     Returns:
         (tensor, ranks). If `ranks` are all ranks of the run and have shards, the tensor is the unsharded one, and the

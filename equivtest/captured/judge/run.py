@@ -110,7 +110,10 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
 
 
 def _way_out(captured: Collection[str], built: Collection[str]) -> str:
-    """Returns advice if the captured model only wraps the reference's model: which submodule to capture; else ''."""
+    """Returns advice for a message: the submodule to capture, if the captured model only wraps the reference's model.
+
+    Otherwise returns ''.
+    """
     first = min(built)
     prefixes = {name.removesuffix(f".{first}") for name in captured if name.endswith(f".{first}")}
     wrapped = next((each for each in prefixes if {*captured} == {f"{each}.{name}" for name in built}), "")
@@ -118,7 +121,9 @@ def _way_out(captured: Collection[str], built: Collection[str]) -> str:
 
 
 def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
-    """Yields (exit code, report) for each submodule that was captured alone, in order; keeps only one in memory.
+    """Yields (exit code, report) for each submodule that was captured alone, in order.
+
+    Each process has the tensors of only one submodule in memory.
 
     Args:
         num_jobs: Number of processes that judge at the same time; 1 for this process.

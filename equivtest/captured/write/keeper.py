@@ -256,7 +256,7 @@ class Keeper:
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
         """Returns the positions of a DTensor's elements in the flattened whole tensor, or None.
 
-        It returns positions only if the DTensor's mesh has other axes than the job's, as a flattened mesh has.
+        It returns positions only if the DTensor's mesh has axes that the job's mesh lacks; a flattened mesh has such.
         """
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
@@ -266,7 +266,7 @@ class Keeper:
         return slice_local(whole, layout_of(tensor, name), tuple(mesh.shape), rank_in(mesh))
 
     def _keep_like(self, name: str, what: str, other: torch.Tensor) -> None:
-        """Copies `other`, which is sharded like parameter `name`, such as its gradient, under the name `what`."""
+        """Copies a tensor that is sharded like parameter `name`, such as its gradient, under the name `what`."""
         tensor, indices = self._shard_of(name)
         if indices is None:
             self._keep(what, other)

@@ -1,8 +1,8 @@
 """Draws numbers that use their whole significand, with the same bits on every machine.
 
-Every number is made from integers of torch's generator by sums and products of float64 alone,
-which IEEE 754 fixes to the bit: the same seed gives the same bits on every machine, which the
-logarithms and cosines behind torch.randn do not promise.
+Every number is made from integers of torch's generator by sums and products of float64 alone.
+IEEE 754 fixes their results to the bit, so the same seed gives the same bits on every machine.
+torch.randn cannot promise this, because it computes logarithms and cosines.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
     integers.  There is one value per draw, so that a failure shrinks to that value alone.
 
     Args:
-        number: Index into `special_patterns`, again from 0 after the last.
+        number: Index into `special_patterns`, taken modulo the number of patterns.
     """
     patterns = special_patterns(dtype_name)
     special, minus_zero = (_as_floats(torch.tensor(_signed(pattern, dtype_name)), dtype_name)

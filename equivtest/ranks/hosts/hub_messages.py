@@ -212,8 +212,8 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         where: Process and host of the rank, in words.
         offset_s: Seconds to add to the host's clock to get this machine's.
-        local_rank, local_world_size, group_rank: Number of the rank among the world's ranks on its host, how many these
-            are, and the number of the host in the world.
+        local_rank, local_world_size: Number of the rank among the world's ranks on its host, and their number.
+        group_rank: Number of the host in the world.
         master: Address at which others reach the host of rank 0.
     """
 

@@ -51,8 +51,9 @@ _GROUPS = ("process_group", "group_name", "group", "tag")
 def is_recordable(group: dist.ProcessGroup) -> bool:
     """True if torch's dispatcher, and so a `Recorder`, sees the collectives on a group.
 
-    torch calls a Python subclass directly, such as one from `register_backend(..., extended_api=True)`.  Then the
-    dispatcher sees only the calls of that subclass, on groups that torch does not know.
+    If a group is a Python subclass of ProcessGroup, such as one from `register_backend(..., extended_api=True)`, torch
+    calls it without the dispatcher.  Then the dispatcher sees only the calls that the subclass itself makes, on groups
+    that torch.distributed does not know.
 
     Source: torch/distributed/distributed_c10d.py (2.13.0), _new_process_group_helper and all_reduce.
     """
