@@ -121,7 +121,7 @@ def check(
         result = equivtest.check(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
         print(result.ok, result)
 
-    A script that ranks import for its functions calls this below `if __name__ == "__main__":`, or in a function.
+    A script that ranks import for its functions calls `check` below `if __name__ == "__main__":`, or in a function.
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: Same as in `program`.
@@ -308,7 +308,10 @@ def _file_of(function: object) -> str:
 
 
 def _forget_programs() -> None:
-    """Forgets the facts of programs by name: at a prompt a file may have changed and been imported again."""
+    """Forgets the cached facts of programs.
+
+    The caches know a program by its name; at a prompt, its file may have changed and been imported again.
+    """
     for name, module in list(sys.modules.items()):
         if name.startswith("equivtest.programs."):
             for value in list(vars(module).values()):

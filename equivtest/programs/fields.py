@@ -65,8 +65,8 @@ class World(Part):
         axes: Names of the mesh axes.
         batch_axis: The axis along which a divided batch is divided; '': the first.  Along the others every rank has the
             same rows.
-        needs_world: True if the program makes groups itself: its ranks are the world, and the environment shows it, as
-            under torchrun.
+        needs_world: True if the program makes groups itself. Its ranks are then the whole world, and the environment
+            variables describe this world, as under torchrun.
         set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' if there is
             nothing to do.  A set-up without a tear-down runs in fresh ranks, which end after the case.
     """
@@ -119,7 +119,7 @@ class Training(Part):
         steps: Number of steps, each on different inputs.
         micro_batches: Number of micro-batches that the rows of each rank are cut into; fewer if a rank has fewer rows.
         max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the
-            step then reports total_norm, the norm before, as one of its outputs; 0: they are not clipped.
+            step then reports total_norm, the norm before clipping, as one of its outputs; 0: gradients are not clipped.
         norm_type: Type of the norm: 1, 2 or math.inf.
     """
 
@@ -161,8 +161,9 @@ class Judge(Part):
             every rank.  In a step no submodule is judged: the ranks' values only narrow the bounds of other answers.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             returns this rank's part of the parameter, and for each local element its index in the flattened whole, or
-            -1 for an element outside of the whole.  It may return None instead of the pair if the parallel module has a
-            parameter of that name, and this parameter shows which part it is.  '': every parameter does.
+            -1 for an element outside of the whole. It may return None instead of the pair if the parallel module has a
+            parameter of that name, and this parameter shows which part it is. '': every parameter shows its part
+            itself.
         state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
             unsharded module's buffers after the rank's rows.  'whole batch': every rank has the unsharded module's
             buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': the two

@@ -90,13 +90,13 @@ class Training:
 
     Attributes:
         optimizer: Function (module) -> torch.optim.Optimizer, which is called with the parallel module and with the
-            unsharded one.  The optimizer's own code, applied to one tensor after the other, judges the updates from
-            the ranks' gradients.
+            unsharded one. To judge the updates, equivtest runs the optimizer's own code on the ranks' gradients, one
+            tensor after the other.
         step: Function (module, mesh, micro_batches, optimizer) -> outputs: one step of training as every rank runs it,
             from forward to update.  See docs/how-to/training.md.
         steps: Number of steps, each on different inputs; None: 2 with an optimizer, else 1.
         micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
-        max_norm: The norm that gradients are clipped to before the update; 0: they are not clipped.
+        max_norm: The norm that gradients are clipped to before the update; 0: gradients are not clipped.
         norm_type: The type of that norm: 1, 2 or math.inf.
 
     Raises:
@@ -170,8 +170,8 @@ class Judge:
 
     Attributes:
         outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all except None.
-        loss: The output from which backward starts, with the gradient 1.  '': the one called 'loss', or the only one,
-            if it is one number; else backward starts from all, each with a different cotangent.
+        loss: The output from which backward starts, with the gradient 1. '': the output called 'loss', or the only
+            output, if that is one number; else backward starts from all outputs, each with a different cotangent.
         by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
             bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
             the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
@@ -188,7 +188,7 @@ class Judge:
             ranks if each of its elements is 0 in the unsharded module, as in an expert that no token reaches.
         without_collectives: The reason why the parallel module needs no collective, for a program that calls none.
             '': a program that calls none is an error.
-        conclusive_dtypes: The dtypes in which a conformance run must reach conclusions; (): all that it draws.
+        conclusive_dtypes: The dtypes in which a conformance run must reach conclusions; (): all dtypes that it draws.
         examples: Cases that are always run; paste the code that a message prints for a case.
 
     Raises:
@@ -249,7 +249,7 @@ def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[
 
     Args:
         what: The caller, for the message.
-        others: Further names that the message may suggest, beside those of the fields.
+        others: Further names that the message may suggest, beside the names of the fields.
     """
     fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]
     refuse_unknown(what, given, [*sorted(set().union(*fields_of)), *others])

@@ -76,7 +76,7 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 
 
 def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
-    """Describes ids of which one in four is `ignored`; never the last id of a row, and never all ids of a rank.
+    """Describes ids. One in four is `ignored`, but never the last id of a row, and never all ids of a rank.
 
     Args:
         classes: Number of different ids.

@@ -1,4 +1,4 @@
-"""Gives advice on an exception that a user's function raised, and the line that raised it."""
+"""Gives advice on an exception that a user's function raised, and finds the line that raised it."""
 
 from __future__ import annotations
 

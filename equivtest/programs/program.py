@@ -69,12 +69,12 @@ def program(
         sizes: Values of each named size, the simplest first; without them a batch has 1 to 7 rows, any other size is 2,
             3 or 5.
         positional: Names of the inputs that are passed by position, in order; all others are passed by name.
-        batch: 'whole': the result takes the whole batch and gives the whole output on every rank.  'mean of parts':
-            each rank has different rows, and gradients are averaged over the ranks; 'sum of parts': they are added up.
+        batch: 'whole': the result takes the whole batch and gives the whole output on every rank. 'mean of parts': each
+            rank has different rows, and gradients are averaged over the ranks; 'sum of parts': they are added up.
             'parts of the whole', with a step: each rank has different rows, and the gradients, the numbers that the
-            step reports and the updates equal the unsharded module's on the whole batch.  None: 'mean of parts', or
-            with a step 'parts of the whole', if `parallelize` applies DistributedDataParallel, fully_shard or the like,
-            else 'whole'.  The ranks find out once, before any case; if a rank raises, hangs or dies then, the property
+            step reports and the updates equal the unsharded module's on the whole batch. None: 'mean of parts', or with
+            a step 'parts of the whole', if `parallelize` applies DistributedDataParallel, fully_shard or the like, else
+            'whole'. The ranks find this out once, before any case; if a rank raises, hangs or dies then, the property
             raises Misuse.
         options: Values of keyword arguments of `build` and `parallelize`, the simplest first, such as
             {'bias': (True, False)}: plain JSON values.  Each value is drawn, failures shrink to the first,

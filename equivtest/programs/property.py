@@ -150,7 +150,8 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
     """Lists each combination of options, the simplest first, and the names of both functions with their options.
 
     Raises:
-        Misuse: No function takes an option, an option has no values or others than plain ones, or there are too many.
+        Misuse: No function takes an option, an option has no values or one that is not plain data, or there are too
+            many combinations.
     """
     if not options:
         return [((), build, parallelize)]
@@ -237,7 +238,7 @@ def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
     """Makes a case in each dtype of `dtypes` that the unsharded module takes.
 
-    If it takes none of them, and the case has an optimizer or a step, makes one case, in one of REAL_DTYPES.
+    If the module takes none of them, and the case has an optimizer or a step, makes one case, in one of REAL_DTYPES.
 
     Raises:
         Misuse: The module takes none of these dtypes.
@@ -341,9 +342,9 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
 
 
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
-    """Lists the words of `ModuleCase.aspects` that the drawn cases must cover: those of the simplest variant's cases.
+    """Lists the words of `ModuleCase.aspects` that the drawn cases must cover.
 
-    Adds a word for each value of each option.
+    These are the words of the simplest variant's cases, and a word for each value of each option.
     """
     search, batch = variants[0].search, variants[0].rows
     aspects: dict[str, None] = {}

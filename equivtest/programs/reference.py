@@ -27,7 +27,7 @@ class Program(NamedTuple):
     Attributes:
         inputs: (name, kind, shape) of each, shapes in numbers.
         dtype: Name of the dtype in which it runs.
-        is_short: True if the property was written with x alone.
+        is_short: True if the property was written with x as its only input.
     """
 
     build: str
@@ -232,8 +232,8 @@ def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
 def call_builder(build: str) -> nn.Module:
     """Calls the function that makes the unsharded module.
 
-    'package.module:NAME#layers.3' is that submodule alone.  Its parameters and buffers are zeros, and no other
-    submodule gets memory, except if the module has tensors that are neither parameters nor buffers.
+    'package.module:NAME#layers.3' makes only the submodule `layers.3`. Its parameters and buffers are zeros, and no
+    other submodule gets memory, except if the module has tensors that are neither parameters nor buffers.
     'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under autocast to that dtype.
 
     Raises:

@@ -32,7 +32,8 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     they are one of VARIANTS fixed draws, and the oracle proves for each of these that no sum is rounded.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): a replicated tensor is
-    divided by the number of ranks before it is added to a partial tensor.  Data parallelism divides gradients by it.
+    divided by the number of ranks before it is added to a partial tensor. Data parallelism divides gradients by the
+    number of ranks.
     """
     (mode, seed), shapes, kinds = case.values[index], case.shapes(), case.kinds()
     tensors = {}

@@ -79,7 +79,7 @@ class _SumOver(torch.autograd.Function):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Passes the tensor on forward; each rank has a share of the gradient, and the shares are summed backward."""
+    """Passes the tensor on unchanged in the forward; sums the ranks' shares of the gradient in the backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -98,6 +98,9 @@ def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the tensor unchanged; the backward adds the gradients of all ranks, each of which uses a part of it."""
+    """Returns the tensor unchanged; the backward adds the gradients of all ranks.
+
+    Each rank uses only a part of the tensor.
+    """
     handed: torch.Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
     return handed

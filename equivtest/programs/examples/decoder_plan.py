@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def heads_and_hidden_divided(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Applies tensor parallelism as in torch's tutorials: plain local tensors in each layer, whole tensors between."""
+    """Applies tensor parallelism as in torch's tutorials: plain local tensors in layers, whole tensors between them."""
     plan = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": ColwiseParallel() for name in ("gate", "up")}
     for layer in module.get_submodule("layers").children():

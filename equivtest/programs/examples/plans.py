@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Divides the hidden features of a gated block among the ranks, with one all_reduce in the forward.
 
-    The hidden features stay DTensors between the layers.  For plain tensors torch assumes that all ranks have shards of
-    one size.
+    The hidden features stay DTensors between the layers. For plain tensors torch assumes that all ranks have shards of
+    equal size.
     """
     divided = ColwiseParallel(use_local_output=False)
     return parallelize_module(block, mesh, {"gate": divided, "up": divided, "down": RowwiseParallel()})
@@ -61,9 +61,10 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
     """Runs the whole block on every rank, on different rows; a communication hook averages the gradients.
 
-    Each dtype has a different hook of torch; all give the average of all ranks.  `allreduce_hook` computes just that.
-    Compression loses nothing if gradients already have its dtype.  PowerSGD and local SGD begin after a thousand steps
-    or more, and average globally before.  No setting of DistributedDataParallel changes a gradient.
+    Each dtype has a different hook of torch; each hook gives the average of all ranks. `allreduce_hook` computes just
+    that. `fp16_compress_hook` loses nothing, because it gets float16 gradients. PowerSGD and local SGD begin after a
+    thousand steps or more; until then their hooks average over all ranks. No setting of DistributedDataParallel changes
+    a gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.

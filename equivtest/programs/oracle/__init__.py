@@ -45,7 +45,8 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
     """Returns right outputs, parameters and gradients, some of them derived from the ranks' answers, `held`.
 
-    Without `by_parts` and without training, nothing is derived from them, and the result is that of `expect_module`.
+    Without `by_parts` and without training, nothing is derived from them, and the result is the same as of
+    `expect_module`.
 
     If the case is judged by parts, each part starts from the ranks' values at its beginning.  If the module is trained,
     each step starts from the ranks' parameters after the step before.

@@ -1,11 +1,11 @@
 """Accepts constant factors in a backward, because a program may scale its loss and divide its gradients later.
 
-The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks.  The oracle accepts a factor only
-if the program shows that it has taken the factor out again.  It computes everything twice: once from the ranks' values
-as they are, with the factor left in, and once from the values divided by the factor.  Each gradient that the factor
-reaches (parameter, input or boundary) must distinguish the two.  Each gradient of a parameter or an input
-must agree with the second.  So these stay red: a factor that is left in, a factor on one of two paths or on one of
-several ranks, and a factor so near to 1 that a bound cannot see it.
+The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks. The oracle accepts a factor only
+if the program shows that it has taken the factor out again. It computes everything twice: once from the ranks' values
+as they are, with the factor left in, and once from the values divided by the factor. Each gradient that the factor
+reaches (parameter, input or boundary) must distinguish the two computations. Each gradient of a parameter or an input
+must agree with the second one. So claims still fail for a factor that is left in, for a factor on one of two paths or
+on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
 """
 
 from __future__ import annotations
@@ -189,5 +189,5 @@ def _agrees(value: torch.Tensor, right: ExpectedTensor) -> bool:
 
 
 def _is_zero(right: Bounded | ExpectedTensor) -> bool:
-    """True if the right value is zero within its bound; its multiples then are too."""
+    """True if the right value is zero within its bound, so that its multiples are too."""
     return right.allowed is None or bool((right.value.abs() <= right.allowed).all())

@@ -49,12 +49,12 @@ class Forced(Boundaries):
     Args:
         held: Function that assembles the ranks' value at a boundary.
         past_open: True to continue from the ranks' value even at a boundary with too wide a bound, if its layout is
-            known without looking at values (`Whole.is_told`).  All later boundaries are then judged; only an error at
-            this one stays open.
+            known without looking at values (`Whole.is_told`). All later boundaries are then judged; only this boundary
+            stays without a conclusion.
         takes_factors: True if a gradient may be the right one times a constant factor: the run divides the ranks'
             gradient by the factor, and continues from the quotient.
-        owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way.  The
-            run then continues from the ranks' values until the first one is wrong, and from none after that.
+        owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way. The
+            run then continues from the ranks' values until one is wrong, and from its own values after that.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Forced(Boundaries):
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns (values, indices) of topk: the choice of the ranks if it is right, else that of the reference.
+        """Returns (values, indices) of topk: the ranks' choice if it is right, else the reference's choice.
 
         Both may be right and differ: if elements are equal, topk may choose any of them.
 
@@ -227,9 +227,9 @@ def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTe
     For a divided batch, the values of all parts of the batch are stacked along a new first dim.  A part without a value
     gets an infinite allowed error, which no value exceeds.
 
-    The values of the parts cannot be stacked if they differ in shape, as with the tokens of an expert.  Then only the
-    value of one part is returned, all others with an infinite allowed error: the first part in which `Forced` found the
-    ranks wrong.  If it found them wrong in no part, the result leaves the boundary out.
+    The values of the parts cannot be stacked if they differ in shape, as with the tokens of an expert. Then the result
+    has the value of one part, the first one in which `Forced` found the ranks' value wrong, and infinite allowed errors
+    for all other parts. If no part has a wrong value, the result leaves the boundary out.
     """
     facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

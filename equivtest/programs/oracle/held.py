@@ -183,7 +183,7 @@ def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mes
 
 
 def ratio_of(whole: Whole, right: Bounded) -> float:
-    """Returns the largest ratio of an error to its allowance over all elements."""
+    """Returns the largest ratio of an error to the allowed error, over all elements."""
     error = (whole.value.double() - right.value).abs()
     ratio = torch.where((error == 0) | right.allowed.isinf(), 0.0, error / right.allowed)
     return float(ratio.nan_to_num(nan=math.inf).max()) if ratio.numel() else 0.0

@@ -34,8 +34,8 @@ class Ran(NamedTuple):
 
     Attributes:
         rows, stacks: Results of `run_parts`.
-        counted: The mode that counted the roundings.  What runs in it next, such as the sum of `stacks` over the parts
-            of the batch, counts as computed by all ranks together.
+        counted: The mode that counted the roundings. Operations that run in this mode next, such as the sum of `stacks`
+            over the parts of the batch, count as computed by all ranks together.
         runs: The run of each part of the batch, with the right values at its boundaries.
     """
 

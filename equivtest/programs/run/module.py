@@ -62,8 +62,8 @@ def named_in(case: ModuleCase) -> Parallelize:
 def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
     """True if torch reduces gradients of the module or of a part over all ranks, each with different rows.
 
-    False if it reduces over fewer ranks: the other axis of their mesh is then one of tensor parallelism, for example,
-    whose ranks have the same rows.
+    False if it reduces over fewer ranks: the mesh then has another axis, for tensor parallelism for example, and the
+    ranks along that axis have the same rows.
 
     Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0); the last keeps in a
     registry the wrappers that were applied to a module.
@@ -195,7 +195,7 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
 
 
 def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshapes a reported number to the shape of the unsharded module's, with no dims or with dims of size 1."""
+    """Reshapes a reported number to the shape that the unsharded module reports: no dims, or dims of size 1."""
     is_number = tensor.numel() == math.prod(shape) == 1 and not isinstance(tensor, DTensor)
     return tensor.reshape(shape) if is_number else tensor
 

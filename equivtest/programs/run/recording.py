@@ -174,7 +174,10 @@ class WholeMet:
 
 
 class _Same(torch.autograd.Function):
-    """Returns the tensor itself: no view, which FSDP2 warns of and some operations in place refuse, and no copy."""
+    """Returns the tensor itself, neither a copy nor a view.
+
+    FSDP2 warns of views, and some operations in place refuse them.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
