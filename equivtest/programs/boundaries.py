@@ -1,7 +1,7 @@
 """Records the inputs and outputs of each submodule of a module, and the gradients of these tensors.
 
-The code calls a submodule a part.  Within a part it also records the operands and the result of each attention and
-of each grouped matrix product, and for each call of topk its operand and the indices that it chose.
+The code calls a submodule a part. Within a part this module also records the operands and the result of each attention
+and of each grouped matrix product, and for each call of topk its operand and the indices that it chose.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tuple[str, torch.Tensor]]:
     """Lists (name, tensor) for each floating-point tensor in `given`, the inputs or outputs of one call of a submodule.
 
-    The name is `path` with `what` behind it, such as 'layers.1', or 'layers.1:input' if `what` is INPUT.  In the second
-    call of the submodule it is 'layers.1#2'.  If `given` has several leaves, the first is 'layers.1[0]'.
+    The name is `path` with `what` behind it, such as 'layers.1', or 'layers.1:input' if `what` is INPUT. In the second
+    call of the submodule the name is 'layers.1#2'. If `given` has several leaves, the first is 'layers.1[0]'.
 
     Args:
         path: Name of the submodule.
@@ -117,12 +117,12 @@ class Known(NamedTuple):
 class Boundaries(TorchFunctionMode):
     """Passes each input and output of each submodule ('part') to `meet` and `meet_gradient`, which subclasses define.
 
-    If one part returns a tensor and another takes it, the tensor is recorded once, as the first part's output.  An
-    input that no operation computed, such as an input of the module itself, is not recorded.  As a torch function mode
-    it also records the operands of `FUNCTIONS` within the part that calls them.
+    If one part returns a tensor and another takes it, the tensor is recorded once, as the first part's output. An input
+    that no operation computed, such as an input of the module itself, is not recorded. The class is also a torch
+    function mode: so it records the operands of `FUNCTIONS` within the part that calls them.
 
-    If a part takes a tensor that no part returned, it gets a view of the tensor.  The view's gradient comes from this
-    part alone, not from other users of the tensor.  This agrees with parallel parts that wrap their input, as
+    If a part takes a tensor that no part returned, the part gets a view of the tensor. The view's gradient comes from
+    this part alone, not from other users of the tensor. This agrees with parallel parts that wrap their input, as
     SequenceParallel wraps a plain tensor as a DTensor: the wrapper's gradient comes from that part alone, too.
     """
 

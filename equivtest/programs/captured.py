@@ -70,7 +70,10 @@ class CapturedCase(ModuleCase):
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes the tensors of every micro-batch; parameters and their gradients, which all share, once."""
+        """Describes the tensors of every micro-batch.
+
+        All micro-batches share the parameters and their gradients, which occur once.
+        """
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
             one = replace(self, further=(), **dict(zip(OWN, own, strict=True)))

@@ -302,7 +302,10 @@ class ModuleCase(MeshCase):
         return {name: kind for name, kind, _ in self.arguments.inputs} or {"x": REAL}
 
     def real_names(self) -> tuple[str, ...]:
-        """Names the inputs whose gradients are judged; none if a user's step runs, which may scale its loss."""
+        """Names the inputs whose gradients are judged.
+
+        There are none if a user's step runs, because a step may scale its loss.
+        """
         return () if self.training.step else tuple(name for name, kind in self.kinds().items() if kind == REAL)
 
     def row_names(self) -> tuple[str, ...]:

@@ -132,9 +132,9 @@ class World:
             of 1.
         batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
             '': the first.
-        world_sizes: Numbers of ranks that the program runs on, such as divisors of its number of heads; empty: any.  A
-            run on other numbers skips the property there, and reports it.  The program declines other cases with
-            `NotSupported`.
+        world_sizes: Numbers of ranks that the program runs on, such as divisors of its number of heads; empty: any. A
+            run on other numbers of ranks skips the property there, and reports that. The program declines other cases
+            with `NotSupported`.
         needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
             environment.
         set_up, tear_down: Functions (mesh) -> None that ranks call around each draw; either implies needs_world.  With

@@ -42,7 +42,7 @@ class Input:
 
 
 def real(shape: Sequence[int | str]) -> Input:
-    """Describes an input of floating-point numbers in the dtype of the case, whose gradient is judged.
+    """Describes an input of floating-point numbers in the dtype of the case; the input's gradient is judged.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -169,9 +169,9 @@ def make_whole_numbers(
 ) -> torch.Tensor:
     """Makes an int64 or bool input of any kind except 'real'.
 
-    Ranks get different numbers of targets that are not ignored, and of elements that a mask keeps, whether they divide
-    the rows or the last dim.  Equal numbers would hide a mean of means.  If the random draw makes the numbers equal,
-    one element is changed; if no single change helps, they stay equal.
+    Ranks get different numbers of targets that are not ignored, and of elements that a mask keeps, whether the ranks
+    divide the rows or the last dim. Equal numbers would hide a mean of means. If the random draw makes the numbers
+    equal, one element is changed; if no single change helps, they stay equal.
 
     Args:
         rows_per_rank: Number of rows of the first dim for each rank.  If targets have one dim, some target

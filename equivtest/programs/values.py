@@ -28,8 +28,8 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
             their sums, as layers are initialised; vectors, which may be scales, have magnitudes of 0.5 to 1.5.
 
     In mode dense the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so
-    that a division by it is exact.  Ids, masks and the like determine how many terms are added up.  So in mode dense
-    they are one of VARIANTS fixed draws, and the oracle proves for each of these that no sum is rounded.
+    that a division by the world size is exact. Ids, masks and the like determine how many terms are added up. So in
+    mode dense they are one of VARIANTS fixed draws, and the oracle proves for each of these that no sum is rounded.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): a replicated tensor is
     divided by the number of ranks before it is added to a partial tensor. Data parallelism divides gradients by the

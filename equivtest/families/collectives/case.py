@@ -264,7 +264,7 @@ class CollectivesCase(Case):
     def split(self, numel: int, source: int, target: int) -> int:
         """Returns how many elements rank `source` sends to rank `target` with uneven splits.
 
-        These are all of `numel` elements, none or half.
+        Rank `source` sends all of the `numel` elements, none of them, or half.
         """
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 

@@ -99,7 +99,7 @@ def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
     column with infinities of one sign is infinite if the sum of all its finite terms is below t.
 
     Raises:
-        InexactData: a column has none of these forms.
+        InexactData: a column has none of these properties.
 
     Source: IEEE 754-2019 section 7.4: to nearest, values of 2 t or more are rounded to infinity; section 6.1.
     """

@@ -72,8 +72,8 @@ def _pick_numels(draw: Draw) -> tuple[int, ...]:
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the label of a size, for `Draw.pick`.
+    """Returns the class of a size, 'no call' for None.
 
-    The label is 'no call' for None, 'none' for 0, 'few' below 1,000, otherwise 'many'.
+    The class is 'none' for 0, 'few' below 1,000, otherwise 'many'. A covering array has each class, not each size.
     """
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

@@ -92,9 +92,10 @@ def call_before(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> 
 def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tuple[Room, Begun]:
     """Begins a call with memory of the room. Returns the room whose memory the call uses, and the begun call.
 
-    The returned room is `room`. If the backend's error asks for contiguous or aligned memory, it is a new room with
-    such memory, in which the call was begun again. torch documents no stride that a collective must accept: NCCL's
-    group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some strides.
+    The returned room is `room`, unless the backend's error asks for contiguous or aligned memory. Then a new room with
+    such memory is returned, and the call was begun again in it. torch documents no stride that a collective must
+    accept: NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some
+    strides.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -325,7 +326,7 @@ def coalesced_reduce_scatter_tensor(room: Room, call: Call, own: torch.Tensor) -
 
 
 def coalesce(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Begun:
-    """Begins one coalesced call that takes all sizes; `begin_one` is called within it for each size.
+    """Begins one coalesced call that takes all sizes; `begin_one` is called within that call for each size.
 
     The result joins the sizes along the last dim.
     """
@@ -353,7 +354,7 @@ def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
 
     The integers are at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor is 2**(62 -
     p) + 1. The returned tensor is the reduction divided by the factor. A reduction that is no multiple of the factor is
-    wrong; its remainder is then added, so that the returned tensor is wrong too.
+    wrong; the remainder is then added to the quotient, so that the returned tensor is wrong too.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))

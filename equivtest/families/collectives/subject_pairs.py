@@ -145,7 +145,7 @@ def barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def monitored_barrier(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Calls monitored_barrier, and returns what all ranks wrote to a store before it.
+    """Calls monitored_barrier, and returns the elements that all ranks wrote to a store before the barrier.
 
     torch documents the function only for gloo and without `async_op`.
     """

@@ -2,8 +2,8 @@
 
 Letters: w ranks, n elements of one size.
 
-A result lies within a larger storage, and its memory is not initialised. The memory on both sides of it and between its
-elements has a fill value, and no collective may write there.
+A result lies within a larger storage, and its memory is not initialised. The memory on both sides of the result, and
+between the result's elements, has a fill value, and no collective may write there.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Room:
         return operand.view(self.ranks, height, width, channels).permute(0, 3, 1, 2)
 
     def require_guards(self) -> None:
-        """Raises RuntimeError if the call wrote outside its results, or into an operand that was copied for it."""
+        """Raises RuntimeError if the call wrote outside its results, or into an operand copied for the call."""
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
                 raise RuntimeError("it wrote beside the memory of its result")
@@ -155,7 +155,7 @@ class Room:
 
 
 def _factors(numel: int) -> tuple[int, int]:
-    """Returns two factors whose product is `numel`: the largest one up to its square root, and the other one."""
+    """Returns two factors with the product `numel`: the largest factor up to its square root, and the other."""
     first = next((factor for factor in range(math.isqrt(numel), 0, -1) if numel % factor == 0), 1)
     return first, numel // first
 
@@ -209,5 +209,5 @@ def cut(room: Room, own: torch.Tensor, sent: Sequence[int]) -> torch.Tensor:
 
 
 def padded(found: torch.Tensor, numel: int) -> torch.Tensor:
-    """Returns the tensor with zeros appended, `numel` elements in all."""
+    """Returns the tensor with zeros appended, up to `numel` elements."""
     return torch.cat([found, found.new_zeros(numel - len(found))])

@@ -79,7 +79,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def logits(self) -> CaseTensor:
-        """Describes the shape and layout of x, the logits; the gradient of x has the same."""
+        """Describes the shape and layout of x, the logits; the gradient of x has the same shape and layout."""
         return CaseTensor(
             (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
         )

@@ -81,7 +81,7 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
 def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
     """Returns three all_reduces of one number per position: maximum and sum, in the accumulator's dtype, and loss.
 
-    The backward has none, because every rank has the logarithm of the softmax of its own classes.
+    The backward takes no collective, because every rank has the logarithm of the softmax of its own classes.
 
     Source: _log_softmax and _nll_loss_forward in torch/distributed/tensor/parallel/loss.py (2.13.0).
     """

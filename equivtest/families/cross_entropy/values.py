@@ -1,9 +1,9 @@
 """Draws values of cross entropies: targets on both sides of every shard boundary, and rows whose softmax is exact.
 
 A row has the logits of one position. A row with one logit far above all others has a softmax of one and zeros: if the
-exponentials of the others underflow to zero, their sum is exactly 1 and its logarithm 0, and the logarithm of the
-softmax is a difference of logits. If logits are small multiples of a power of two, nothing rounds, in any order and for
-any division of the classes.
+exponentials of all others underflow to zero, the sum of all exponentials is exactly 1 and the logarithm of the sum 0,
+and the logarithm of the softmax is a difference of logits. If logits are small multiples of a power of two, nothing
+rounds, in any order and for any division of the classes.
 
 Source: derived here; exp(0) is 1 and log(1) is 0 in every C library (C11, F.10.3.1 and F.10.3.7).
 """

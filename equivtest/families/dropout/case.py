@@ -119,7 +119,7 @@ class DropoutCase(ActivationCase):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Returns the number of elements of each shard of x that has any; replicated shards occur once."""
+        """Returns the number of elements of each shard of x that is not empty; replicated shards occur once."""
         layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)

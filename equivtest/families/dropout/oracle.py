@@ -2,11 +2,11 @@
 
 Letters: p probability of being dropped, u_a and u_o unit roundoffs of accumulation and storage.
 
-The subject chooses which elements to drop. The oracle reads them from the ranks' output: they are its zeros, because x
-has none if elements may be dropped. Another claim judges whether they were chosen by chance. Each kept element is x /
-(1 - p), and its gradient the cotangent / (1 - p), under the same mask. If 1 - p is a power of two nothing rounds.
-Otherwise 1 - p in float64, its conversion, its reciprocal and the product each round once. With p = 1 all is zero; with
-p = 0, and in eval mode, nothing is computed at all.
+The subject chooses which elements to drop. The oracle reads the choice from the ranks' output: the dropped elements are
+zeros there, and x has no zeros if elements may be dropped. Another claim judges whether chance made the choice. Each
+kept element is x / (1 - p), and its gradient the cotangent / (1 - p), under the same mask. If 1 - p is a power of two
+nothing rounds. Otherwise 1 - p in float64, its conversion, its reciprocal and the product each round once. With p = 1
+all is zero; with p = 0, and in eval mode, nothing is computed at all.
 
 Source: _dropout in ATen/native/Dropout.cpp, torch.nn.Dropout (2.13.0).
 """

@@ -26,7 +26,10 @@ FEATURES = (1, 56, 56, *(64, 96, 128, 192) * 4)
 
 
 def kind_of_probability(p: float) -> float:
-    """Returns a label for the probability, for `Draw.pick`: 0 and 1 stay as they are, any other p gets 0.5."""
+    """Returns the class of a probability: 0, 1, or 0.5 for any other.
+
+    A covering array has each class, not each probability.
+    """
     return p if p in (0.0, 1.0) else 0.5
 
 

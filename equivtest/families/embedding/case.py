@@ -129,7 +129,7 @@ class EmbeddingCase(Case):
     def edge_ids(self) -> tuple[int, ...]:
         """Returns the first and last id of each rank's shard of the vocabulary, and `padding_idx`, ascending.
 
-        The shards are those of a rowwise embedding. A colwise embedding, which does not shard the vocabulary, gets the
+        These are the shards of a rowwise embedding. A colwise embedding, which does not shard the vocabulary, gets the
         same ids.
         """
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
@@ -145,8 +145,8 @@ class RefusedEmbeddingCase(Refused, EmbeddingCase):
     """Fixes an embedding that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'above': one id is num_embeddings; 'below': one id is -1; 'dtype': the ids are float32; 'max_norm': rows
-            are to be renormalized in place, which torch's styles do not support.
+        misfit: 'above': one id is num_embeddings; 'below': one id is -1; 'dtype': the ids are float32; 'max_norm': the
+            embedding renormalizes rows in place, which torch's styles do not support.
     """
 
     MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",),)

@@ -18,12 +18,12 @@ def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
 
     The weight is distributed, and the ids are gathered if they are sharded. Then the output is redistributed.
 
-    A rowwise embedding makes a partial output. It is reduced by an all_reduce, or by a reduce_scatter if the output is
-    sharded. Backward, the cotangent is replicated: a sharded one takes an all_gather.
+    A rowwise embedding makes a partial output. An all_reduce replicates it, or a reduce_scatter shards it, as the
+    case's output layout says. Backward, the cotangent is replicated: a sharded one takes an all_gather.
 
-    A colwise embedding makes an output that is sharded on its last dim. It takes an all_gather if the output is
-    replicated, and an all_to_all if it is sharded on another dim. Backward, the cotangent goes to the last dim, by an
-    all_to_all or without a collective.
+    A colwise embedding makes an output that is sharded on its last dim. An all_gather replicates it, or an all_to_all
+    shards it on another dim, as the output layout says. Backward, the cotangent goes to the last dim, by an all_to_all
+    or without a collective.
 
     Each rank then has the operands of its shard of the gradient.
 

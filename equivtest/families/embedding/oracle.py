@@ -65,9 +65,9 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """Returns the exact gradient of the weight, and how many bits it takes.
+    """Returns the exact gradient of the weight, and the number of bits that the sums take.
 
-    That is the number of bits of the largest sum, over the tokens of one id, of the magnitudes of the terms.
+    The largest sum of magnitudes, over the tokens of one id, has this number of bits.
 
     Args:
         ids: One id per token, int64, global.
@@ -86,7 +86,7 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """Returns the gradient of the weight with its bound.
 
-    A row of the gradient is zero if its id has no token, and a copy if it has one: both must be exact.
+    A row of the gradient is zero if no token has the row's id, and a copy if one token has it: both must be exact.
 
     Args:
         ids: One id per token, int64, global.

@@ -47,7 +47,7 @@ def run_embedding(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Embedding] = nn.Embedding,
 ) -> Answers:
-    """Runs forward and backward of one embedding on this rank, which `style` makes parallel.
+    """Runs forward and backward of one embedding, made parallel by `style`, on this rank.
 
     `module` is the class of the embedding. Returns the output, the weight and the gradient that the case requires.
     """

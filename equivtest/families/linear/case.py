@@ -63,7 +63,7 @@ class LinearCase(ActivationCase):
     Attributes:
         style: 'colwise' shards weight and bias on N; 'rowwise' shards the weight on K and replicates the bias.
         leading: Leading dims of the activation, none to three; x is (*leading, K).
-        bias: Whether the layer has a bias; it is never zero.
+        bias: Whether the layer has a bias, whose values are never zero.
         input_layout, output_layout: Placement of x and of the output, 'replicate' or 'shard(DIM)' with DIM in
             0..len(leading).
         x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain

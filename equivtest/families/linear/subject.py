@@ -38,7 +38,7 @@ def run_linear(
     style: type[ColwiseParallel] | type[RowwiseParallel],
     module: type[nn.Linear] = nn.Linear,
 ) -> Answers:
-    """Runs forward and backward of one linear layer on this rank, which `style` makes parallel.
+    """Runs forward and backward of one linear layer, made parallel by `style`, on this rank.
 
     `module` is the class of the layer. Returns the output, the parameters and the gradients that the case requires.
     """

@@ -35,7 +35,7 @@ class OperatorCase(Case):
     """Fixes one call, `results = operator(*operands, **arguments)`, and the cotangents of its backward.
 
     DTensor chooses the placements of the results and of the operands' gradients. The harness judges each of these
-    tensors under the placements that DTensor chose. They must be the same on every rank.
+    tensors under the placements that DTensor chose. These placements must be the same on every rank.
 
     Operands are numbered from 0.
 
@@ -147,7 +147,7 @@ class OperatorCase(Case):
     def is_documented(self) -> bool:
         """True if torch documents the collectives of this call.
 
-        It does so only for `sum`, if no operand is partial and none requires a gradient.
+        torch documents them only for `sum`, if no operand is partial and none requires a gradient.
         """
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
@@ -230,7 +230,7 @@ class OperatorCase(Case):
     def graded(self) -> tuple[int, ...]:
         """Returns the numbers of the operands that get a gradient.
 
-        These require one, and some result is differentiable for them.
+        They require a gradient, and some result is differentiable for them.
         """
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)

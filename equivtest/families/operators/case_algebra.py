@@ -91,7 +91,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns signatures of `diagonal_scatter`: a matrix, and values for its diagonal or for the one above it."""
+    """Returns signatures of `diagonal_scatter`: a matrix, and values for its diagonal or for the diagonal above."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

@@ -165,9 +165,9 @@ def joined(*, new_dim: bool) -> Form:
 def products(*dims: str) -> Form:
     """Returns a form for matrix products: for a shape, it gives one signature, whose dims are named by letters.
 
-    For example `products("mk", "kn")` multiplies a matrix (m, k) by one (k, n). The size of the letter b is that of the
-    shape's first dim, m of the last but one, k of the last; n is 2 and o is 3. A shape of fewer than two dims gives no
-    signature.
+    For example `products("mk", "kn")` multiplies a matrix (m, k) by one (k, n). Sizes of the letters: b has the size of
+    the shape's first dim, m of the last but one, k of the last; n is 2 and o is 3. A shape of fewer than two dims gives
+    no signature.
     """
 
     def form(shape: Shape) -> Signatures:

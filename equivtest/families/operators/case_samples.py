@@ -40,7 +40,7 @@ def name_of(operator: str, way: str) -> str:
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Returns the callable that torch has by this name, a function or a method of tensors; None if it has none."""
+    """Returns torch's function, or method of tensors, with this name; None if there is none."""
     found: Any = torch
     for part in operator.removeprefix("torch.").split("."):
         found = getattr(found, part, None)

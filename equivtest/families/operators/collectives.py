@@ -8,7 +8,9 @@ from equivtest.oracle.collectives import Collectives, expected_collectives
 
 @expected_collectives.register
 def operator_collectives(case: OperatorCase, rank: int) -> Collectives:
-    """Returns an empty tuple: the documented calls are sums of operands that are not partial, which take no collective.
+    """Returns an empty tuple, because no documented call takes a collective.
+
+    The documented calls are sums of operands that are not partial.
 
     A sum over a sharded dim becomes a partial DTensor, and any other sum keeps its operand's shards. Cases of other
     operators do not record collectives.

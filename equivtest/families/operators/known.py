@@ -107,7 +107,7 @@ def gathers_in_front_of(case: OperatorCase) -> bool:
 def picks_one_of_nothing(case: OperatorCase) -> bool:
     """True if a replicated index picks one row, and torch's sharding of the rows leaves some rank without a row.
 
-    The rows are those of the first operand along `dim`. The operand must be sharded along `dim`, or partial. Always
+    A row is one slice of the first operand along `dim`. The operand must be sharded along `dim`, or partial. Always
     False with two mesh axes, or with fewer rows than ranks.
     """
     if not isinstance(case.dim, int) or len(case.operands) != 2 or len(case.mesh_shape) != 1:

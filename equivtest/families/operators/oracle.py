@@ -114,8 +114,8 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
     """Returns result name -> True if the result must require a gradient, False if it must not.
 
-    Leaves out results that torch says require a gradient though they have none: the sign of `slogdet`, mean and rstd of
-    `native_group_norm`, and norms of order 0. A wrong flag of these results is not found.
+    Leaves out results for which torch sets requires_grad although they have no gradient: the sign of `slogdet`, mean
+    and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not found.
     """
     return {
         f"output.{number}": case.has_gradient(result)
@@ -166,8 +166,8 @@ def _judged_how(case: OperatorCase, index: int) -> Founds:
 def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) -> bool:
     """True if the answer `name` is exact without a proof.
 
-    It is exact if it is not floating-point, or if the operator only chooses values. A gradient of such an operator may
-    be a sum of cotangents. Then even the sum of all cotangents must be small enough to be exact.
+    The answer is exact if it is not floating-point, or if the operator only chooses values. A gradient of such an
+    operator may be a sum of cotangents. Then even the sum of all cotangents must be small enough to be exact.
     """
     if not value.is_floating_point():
         return True
@@ -281,8 +281,8 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
     """Returns results and gradients, if the certificate proves that all are exact in the dtype with the fewest bits.
 
-    DTensor may divide a replicated tensor by the number of ranks before it adds it to a partial one (2.13.0); the proof
-    leaves bits for that.
+    DTensor may divide a replicated tensor by the number of ranks before it adds that tensor to a partial one (2.13.0);
+    the proof leaves bits for that.
 
     Raises:
         InexactData: an operation may round.
@@ -328,7 +328,7 @@ def _magnitude(case: OperatorCase, given: Mapping[str, torch.Tensor], number: in
 def _bounded(case: OperatorCase, given: Tensors, mode: str, counted: RunningError) -> Founds:
     """Returns results and gradients with their bounds, by running error analysis.
 
-    The value of a partial operand is a sum of its terms with a bound. In an exact draw it is exact.
+    The value of a partial operand is a sum of its terms with a bound. In an exact draw the sum is exact.
 
     Raises:
         InexactData: no bound is known for some operation.

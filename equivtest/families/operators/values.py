@@ -1,7 +1,7 @@
 """Draws the operands' values. The terms of a partial operand, one per rank, reduce to the drawn value.
 
 Integers are multiples of the world size, because DTensor divides a replicated tensor by the world size before it adds
-it to a partial one.
+that tensor to a partial one.
 
 Source: Partial._partition_value in torch/distributed/tensor/placement_types.py (2.13.0).
 """

@@ -94,8 +94,8 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
     """Returns the collectives of one rank: of x in the forward, and of its cotangent in the backward.
 
-    x passes through the placements of `PreparedCase.steps`, the cotangent through the same in reverse, with replicated
-    instead of partial ones.
+    x passes through the placements of `PreparedCase.steps`, the cotangent through the same placements in reverse order,
+    replicated where they are partial.
 
     Source: as for `redistribute_collectives`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

@@ -127,7 +127,7 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
     """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
 
-    `Draw.pick` takes the result as the label of a mesh.
+    A covering array has each of these classes of meshes, not each mesh.
     """
     return tuple(map(is_several, mesh))
 

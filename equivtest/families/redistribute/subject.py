@@ -42,8 +42,8 @@ def move_by_torch(case: RedistributeCase, x: DTensor) -> DTensor:
 def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, move: Move) -> Answers:
     """Redistributes x forward, and its cotangent backward, on this rank; returns the output and the gradient of x.
 
-    `case.road` names the calls of torch that make and return the DTensor. `move` redistributes it, except for the road
-    'full_tensor', which redistributes without a call of `redistribute`.
+    `case.road` names the calls of torch that make and return the DTensor. `move` redistributes the DTensor, except for
+    the road 'full_tensor', which redistributes without a call of `redistribute`.
     """
     if case.flattened:
         mesh = flattened_mesh(mesh.device_type, case.mesh_shape)
@@ -103,7 +103,7 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """Returns the placements to request from torch: those of the output, or invalid ones if the case is refused."""
+    """Returns the placements to request from torch: the output's placements, or invalid ones if the case is refused."""
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

@@ -36,8 +36,8 @@ Every other answer of that step has the role state.
 class PerceptronCase(TrainingCase):
     """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    W1 and b1 are the weight and bias of the layer in_proj, W2 and b2 those of out_proj. Subclasses say which rank holds
-    which shard. Each step has its own x and its own cotangent.
+    W1 and b1 are the weight and bias of the layer in_proj, W2 and b2 of out_proj. Subclasses say which rank holds which
+    shard. Each step has its own x and its own cotangent.
 
     Names of the answers, for the weight of in_proj:
 

@@ -28,8 +28,8 @@ class TrainingCase(Case):
         lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
         variant: An option of the optimizer. 'nesterov', 'dampened': only for SGD with a momentum, the latter with the
             dampening DAMPENING; 'amsgrad': only for AdamW; 'maximize': for both; '': none.
-        between_steps: What happens after each update. 'reload': a new optimizer with another learning rate loads the
-            state of the old one; 'halve': a schedule halves the learning rate; '': nothing.
+        between_steps: An action after each update. 'reload': a new optimizer with another learning rate loads the state
+            of the old one; 'halve': a schedule halves the learning rate; '': nothing.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this
             number; 0: gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.

@@ -57,7 +57,7 @@ def mlp_cases(draw: Draw, space: Space) -> MlpCase:
 def training_cases(draw: Draw, space: Space) -> MlpCase:
     """Draws cases of a perceptron trained for two or three steps by SGD or AdamW.
 
-    AdamW is not drawn in float16, where its eps of 1e-8 is zero and a gradient of zero gives 0 / 0. Shrinks to two
+    AdamW is not drawn in float16: its eps of 1e-8 is zero there, so a gradient of zero gives 0 / 0. Shrinks to two
     steps of SGD without momentum and weight decay.
     """
     fields = _pick_mlp(draw, space)

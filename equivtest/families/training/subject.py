@@ -62,7 +62,10 @@ class Mlp(nn.Module):
         return self.run("out_proj", self.out_proj, hidden.detach() if self.stops_at_hidden else hidden)
 
     def run(self, part: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Returns function(x). If the case checkpoints `part`, such as 'hidden', the backward computes it again."""
+        """Returns function(x).
+
+        If the case checkpoints `part`, such as 'hidden', the backward computes function(x) again.
+        """
         if part != self.checkpointed:
             return function(x)
         output: torch.Tensor = checkpoint(function, x, use_reentrant=False)
@@ -194,7 +197,7 @@ class PerceptronRun:
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place. Returns the norm that all gradients had before: 0-dim, replicated."""
+        """Scales the gradients in place. Returns the norm of all gradients before scaling: 0-dim, replicated."""
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)

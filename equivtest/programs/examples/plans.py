@@ -35,7 +35,9 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides tokens outside of the layers and hidden features inside: all_gather before, reduce_scatter after.
+    """Divides tokens outside of the layers and hidden features inside them.
+
+    An all_gather comes before the layers, a reduce_scatter after them.
 
     The block takes all tokens and returns all; each rank adds the result of `GatedBlock.change` to its own tokens of x.
     """

@@ -29,7 +29,7 @@ class Clipped:
 
     Attributes:
         norm_type: 1, 2 or math.inf.
-        foreach: True if torch takes several gradients in one operation; it alternates from step to step.
+        foreach: True if torch takes several gradients in one operation; the value alternates from step to step.
         raises: True if torch should raise when the norm is not finite.
     """
 

@@ -84,7 +84,7 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
     """Returns a function that looks up the boundaries of the unsharded module, which runs in this process.
 
-    It stands in for the function that assembles the boundaries from the ranks.
+    This function stands in for the one that assembles the boundaries from the ranks.
     """
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
@@ -112,7 +112,7 @@ def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs:
 
     Args:
         found: Right outputs and gradients, by name.
-        runs: Run of the module on each part of the batch, which has the right values of boundaries.
+        runs: Run of the module on each part of the batch, with the right values of boundaries.
     """
     inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, inputs, found, {})

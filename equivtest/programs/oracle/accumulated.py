@@ -38,8 +38,8 @@ class MicroBatch(NamedTuple):
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
     """Returns the right value of every answer to all micro-batches, named as `at_micro_batch` names them.
 
-    A parameter has one gradient: the sum over all micro-batches of the sum or mean over the parts of the batch.
-    Its bound allows any order of additions: over the micro-batches first, or over the ranks first.
+    A parameter has one gradient: the sum over all micro-batches of the sum or mean over the parts of the batch. The
+    bound of this sum allows any order of additions: over the micro-batches first, or over the ranks first.
     """
 
     def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:

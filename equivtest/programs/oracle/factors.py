@@ -1,11 +1,11 @@
 """Accepts constant factors in a backward, because a program may scale its loss and divide its gradients later.
 
 The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks. The oracle accepts a factor only
-if the program shows that it has taken the factor out again. It computes everything twice: once from the ranks' values
-as they are, with the factor left in, and once from the values divided by the factor. Each gradient that the factor
-reaches (parameter, input or boundary) must distinguish the two computations. Each gradient of a parameter or an input
-must agree with the second one. So claims still fail for a factor that is left in, for a factor on one of two paths or
-on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
+if the program shows that it has taken the factor out again. The oracle computes everything twice: once from the ranks'
+values as they are, with the factor left in, and once from the values divided by the factor. Each gradient that the
+factor reaches (parameter, input or boundary) must distinguish the two computations. Each gradient of a parameter or an
+input must agree with the second one. So claims still fail for a factor that is left in, for a factor on one of two
+paths or on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
 """
 
 from __future__ import annotations

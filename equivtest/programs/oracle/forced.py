@@ -130,8 +130,8 @@ class Forced(Boundaries):
     def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
         """Returns the indices that the ranks chose in topk, if that choice is right; else None.
 
-        It is right if no index occurs twice and the values at the indices equal, apart from their order, the values
-        that the reference chose.
+        The choice is right if no index occurs twice and the values at the indices equal, apart from their order, the
+        values that the reference chose.
 
         Args:
             value: The operand of topk.

@@ -12,10 +12,10 @@ be in any order, as in merged projections.
 If the batch is divided, rows may move between ranks, as when each token goes to the rank of its expert.  The rows of
 one rank's part of the batch are then found among the rows of all ranks.
 
-A wrong guess hides no fault.  Whatever layout the oracle guesses, the value that it assembles agrees with the
-reference, so the oracle judges all later parts from right values.  The ranks continue from the values that they really
-have.  If these are wrong, a later part gives results that differ from the oracle's, at the latest an output, or the
-gradient of an input or a parameter.  There the oracle guesses nothing, because the case declares their layouts.
+A wrong guess hides no fault. Whatever layout the oracle guesses, the value that it assembles agrees with the reference,
+so the oracle judges all later parts from right values. The ranks continue from the values that they really have. If
+these are wrong, a later part gives results that differ from the oracle's, at the latest an output, or the gradient of
+an input or a parameter. For these tensors the oracle guesses nothing, because the case declares their layouts.
 """
 
 from __future__ import annotations

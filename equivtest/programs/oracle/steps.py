@@ -122,7 +122,7 @@ def _of_step(held: Held | None, step: int) -> Held | None:
 
 
 def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
-    """Returns the ranks' value, or the right value if the ranks' is not whole, which another claim reports."""
+    """Returns the ranks' value, or the right value if the ranks' value is not whole; another claim reports that."""
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
     return (right.value if found is None else found).to(DTYPES[case.dtype])
 

@@ -1,7 +1,7 @@
 """Finds a rank's part of each parameter of the unsharded module, and of its gradient: by name, or by element.
 
-A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole.  For
-all other tensors, `tracing`, beside this module, finds the elements, or a function of the user returns them.
+A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole. For
+all other tensors, the module `tracing` finds the elements, or a function of the user returns them.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """Returns this rank's parts of a parameter, as the user's `placed` function reports them; None if it returns None.
+    """Returns this rank's parts of a parameter, as the user's `placed` function reports them; None if it reports None.
 
     Raises:
         Misuse: the function returns neither None nor a tensor with the indices of its elements.
@@ -243,7 +243,7 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
 
 
 def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    """Raises Misuse for a plain tensor of another shape, since it is unknown which part of the whole it is."""
+    """Raises Misuse for a plain tensor of another shape, since nothing shows which part of the whole it is."""
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(

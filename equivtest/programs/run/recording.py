@@ -1,8 +1,9 @@
 """Records the tensors of a module in a user's own job, in forwards and backwards, without keeping them.
 
 Each output is replaced by an alias, so that the alias's gradient covers all uses outside of the module and no use
-within it.  Each input is replaced by an alias too, whose gradient covers the uses within.  Each forward is a
-micro-batch.  Its name goes into the names of its tensors, and of the gradients that its backward gives later.
+within it. Each input is replaced by an alias too, whose gradient covers the uses within the module. Each forward is a
+micro-batch. The micro-batch's name becomes a part of the names of its tensors, and of the gradients that its backward
+gives later.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def own_step(
 
 
 def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Cuts a rank's inputs along their rows, as evenly as possible; each micro-batch has inputs without rows whole.
+    """Cuts a rank's inputs along their rows, as evenly as possible; inputs without rows stay whole.
 
     Every rank has the same number of micro-batches, with at least one row in each.  Otherwise a program that reduces
     gradients in every backward would hang.

@@ -1,11 +1,12 @@
 """Finds which elements of the whole parameters a rank has: it calls `parallelize` on numbers that all differ.
 
-`parallelize` runs twice or more.  Each element of each parameter has a different word, which is a list of numbers, one
-for each run.  In every run the whole parameters hold the numbers of that run, and `parallelize` makes a module from
-them.  If it only moves, cuts and joins elements, each element is then known by its word, in any tensor.  The numbers
-are whole and at most 255 in magnitude, exact in every dtype; in one run they are positive, in the next negative.  So an
-element that is the same in all runs is not part of a parameter: it is padding, or a parameter of the parallel module
-alone.  Only few of the possible words are used, so that a computed number hardly ever equals another word.
+`parallelize` runs twice or more. Each element of each parameter has a different word, which is a list of numbers, one
+for each run. In every run the whole parameters hold the numbers of that run, and `parallelize` makes a module from
+them. If `parallelize` only moves, cuts and joins elements, each element can be recognised by its word, in any tensor.
+The numbers are whole and at most 255 in magnitude, exact in every dtype; in one run they are positive, in the next
+negative. So an element that is the same in all runs is not part of a parameter: it is padding, or a parameter of the
+parallel module alone. Only few of the possible words are used, so that a computed number hardly ever equals another
+word.
 
 The values of the run that is judged are not used here, so a wrong value is never taken for another element.
 """
@@ -52,7 +53,7 @@ Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Returns name of a parameter -> each tensor of this rank that contains elements of it, and which elements.
+    """Returns name of a parameter -> each tensor of this rank with elements of the parameter, and which elements.
 
     Args:
         shapes: Shape of each parameter of the unsharded module, by its name.

@@ -23,8 +23,8 @@ class GatheredCrossEntropyCase(CrossEntropyCase):
     Attributes:
         label_smoothing: The fraction s, 0 to 1. The smoothed loss is (1 - s) * loss + s * the average of all classes'
             losses.
-        shares: The sharded dim of the logits: 'classes', which torch gathers, or 'positions', their first dim. A mean
-            needs equally many positions on each rank.
+        shares: The sharded dim of the logits: 'classes', which torch gathers, or 'positions', the first dim of
+            positions. A mean needs equally many positions on each rank.
     """
 
     target_is_dtensor: bool = True

@@ -185,7 +185,7 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
 
 @expected_collectives.register
 def gathered_collectives(case: GatheredCrossEntropyCase, rank: int) -> Collectives:
-    """Returns one all_gather of the logits in the forward, which the softmax takes, and no collective in the backward.
+    """Returns one all_gather of the logits, before the softmax in the forward, and no collective in the backward.
 
     In the backward each rank cuts its shard out of the gradient.
 

@@ -9,8 +9,8 @@ magnitudes of the terms of each sum to at most 2**p, then every partial sum, of 
 terms, is an integer up to 2**p times a power of two, so a value of the dtype: no order, no
 blocking, no division among ranks can round.  The oracle checks this of every draw.
 
-DTensor divides a replicated bias by w when it makes it partial, so b is a multiple of w; it takes
-an eighth of the output's 2**p, or w if that is more.
+DTensor divides a replicated bias by w when it makes it partial, so b is a multiple of w. Its magnitude is at most an
+eighth of the output's limit 2**p, or w if w is larger.
 
 Source: derived here except Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0); integers up to 2**p are values: IEEE 754-2019
@@ -39,7 +39,7 @@ class _Plan:
     """Holds sizes and limits for the values of one draw.
 
     Attributes:
-        limit: 2**p for the p significand bits of the dtype: the magnitudes of the terms of one sum add up to no more.
+        limit: 2**p for the p significand bits of the dtype: the limit for the sum of the magnitudes of one sum's terms.
         bias_limit: Largest magnitude of the bias, an odd multiple of the number of ranks; 0 without a bias.
     """
 

@@ -39,7 +39,7 @@ class Magnitudes:
     def smallest_sums(self, tokens: int, features: int, outputs: int) -> tuple[int, int, int]:
         """Returns lower limits for the largest sum of magnitudes behind an element of output, grad.x and grad.weight.
 
-        They assume that each drawn number is at least seven eighths of its largest magnitude.
+        The limits assume that each drawn number is at least seven eighths of its largest magnitude.
         """
         x, weight, cotangent, x_peak, weight_peak, cotangent_peak = (lowest(m) for m in astuple(self))
         return (
@@ -91,10 +91,10 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes near those that make all sums equal, times `x_scale` for x and `weight_scale` for the weight.
+    """Returns magnitudes near the ones for which all sums are equal, times `x_scale` and `weight_scale`.
 
-    All other magnitudes are the largest that then fit. With `peak_first` the weight's peak is chosen before the
-    cotangent's magnitude, which is then smaller.
+    `x_scale` is for x, `weight_scale` for the weight. All other magnitudes are the largest that then fit. With
+    `peak_first` the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

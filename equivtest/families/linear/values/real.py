@@ -29,10 +29,10 @@ def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
             in_features, as layers are initialised.
         real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
             is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
-            half the features apart, so that whole ranks cancel each other. In 16 bits they are neighbours on one rank
-            of a rowwise layer, since partial sums stored in 16 bits must not exceed the output by much, or nothing
-            could be concluded. The weights of a feature without a partner are made so small that its products are as
-            small as the sum of a pair's products.
+            half the features apart, so that the partial sums of whole ranks cancel each other. In 16 bits the features
+            of a pair are neighbours on one rank of a rowwise layer, since partial sums stored in 16 bits must not
+            exceed the output by much, or nothing could be concluded. The weights of a feature without a partner are
+            made so small that its products are as small as the sum of a pair's products.
     """
     mode, seed = case.values[index]
     scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}
@@ -82,5 +82,5 @@ def _pick(name: str, mode: str, seed: int, table: tuple[float, ...]) -> float:
 
 
 def _without_zeros(value: torch.Tensor) -> torch.Tensor:
-    """Returns the values. Each value that float16 would round to zero is replaced by its smallest normal number."""
+    """Returns the values. Each value that float16 would round to zero becomes the smallest normal number of float16."""
     return torch.where(value.abs() < 2.0**-24, 2.0**-14, value)

@@ -1,4 +1,4 @@
-"""Defines cases in which FSDP2 is asked to shard a parameter in a way that its documentation excludes."""
+"""Defines cases that request a sharding of a parameter which FSDP2's documentation excludes."""
 
 from __future__ import annotations
 

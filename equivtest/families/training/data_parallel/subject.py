@@ -81,8 +81,8 @@ class DataParallelRun(PerceptronRun):
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Returns the context in which one micro-batch runs.
 
-        It decides whether the backward reduces gradients over the ranks or only adds them up on this rank. `is_last` is
-        True for the last micro-batch of a step, which must reduce.
+        The context decides whether the backward reduces gradients over the ranks or only adds them up on this rank.
+        `is_last` is True for the last micro-batch of a step, which must reduce.
         """
         return nullcontext()
 

@@ -37,8 +37,8 @@ class EngineCase(DataParallelCase):
     range, and zeros elsewhere: the answers of all ranks add up to the whole tensor.
 
     Attributes:
-        stage: What the ranks divide. 3: parameters, gradients and optimizer states; 2: gradients and optimizer states;
-            1: optimizer states, and the elements of gradients that these states need.
+        stage: The tensors that the ranks divide. 3: parameters, gradients and optimizer states; 2: gradients and
+            optimizer states; 1: optimizer states, and the elements of gradients that these states need.
         persistence_numel: Parameters of up to this many elements stay fetched until the update.
         prefetch_numel: Number of elements that are fetched ahead, from the second forward on.
         reuse_numel: A parameter stays fetched after its use if at most this many elements are used before its next use,
@@ -51,7 +51,7 @@ class EngineCase(DataParallelCase):
         sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
         saved_after: After the update of the step with this number the engine saves everything. A new engine, built with
             other values, loads the saved state and continues. 0: nothing is saved.
-        predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it after.
+        predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it afterwards.
         prescales: Whether gradients are divided by the number of ranks before they are reduced. If so,
             `predivide_factor` has no effect.
         gradient_clipping: Limit for the norm of all gradients together. Before each update, gradients with a larger

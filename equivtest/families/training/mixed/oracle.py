@@ -1,4 +1,4 @@
-"""Computes what a perceptron under FSDP2 with mixed precision must answer; it adds casts to the other perceptrons.
+"""Computes what a perceptron under FSDP2 with mixed precision must answer: as other perceptrons do, but with casts.
 
 Letters: P is param_dtype, R the dtype of reductions, O the dtype of the layers' outputs. Parameters are float32.
 

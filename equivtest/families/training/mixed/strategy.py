@@ -15,8 +15,9 @@ REDUCE_DTYPES = ("", "float32", "float32", "bfloat16", "float16")
 def mixed_cases(draw: Draw, space: Space) -> MixedCase:
     """Draws cases with float32 parameters. Three in four train; in all some parameter needs a gradient.
 
-    The narrower dtypes are those of NARROW that the space has, or all of NARROW if it has none. Shrinks to one forward
-    and backward of one row in the first narrower dtype, which gradients are then reduced in.
+    The narrower dtypes are the dtypes of NARROW that the space has, or all of NARROW if it has none of them. Shrinks to
+    one forward and backward of one row; both the computation and the reduction of gradients then use the first narrower
+    dtype.
     """
     fields = _pick_data_parallel(draw, Space(space.world_sizes, ("float32",)), "fsdp2", "", ("",))
     narrow = [dtype for dtype in NARROW if dtype in space.dtypes] or NARROW

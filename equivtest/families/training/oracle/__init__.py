@@ -128,8 +128,8 @@ class Reference:
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
         """Records an expected answer, and returns the value that the next operation takes as its operand.
 
-        That is the ranks' value, so that errors do not add up. It is the value in `result` if the ranks' value is
-        unknown, or if `is_exact` and the result allows no error.
+        The next operation takes the ranks' value, so that errors do not add up. If that value is unknown, or if
+        `is_exact` and the result allows no error, it takes the value in `result`.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):

@@ -45,7 +45,7 @@ class SgdOptions:
 class AdamOptions:
     """Arguments of torch.optim.AdamW, without `maximize` and `amsgrad`.
 
-    With amsgrad the moments of `adamw_step` have one tensor more.
+    With amsgrad, the argument `moments` of `adamw_step` has one more tensor.
     """
 
     lr: float = 1e-3

@@ -39,7 +39,7 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """Returns SGD's momentum buffer after an update; `momentum` is the buffer before, None at the first update.
+    """Returns SGD's momentum buffer after an update; `momentum` is the buffer before it, None at the first update.
 
     The buffer becomes case.momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter). At the first
     update there is no buffer to add, and nothing is dampened.

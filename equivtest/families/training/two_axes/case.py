@@ -24,8 +24,8 @@ class TwoAxisCase(DataParallelCase):
     Attributes:
         mesh: (d, t): d rows of t ranks.
         style: 'fsdp2_tp': the t ranks of a mesh row divide the hidden features. The d ranks of a mesh column divide
-            each of the resulting shards of a parameter once more, on dim 0. The ranks of one mesh row have the same
-            part of the batch, each mesh row another part. 'hsdp': the t ranks of a mesh row divide each parameter,
+            each of the resulting shards of a parameter once more, on dim 0. All ranks of a mesh row have the same part
+            of the batch; each mesh row has a different part. 'hsdp': the t ranks of a mesh row divide each parameter,
             usually on dim 0; all mesh rows have the same shards. Every rank has its own part of the batch.
         use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then computes its global
             size as local size times t, so that t must divide H.

@@ -21,7 +21,7 @@ No collectives of clipping are documented, and nearly half of the cases clip.
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
     """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
 
-    `Draw.pick` takes the result as the label of a mesh.
+    A covering array has each of these classes of meshes, not each mesh.
     """
     return tuple(map(is_several, mesh))
 

@@ -167,7 +167,8 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
     """Returns the largest magnitude of an element of the first step's parameter gradients, summed over all tokens.
 
-    It is in units of the integers. A tied weight has two gradients, one per layer; their sum counts too.
+    This is the magnitude for the integers, before they are multiplied by powers of two. A tied weight has two
+    gradients, one per layer; their sum counts too.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)

@@ -4,9 +4,10 @@ Letters: w ranks, p significand bits, m ranks with nonzero cotangents, g the lar
 largest magnitude of a parameter.
 
 Cotangents are multiples of w, so that averages over ranks are integers. In one use the ranks' gradients add up to at
-most w m g, and all gradients between two steps to at most MAX_OPERATIONS m g. A step subtracts half of that, so that
-parameters are integers in units of 1/2: at most 2 b + MAX_OPERATIONS m g units. All three stay within 2**p, so every
-partial sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
+most w m g, and all gradients between two steps to at most MAX_OPERATIONS m g. A step subtracts half of the latter sum,
+so that parameters are integers in units of 1/2: at most 2 b + MAX_OPERATIONS m g units. All three stay within 2**p, so
+every partial sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn
+numbers.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ class DeepSpeedRun(DataParallelRun):
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
         """Returns the optimizer for the step after `step`.
 
-        After step `saved_after` it saves a checkpoint, replaces the engine by a new one that loads the checkpoint, and
-        returns the new engine's optimizer.
+        After step `saved_after` this method saves a checkpoint, replaces the engine by a new one that loads the
+        checkpoint, and returns the new engine's optimizer.
         """
         if step != self.case.saved_after:
             return optimizer

@@ -77,7 +77,7 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the partitions once. No layer may be whole while that happens, because it would keep the old values.
+        """Updates the partitions once. No layer may be whole during the update, because it would keep the old values.
 
         Raises:
             RuntimeError: a layer is still whole.

@@ -3,8 +3,8 @@
 In the forward, a layer is whole while it runs. In the backward, a layer becomes whole when the gradient of its output
 is known. It is released when the gradient of an earlier layer's output is known, or at the end of the backward, because
 the layer has been used by then. A parameter that several layers share is whole from the first of these layers until the
-last, and so is fetched once forward and once backward. Autograd adds up the gradients of its uses before they are
-reduced.
+last, and so is fetched once forward and once backward. Autograd adds up the gradients of all uses of a parameter before
+they are reduced.
 
 Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
 """

@@ -39,8 +39,8 @@ class Layer:
     once: the first layer to run fetches it, the last one releases it.
 
     Args:
-        module: Its parameters are whole; they lose their elements.
-        fetcher: Makes them whole again, all with one collective.
+        module: The module; its parameters are whole, and lose their elements.
+        fetcher: Makes the parameters whole again, all with one collective.
         padding: Fill value of the partitions' padding.
         partitions: Partitions of the layers before this one; the layer adds the partitions of its parameters.
 

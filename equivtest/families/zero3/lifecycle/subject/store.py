@@ -96,8 +96,7 @@ class Store:
         """Runs forward and backward of parameter * x; adds the average of the ranks' gradients to earlier gradients.
 
         Args:
-            x, cotangent: One tensor for each parameter by its number, of the parameter's shape and dtype, different on
-                each rank.
+            x, cotangent: Number of a parameter -> tensor of the parameter's shape and dtype, different on each rank.
 
         Returns:
             The outputs, parameter * x, by number of the parameter.
@@ -140,7 +139,7 @@ class Store:
         """Writes new values to whole parameters and to their partitions.
 
         Args:
-            new: New value of each parameter by its number, of the parameter's shape and dtype, equal on every rank.
+            new: Number of a parameter -> new value, of the parameter's shape and dtype, equal on every rank.
 
         Raises:
             StatusError: a parameter is not AVAILABLE.
