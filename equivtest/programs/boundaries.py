@@ -29,7 +29,7 @@ class Function(NamedTuple):
     """A function of torch.  If a part calls it, its operands and its result (or its choice) are recorded.
 
     Attributes:
-        name: Suffix of the names under which they are recorded.
+        name: Suffix of the names under which its operands and result are recorded.
         operands: Names of the recorded parameters of the function.
         chooses: True if the result consists of chosen elements of the operand, as topk's does; then the indices of
             these elements are recorded instead of the result.
@@ -291,8 +291,8 @@ class Boundaries(TorchFunctionMode):
 def view_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the whole tensor as a view: autograd keeps the view's gradient apart from other users of the tensor.
 
-    If a part writes to the view, it writes to the tensor, and autograd knows.  A copy or detach() would lose the write
-    or its gradient.  Tensor.view_as refuses uneven shards of a DTensor (torch 2.13.0); transpose asks for no sizes.
+    If a part writes to the view, it writes to the tensor, and autograd knows. A copy or detach() would lose the write
+    or its gradient. Tensor.view_as refuses uneven shards of a DTensor (torch 2.13.0); transpose needs no sizes.
     """
     return tensor.transpose(0, 0)
 

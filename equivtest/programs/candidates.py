@@ -49,7 +49,7 @@ class CandidateSearch(NamedTuple):
         varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
         choices: The values of that field, the simplest first.
         fields: Fields that all cases share.
-        by_parts: True if each part is judged alone; None: only if nothing else concludes.
+        by_parts: True if each part is judged alone; None: only if no other way gives a conclusion.
     """
 
     build: str
@@ -85,7 +85,7 @@ class CandidateSearch(NamedTuple):
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
-        """Makes a case of the module with these fields and those that all cases share.
+        """Makes a case of the module with these fields and the fields that all cases share.
 
         Its mesh has all ranks of the world.  If the module is trained, its values are real numbers.
         """

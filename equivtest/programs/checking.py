@@ -121,7 +121,8 @@ def check(
         result = equivtest.check(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
         print(result.ok, result)
 
-    A script that ranks import for its functions calls `check` below `if __name__ == "__main__":`, or in a function.
+    If the functions are in your script, call `check` below `if __name__ == "__main__":` or in a function, because ranks
+    import the script.
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: Same as in `program`.

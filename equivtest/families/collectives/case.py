@@ -57,9 +57,9 @@ class Call:
     """One collective that a case calls: a function of torch.distributed and, if it reduces, its reduction.
 
     Attributes:
-        function: Name of a function of torch.distributed, which may have a prefix. 'functional_': the functional
-            collective of that name is called; 'coalesced_': one coalesced call takes all sizes of the case; 'int64_':
-            the function is called on integers of dtype int64.
+        function: Name of a function of torch.distributed, perhaps with a prefix: 'functional_' calls the functional
+            collective of that name; 'coalesced_' makes one coalesced call for all sizes of the case; 'int64_' calls the
+            function on integers of dtype int64.
         op: Name of the reduction, such as 'sum', a key of OPERANDS; '' if the function copies.
         result: Kind of the result, one of RESULTS, such as 'gathered': one row from each rank.
     """

@@ -83,7 +83,7 @@ def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def _turned(part: torch.Tensor, places: int) -> torch.Tensor:
-    """Returns the elements rolled by `places` in the order of rows, with the shape of `part`."""
+    """Returns the elements rolled by `places` in row-major order, with the shape of `part`."""
     return part.reshape(-1).roll(places).view(part.shape)
 
 

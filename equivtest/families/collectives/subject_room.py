@@ -56,7 +56,7 @@ class Room:
     def _untouched(self) -> int:
         """Returns the number that fills the memory around results, so that a write there shows.
 
-        Each rank has another number, so that a collective that also copies or reduces this memory changes it.
+        Each rank has a different number, so that a collective that also copies or reduces this memory changes it.
         """
         return -7 - self.rank
 

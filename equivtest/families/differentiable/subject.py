@@ -1,6 +1,6 @@
 """Subject that calls torch's differentiable collectives, each forward and backward.
 
-torch.distributed gets the root as a number in the world.
+Each call names the root by its number in the world, as torch.distributed requires.
 
 Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
 """

@@ -1,6 +1,6 @@
 """Operators that draw at random or leave memory unwritten, called so that only one result is right.
 
-For example: probabilities 0 and 1, distributions of zero width, one bin that contains every number drawn.
+For example: probabilities 0 and 1, distributions of zero width, histograms with one bin for all drawn numbers.
 """
 
 from __future__ import annotations

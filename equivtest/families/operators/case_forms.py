@@ -96,8 +96,8 @@ def along(**arguments: Argument) -> Form:
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
     """Returns a form: for a shape, it gives signatures with one operand and different reduced dims.
 
-    A signature names one dim, several (if `several`) or none, which reduces all (if `all_dims`). Each signature that
-    names dims also occurs with `keepdim=True`, unless the argument `keepdim` is False.
+    A signature names one dim, several dims (if `several`), or no dim (if `all_dims`), so that all are reduced. Each
+    signature that names dims also occurs with `keepdim=True`, unless the argument `keepdim` is False.
     """
 
     def form(shape: Shape) -> Signatures:

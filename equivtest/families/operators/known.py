@@ -47,7 +47,7 @@ def is_dim_divided(case: OperatorCase) -> bool:
 
 
 def has_shorter_index(case: OperatorCase) -> bool:
-    """True if an index has as many dims as the first operand, but is shorter than the operand in a dim not indexed."""
+    """True if an index has as many dims as the first operand, but is shorter in a dim that is not indexed."""
     if case.kind_of(len(case.operands) - 1) != INDEX or len(case.operands[0]) != len(case.operands[-1]):
         return False
     pairs = enumerate(zip(*case.operands, strict=True))
@@ -203,7 +203,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """True if `squeeze` removes a dim, and no dim from the first removed one on is sharded."""
+    """True if `squeeze` removes a dim, and neither the first removed dim nor a later dim is sharded."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]

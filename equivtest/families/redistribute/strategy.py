@@ -207,7 +207,7 @@ def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain:
 
 
 def _is_even(shape: Shape, source: tuple[str, ...], mesh_shape: Shape) -> bool:
-    """True if all shards have equal size. torch assumes that if it gets no global shape."""
+    """True if all shards have equal size. torch assumes equal sizes if it gets no global shape."""
     placements = [parse_placement(text) for text in source]
     for dim, size in enumerate(shape):
         ranks = math.prod(mesh_shape[axis] for axis, each in enumerate(placements) if each == Shard(dim))

@@ -39,7 +39,7 @@ class DividedBlock(AttentionBlock):
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Makes the block compute some of the heads on each rank, divided as by torch.chunk; returns the same block.
 
-    Hooks sum the gradients over the ranks for each tensor of which a rank uses only a part.
+    Hooks sum the gradients over the ranks for each tensor that a rank uses only in part.
     """
     assert isinstance(block, AttentionBlock)
     divide(block, mesh)

@@ -75,7 +75,7 @@ class Clipped:
 
 
 class InOneCall(Clipped):
-    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it is made of."""
+    """Clips DTensors on one mesh by `clip_grad_norm_`, or by the two functions that it calls."""
 
     def clip(self) -> torch.Tensor:
         parameters = list(self.module.parameters())

@@ -85,7 +85,7 @@ def multiple_of(
     Args:
         held: Function that assembles the ranks' values at a boundary.
         name: Name of the boundary.
-        whole: The ranks' values there.
+        whole: The ranks' values at the boundary.
         right: The right values, with their bound.
         rounded: Extra errors of the values if a program scales them.
         known: Factors of boundaries nearer to the loss, in the order in which to try them.
@@ -158,7 +158,7 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
 
 
 def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
-    """True unless some boundary agrees both with and without the factor: its bound is too wide to show the factor."""
+    """True unless the ranks' value at some boundary agrees with both runs: its bound is too wide to show the factor."""
     both = left_in.agreed.keys() & taken_out.agreed.keys()
     return all(
         torch.equal(left_in.agreed[name].value, taken_out.agreed[name].value) or _is_zero(taken_out.agreed[name])
@@ -167,7 +167,10 @@ def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
 
 
 def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
-    """True if each gradient of a parameter or an input agrees without the factor, and does not agree with it."""
+    """True if all gradients of parameters and inputs agree with `taken_out`.
+
+    Besides, none that the factor reaches may agree with `left_in`.
+    """
     for name, right in taken_out.items():
         if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):
             continue

@@ -258,7 +258,7 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
 
 
 def _matched(slices: torch.Tensor, dim: int, right: Bounded) -> Whole | None:
-    """Matches each slice of `right` along a dim with one of the ranks' slices, used once; None if one is missing.
+    """Matches each slice of `right` along a dim with a different one of the ranks' slices; None if one has no match.
 
     Slices with the fewest candidates are matched first, each with its nearest candidate.  If several candidates are
     within the bound, any of them may be the right one, so the distance between them goes into `spread`.

@@ -130,7 +130,8 @@ def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: Expect
 def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
     """Returns the gradient that the optimizer gets: the ranks' if it is whole, else the right one.
 
-    None if no rank has an element of it and a correct rank may answer None, as for a parameter that no output needs.
+    None if no rank has an element of the gradient and a correct rank may answer None, as for a parameter that no output
+    needs.
     """
     placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
     if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):

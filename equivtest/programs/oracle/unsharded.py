@@ -74,7 +74,7 @@ def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
 
 
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
-    """Returns the module's outputs and its backward's gradients, by name; no entry if no gradient came."""
+    """Returns the module's outputs and its backward's gradients, by name, without a gradient that did not come."""
     inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
     positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
     outputs = named_outputs(call(module, positional, inputs), case.judge.outputs, case.build)

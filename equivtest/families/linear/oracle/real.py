@@ -99,9 +99,10 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
     """True if errors of the answer `name` are as often above as below zero, and no two elements share a rounding.
 
-    Elements of a rowwise output share the rounding of bias / (number of ranks), unless that number is a power of two
-    and bias is not so small that a subnormal number's last bit is lost. Errors may prefer a sign if a sum has few
-    terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value more often than above.
+    Elements of a rowwise output share the rounding of bias / (number of ranks). That quotient rounds unless the number
+    is a power of two, and the bias is so large that no subnormal number loses its last bit. Errors may prefer a sign if
+    a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value more often than
+    above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)

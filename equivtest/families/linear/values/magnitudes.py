@@ -57,9 +57,9 @@ def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, outp
 
     Derived here. With one magnitude per tensor, the magnitudes of the products behind one element add up to K x W in
     the output, to N G W in grad.x, and to T G x in grad.weight. All three equal `limit` at x = sqrt(limit N / (K T)), W
-    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers; if few bits
-    make that coarse, their neighbours are tried too. The choice prefers sums that reach limit / 2: the output's first,
-    then as many others as possible.
+    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers; if that is too
+    coarse, because the dtype has few bits, the neighbouring odd integers are tried too. The choice prefers sums that
+    reach limit / 2: the output's first, then as many others as possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms in a sum over each of them, from 1 to `limit`.

@@ -65,7 +65,7 @@ def sgd_parameter(
 ) -> Found:
     """Returns parameter - lr * step, where `step` is the momentum buffer or the gradient.
 
-    If `decays`, weight_decay * parameter is added to `step` first, because a gradient does not contain it.
+    If `decays`, `step` is a gradient without weight decay, so weight_decay * parameter is added to it first.
     """
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-lr, step), (-lr * weight_decay, parameter)]

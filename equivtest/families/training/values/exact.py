@@ -3,21 +3,19 @@
 Letters: T tokens, K in_features, H hidden_features, N out_features, p significand bits, w ranks;
 x (T, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), G (T, N) the cotangent.
 
-Every tensor holds integers times one power of two.  ReLU keeps integers, so the forward and the
-backward are sums of products of integers; if the magnitudes of the terms of each sum come to at
-most 2**p, no order, no blocking and no division among ranks can round.  As products of three
-tensors outgrow 16 bits soon, W1, W2 and G may be sparse: at most `cap` nonzero elements in each
-row and column.  The oracle checks the sums of every draw.
+Every tensor holds integers times one power of two. ReLU keeps integers, so the forward and the backward are sums of
+products of integers; if the magnitudes of the terms of each sum add up to at most 2**p, no order, no blocking and no
+division among ranks can round. Because products of three tensors soon exceed 16 bits, W1, W2 and G may be sparse: at
+most `cap` nonzero elements in each row and column. The oracle checks the sums of every draw.
 
 DTensor divides a replicated bias by w when it makes it partial, so b2 is a multiple of w.  If
 gradients are averaged over the ranks, G is a multiple too: of w's odd part if nothing is trained,
 since halving is exact, and else of w, so that the updates keep their unit.
 
-Training: a gradient times a learning rate of 2**-k is counted in the same unit as its parameter,
-and the magnitudes are 1, so that the parameters after the first update are integers of few bits.  The
-oracle finds out if the sums of the next step are exact as well.  In float16, whose
-largest number is 65504, cotangents are smaller by a power of two that leaves no update above
-`_LARGEST_UPDATE`: the products of the next step would overflow.
+In training, a gradient times the learning rate of 2**-k is an integer in the unit of its parameter. The magnitudes are
+1, so that the parameters after the first update are integers of few bits. The oracle finds out if the sums of the next
+step are exact as well. In float16, whose largest number is 65504, cotangents are smaller by a power of two that leaves
+no update above `_LARGEST_UPDATE`: the products of the next step would overflow.
 
 Source: derived here except Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0).

@@ -122,7 +122,7 @@ def _thinner(plan: Plan, limit: int) -> Plan:
 def _larger(plan: Plan, limit: int) -> Plan:
     """Returns a plan with larger magnitudes, raised in turn until no larger plan has all sums within `limit`.
 
-    Steps are large at first.
+    Magnitudes are raised in large steps first.
     """
     for doubling in (True, False):
         raised = True

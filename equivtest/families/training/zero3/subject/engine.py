@@ -72,7 +72,7 @@ class Engine:
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
         """Hooks each parameter that is not in `hooked`, so that its gradient is reduced once it is complete.
 
-        Call it while the parameters are whole, because autograd notes their shapes.
+        Call it while the parameters are whole, because autograd records the parameters' shapes then.
         """
         for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:

@@ -1,7 +1,7 @@
 """Stores parameters under ZeRO-3, which can be fetched, used, updated, saved and released in any order.
 
 An operation that is not possible is refused before anything has changed. All ranks make the same calls in the same
-order. In one call each rank may name the parameters in another order, and may wait for them in another order.
+order. In one call each rank may name the parameters in a different order, and may wait for them in a different order.
 
 Source: GatheredParameters and ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py (0.19.8).
 """
