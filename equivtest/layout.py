@@ -82,8 +82,8 @@ class Layout:
 
     Attributes:
         placements: One placement for each axis of the mesh.
-        shard_order: Axes of the mesh, the one that divides first at the front.  It matters only if several axes shard
-            one dim.  Empty: the first axis divides first, torch's default.
+        shard_order: The mesh axes that shard a dim, in the order in which they divide it.  This order matters only if
+            several axes shard the same dim.  Empty: the first axis divides first, torch's default.
     """
 
     placements: tuple[Placement, ...]

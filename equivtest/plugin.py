@@ -1,4 +1,4 @@
-"""The pytest plugin that every pytest loads in an environment with equivtest.
+"""The pytest plugin that pytest loads by itself in every environment with equivtest.
 
 Until a module-level `Property` is collected, or a conftest.py adds our options, it does nothing and imports neither
 torch nor Hypothesis: each hook imports the heavier modules that it needs.

@@ -1,4 +1,4 @@
-"""Writes files so that a reader always sees a complete one."""
+"""Writes files so that a reader always sees a complete file."""
 
 from __future__ import annotations
 

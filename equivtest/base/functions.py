@@ -1,6 +1,6 @@
 """Names functions so that other processes can import them: 'file.py:NAME', or 'package.module:NAME' if installed.
 
-Arguments that are plain values may follow, as `functools.partial` has them: 'models.py:block(8, bias=False)'.
+The name of a functools.partial ends with its arguments, which must be plain values: 'models.py:block(8, bias=False)'.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def name_of(function: object, what: str) -> str:
         what: Purpose of the function, such as 'build', for the message.
 
     Raises:
-        Misuse: no other process can import it.
+        Misuse: no other process can import the function.
     """
     if isinstance(function, str):
         return function
@@ -220,10 +220,7 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """Returns the nearest folder above a file that has no __init__.py.
-
-    Python finds the file's module only if that folder is on Python's path.
-    """
+    """Returns the nearest folder above `file` without an __init__.py, which an import needs on Python's path."""
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 

@@ -1,4 +1,4 @@
-"""Imports an object by its name, 'package.module:NAME', which is how code reaches another process."""
+"""Imports an object by its name, 'package.module:NAME'; processes send each other such names instead of code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load_named(name: str, what: str) -> object:
 
 
 def _is_within(name: str, module_name: str) -> bool:
-    """True if `name` is the requested module or a package that contains it."""
+    """True if `name` is `module_name`, or a package that contains that module."""
     return f"{module_name}.".startswith(f"{name}.")
 
 

@@ -1,4 +1,4 @@
-"""Decides if an exception says that a backend or an old release lacks something, or if it is a failure."""
+"""Decides if an exception says that a backend or an old release of torch lacks something, or if it is a failure."""
 
 from __future__ import annotations
 

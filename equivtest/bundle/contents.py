@@ -1,6 +1,6 @@
-"""Defines the files of a bundle as structs, and their only allowed written form.
+"""Defines the files of a bundle as structs, and the one form in which each struct is written.
 
-A reader compares a file with that form, and so finds what does not belong there.
+A reader writes what it has read once more and compares: a difference shows that equivtest did not write the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Repeats a search of a run without ranks: which cases it must have had, and what follows from its verdicts.
+"""Repeats a search of a run without ranks, to find the cases that it must have had and the results of its verdicts.
 
 The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells need more
 cases depends on the recorded verdicts alone, so the repeated search has the same cases as the run.

@@ -237,5 +237,5 @@ def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> s
 
 
 def _toml(value: str | tuple[object, ...]) -> str:
-    """Returns a text, or a list of texts or numbers, in the form of TOML, which is JSON's form for such values."""
+    """Returns a text, or a list of texts or numbers, as TOML; for such values TOML and JSON are the same."""
     return msgspec.json.encode(value).decode().replace(",", ", ")

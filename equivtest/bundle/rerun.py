@@ -31,7 +31,7 @@ def rerun_cases(
 
     Args:
         number: Number of cases; all if the bundle has fewer.
-        cpu: Name of this machine's CPU: if the bundle's run had the same, margins have to be equal.
+        cpu: Name of this machine's CPU. If the bundle's run had the same CPU, the margins have to be equal.
         seed: Chooses the cases; fresh randomness if ''.
         gloo: See `equivtest.search.search.search`.
 

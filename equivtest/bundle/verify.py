@@ -1,4 +1,4 @@
-"""Checks a bundle: it is complete and unaltered, made with this suite, and its results follow from its verdicts.
+"""Checks that a bundle is complete and unaltered, that this suite made it, and that its results fit its verdicts.
 
 Only JSON is read: no module is imported and no code runs because a bundle names it.
 """
@@ -353,7 +353,7 @@ class _Check:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
     def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
-        """Checks that the smallest case of each known failure of the properties ran, and how it ended."""
+        """Notes a problem for each known failure without a result, or with one that is impossible or makes a run red."""
         wanted = {
             entry.id: entry
             for prop in props

@@ -272,9 +272,9 @@ RUN = ("values", "poison", "repeats", "records", "members")
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Returns field -> value, with the values of `fixed`; draws world size, dtype and the fields in `names`.
+    """Returns field -> value: the values in `fixed`, and drawn values for world size, dtype and the fields in `names`.
 
-    Draws fields in the order in which the class declares them, and the fields in RUN last.
+    Fields are drawn in the order in which the class declares them, except that the fields in RUN come last.
     """
     drawn = {"world_size": draw.pick("world_size", space.world_sizes), "dtype": draw.pick("dtype", space.dtypes)}
     for name, axis in axes_of(case_type).items():  # type: ignore[arg-type]  # a class is hashable

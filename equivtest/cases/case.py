@@ -307,7 +307,7 @@ class Case:
 
 
 class Refused:
-    """Marks a case class, as its first base class, as outside of the contract: every rank must refuse such cases."""
+    """First base class of case classes that lie outside the contract: every rank must refuse their cases."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)

@@ -20,7 +20,7 @@ class CaseTensor:
         role: 'given': the harness passes it to the subject.  The subject answers all others:
             'kept': the harness passes it too, under the same name;
             'output': a result; claims judge its layout as well as its values;
-            'state': further tensors of the ranks, such as parameters and captured ones;
+            'state': other tensors of the ranks, such as parameters and captured tensors;
             'gradient': a gradient after a backward;
             'trained': a clipped gradient, an updated parameter, or any answer of a step after the first;
             'memory': the amount of memory of a rank.

@@ -72,7 +72,7 @@ class Cases(Generic[C]):
 
     Attributes:
         build: Function (draw, space, ...) -> case, which picks entries by any `Draw`; further arguments by keyword.
-        dangerous: Axes that a conformance run combines three at a time.
+        dangerous: Names of axes; a conformance run has every combination of values of any three of them.
     """
 
     def __init__(self, build: Callable[..., C], dangerous: tuple[str, ...] = ()) -> None:
@@ -118,7 +118,7 @@ def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw,
 
 
 def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, ...]:
-    """Returns the axes that a conformance run combines three at a time."""
+    """Returns the axes of which a conformance run combines the values three at a time, see `Cases`."""
     return getattr(getattr(cases, "func", cases), "dangerous", ())
 
 

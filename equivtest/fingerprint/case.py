@@ -34,7 +34,7 @@ class FingerprintCase(Case):
     """The case of a fingerprint: one all_reduce, called several times, and some local operations.
 
     Attributes:
-        num_calls: Number of sums of the same operands.
+        num_calls: Number of times that the ranks call the all_reduce on the same operands.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("real",)

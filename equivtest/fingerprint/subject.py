@@ -16,7 +16,7 @@ from equivtest.tensors import Placed
 
 
 def fingerprint(case: FingerprintCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
-    """Returns what this rank computed, by name: sums over the ranks, a matrix product, functions, sums of equal ids.
+    """Returns this rank's results by name: sums over ranks, a matrix product, functions, an embedding's gradient.
 
     All operands are equal on all ranks, except the terms of the sums over the ranks.
     """

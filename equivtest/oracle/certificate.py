@@ -132,7 +132,7 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _count(self, name: str, result: torch.Tensor, unit: int) -> None:
-        """Requires that the module's dtype and `dtype` can represent every magnitude in units of 2**unit."""
+        """Requires that the module's dtype and the result's can represent every magnitude in units of 2**unit."""
         largest = float(result.max()) if result.numel() else 0.0
         if not math.isfinite(largest):
             raise InexactData(f"{name} adds infinite or NaN values")

@@ -4,9 +4,9 @@ The oracle widens a kernel's operands and applies the rules of the wider dtype. 
 as the kernel adds to it in the tensor's own dtype.  Each entry lists the intermediate results that the kernel stores.
 A kernel without an entry may store every result in torch's decomposition, and may add in 16 bits.
 
-Read in ATen/native, in the files named here; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  Each was compared
-with torch 2.13.0's own results by `python -m studies.bounded_ops`; entries without a file rest on that comparison
-alone.
+Source: the files of ATen/native that the entries name; LogSoftmaxKernelImpl.h as torch 2.13.0 installs it.  `python -m
+studies.bounded_ops` compares each entry with the results of torch 2.13.0; an entry without a file rests on that
+comparison alone.
 
     products                cpu/BlasKernel.cpp, gemm_notrans_, gemm_transb_ and the like: sums of opmath_t, stored once
     softmax                 cpu/SoftMaxKernel.cpp: the tails of _vec_softmax store the exponentials as scalar_t;

@@ -110,7 +110,7 @@ class EquivtestItem(pytest.Item):
 
     @property
     def time_left_s(self) -> float:
-        """Seconds of the time budget that are left since the first item of this process; infinite without a budget."""
+        """Seconds of the time budget that are left; it begins with this process's first item. Infinite without it."""
         budget_s = settings_of(self.config).budget_s
         started_s = self.config.stash.setdefault(_started_key, time.monotonic())
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf

@@ -27,7 +27,7 @@ class Backend:
             otherwise spawns.
         arithmetic: 'package.module:NAME' of the object that declares how the backend rounds; equivtest computes the
             bounds of errors from it. '' for the rounding of torch's kernels on the CPU and of gloo.
-        faults: True if collectives may be spoiled on request, as an audit does.
+        faults: True if the ranks' process groups can spoil collectives, which an audit needs.
     """
 
     name: str = "gloo"

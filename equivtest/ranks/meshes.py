@@ -1,4 +1,4 @@
-"""Makes each DeviceMesh once per process; processes outside a mesh take part too."""
+"""Makes each DeviceMesh once per process; all processes must make it together, also those outside the mesh."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Asks all ranks to add up `id` in an all_reduce, which shows whether they are at the same point."""
+    """Asks all ranks to add up `id` in an all_reduce, which shows if all ranks answer the same request."""
 
     id: int
 

@@ -24,8 +24,8 @@ class Place:
     """A line of code in which a rank was, and the collective that this line calls.
 
     Attributes:
-        collective: Name in the subject's call, such as 'all_reduce'; 'wait_tensor' or 'wait' if the line waits for an
-            asynchronous one, '' outside collectives.
+        collective: Function that the line calls, such as 'all_reduce'; 'wait_tensor' or 'wait' if the line waits for an
+            asynchronous collective; '' if it calls no collective.
         line: The innermost line outside torch, such as 'file.py:12'.
         function: Name of the function with that line.
     """

@@ -15,8 +15,8 @@ class HeldElements(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: None for the sum of the operands of all ranks.
-        elements: All that the rank holds, without padding.
-        wrong: The wrong ones among them.
+        elements: Indices of all elements that the rank holds, without padding.
+        wrong: Indices of the wrong elements.
     """
 
     rank: int | None

@@ -46,7 +46,11 @@ class Part:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """Error divided by allowance: 0 for equal elements or infinite allowance, infinite for allowance 0 or NaN."""
+        """Error divided by the allowed error.
+
+        It is 0 if elements are equal or the allowance is infinite, and else infinite if the allowance is 0 or one
+        element is NaN.
+        """
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
         equal |= (self.actual == 0) & (self.expected.abs() < self.flushed_below)

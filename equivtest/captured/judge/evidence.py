@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
     """Everything on which a verdict about a captured run depends.
 
     Attributes:
-        observed: Tensors of each rank, as a rank of the harness would return them.
+        observed: Tensors of each rank, in the form in which a rank that equivtest starts returns them.
         inputs: Unsharded inputs, parameters and cotangents; for an update also the optimizer's state.
     """
 
@@ -115,8 +115,8 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
     """Returns how many rows of the batch each rank has; None if each rank has the whole batch.
 
-    The number is the size of dim 0 of an input: of the first input that differs between ranks, or of the first input
-    with dims if none differs.
+    The number is the size of dim 0 of an input: of the first input that differs between ranks, or if none differs, of
+    the first input that has dims.
     """
     if manifest.batch == WHOLE:
         return None
@@ -273,7 +273,7 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
 
 
 def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
-    """Returns a captured rank's tensors by name, with the layouts that a subject in the harness would return."""
+    """Returns a captured rank's tensors by name, with the layouts that a subject would return."""
     names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
     answers = {}
     for name in filter(names.__contains__, rank):

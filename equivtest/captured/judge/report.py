@@ -67,9 +67,9 @@ class Judged:
         return ", ".join(texts)
 
     def _coverage_of_update(self) -> str:
-        """Describes an update: how many tensors were judged, and which parameters with a gradient are in no group.
+        """Describes an update: how many tensors were judged, and which parameters the optimizer does not update.
 
-        Such a parameter must keep its values.
+        It names those that have a gradient but are in no group of the optimizer; they must keep their values.
         """
         manifest, num = self.run.manifest, len(self.evidence.expected.tensors)
         grouped = {name for group in manifest.groups for name in group.parameters}

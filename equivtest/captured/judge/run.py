@@ -74,7 +74,7 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Makes the reply that a rank of the harness would send with these tensors.
+    """Makes the reply that a rank that equivtest starts would send with these tensors.
 
     Its requires_grad flags say which outputs have no gradient.
     """

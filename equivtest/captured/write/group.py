@@ -1,4 +1,4 @@
-"""Exchanges values among all ranks of a captured job, whose processes the harness has not started."""
+"""Exchanges values among all ranks of a captured job, whose processes equivtest has not started."""
 
 from __future__ import annotations
 

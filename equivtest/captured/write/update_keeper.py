@@ -19,7 +19,7 @@ WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class UpdateKeeper(Keeper):
-    """Copies parameters, gradients and optimizer state when `step` is called, and parameters and state at the end."""
+    """Copies parameters, gradients and optimizer state when `step` begins, and parameters and state afterwards."""
 
     def __init__(self, job: Job, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         super().__init__(job, "", job.module, folder, (), ())

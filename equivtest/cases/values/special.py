@@ -17,9 +17,9 @@ NUM_PATTERNS = 2**16
 def special_patterns(dtype_name: str) -> tuple[int, ...]:
     """Returns NUM_SPECIAL bit patterns of a dtype, as unsigned integers: each kind of special value with each sign.
 
-    The kinds are zero; infinity; quiet NaN without a payload; quiet NaN of payload 1 and (negative) of all
-    ones; signalling NaN of payload 1 and (negative) of all ones; the smallest and the largest
-    subnormal, the smallest and the largest normal number, 1, and 1 with its last bit set.
+    The kinds are zero, infinity, quiet NaN without a payload, the smallest and the largest subnormal
+    number, the smallest and the largest normal number, 1, and 1 with its last bit set.  There are also
+    quiet and signalling NaN with a payload: positive with payload 1, negative with a payload of ones.
 
     Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1:
     the first stored bit of a quiet NaN is 1, of a signalling one 0.

@@ -77,7 +77,7 @@ class HubDoor:
 
 
 class RemoteRank(RankProcess):
-    """One rank on another host; the hub passes requests on to its process."""
+    """One rank on another host; the hub passes requests on to the rank's process."""
 
     def __init__(self, told: messages.Rank, channel: Channel, end: int, door: HubDoor, place: Place, rank: int) -> None:
         super().__init__(told.forked.pid, channel, end, rank, place)
