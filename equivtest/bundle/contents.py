@@ -1,6 +1,6 @@
 """Defines the files of a bundle as structs, and the one form in which each struct is written.
 
-A reader writes what it has read once more and compares: a difference shows that equivtest did not write the file.
+To check a file, a reader converts its content back to that form. A difference shows that equivtest did not write it.
 """
 
 from __future__ import annotations

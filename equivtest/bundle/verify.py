@@ -353,7 +353,7 @@ class _Check:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
     def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
-        """Notes a problem for each known failure without a result, or with one that is impossible or makes a run red."""
+        """Notes a problem for each known failure without a result, or whose result is impossible or makes a run red."""
         wanted = {
             entry.id: entry
             for prop in props

@@ -21,6 +21,6 @@ class ActivationCase(Case):
     cotangent_contiguous: bool
 
     def given(self, name: str, shape: Shape, layout: Layout) -> CaseTensor:
-        """Describes a tensor that the harness passes, with requires_grad and memory format as the fields say."""
+        """Describes a tensor that the harness passes; the case's fields set its requires_grad and memory format."""
         is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
         return CaseTensor(shape, layout, needs_grad=name in self.requires_grad, is_contiguous=is_contiguous)

@@ -4,9 +4,9 @@
 world size.  Two kinds of fields have an axis without declaring one: `style: Annotated[str, OneOf(STYLES)]` is drawn
 from the styles, and a bool from True and False.
 
-An axis has a table, the values to draw from, each called an entry.  The simplest entry is the first; for a bool and for
-`OneOf` it is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.  All other
-profiles take them from a covering array (`equivtest.search.covering`).
+An axis has a table, which lists the values to draw from, its entries.  The first entry is the simplest; for a bool and
+for `OneOf` it is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.  All
+other profiles take entries from a covering array (`equivtest.search.covering`).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ SIZES = Axis(pick_size)
 def pick_shape(
     draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...], *, covers: bool = True
 ) -> Shape:
-    """Draws a shape: one dim, any of them, has a size from `edge_sizes`; all others are small.
+    """Draws a shape: one dim, which is drawn too, has a size from `edge_sizes`; all other dims are small.
 
     Args:
         num_dims_table: Numbers of dims to draw from.
@@ -169,12 +169,12 @@ def shards(num_dims: int) -> tuple[str, ...]:
 
 
 def is_even(shape: Shape, layout: str, world_size: int) -> bool:
-    """True if all ranks have shards of one size."""
+    """True if all ranks have shards of the same size."""
     return shard_kind(shape, Layout((parse_placement(layout),)), (world_size,)) == "even"
 
 
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
-    """Returns the table for the field `x_is_dtensor`: (False, True) if x has shards of one size, else (True, True).
+    """Returns the table for the field `x_is_dtensor`: (False, True) if x has equally large shards, else (True, True).
 
     An uneven x is always a DTensor, because torch cannot infer the global shape from a plain uneven shard.  Both tables
     have two entries, so that every x takes one choice of Hypothesis: if an even x took one choice more than an uneven
@@ -206,7 +206,7 @@ def kinds_of_gradients(names: tuple[str, ...]) -> Label:
 
 
 def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
-    """Returns the axis of the tensors that need a gradient: mostly all names, else any subset."""
+    """Returns the axis of a field with the tensors that need a gradient: in most draws all `names`, else any subset."""
 
     def pick(draw: Draw, name: str, fields: Fields) -> Any:
         return draw.pick(name, subsets(names(fields)), kinds_of_gradients(names(fields)))

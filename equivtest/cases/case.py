@@ -149,7 +149,7 @@ class Case:
 
     @property
     def mesh_shape(self) -> Shape:
-        """Ranks along each mesh axis; their product is the world size."""
+        """Number of ranks along each mesh axis; the product is the world size."""
         return (self.world_size,)
 
     @property
@@ -168,7 +168,7 @@ class Case:
 
     @property
     def num_processes(self) -> int:
-        """Processes of the smallest world that the case can run in."""
+        """Number of processes of the smallest world in which the case can run."""
         return max(self.members) + 1 if self.members else self.world_size
 
     @property
@@ -322,7 +322,10 @@ def fields_of(case: Case | Part) -> dict[str, Any]:
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
-    """Returns name -> default of all fields, with the fields of each part; dataclasses.MISSING for no default."""
+    """Returns name -> default of all fields, with the fields of each part.
+
+    The default of a field that has none is dataclasses.MISSING.
+    """
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
 

@@ -27,9 +27,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ByCase(Generic[P, R]):
     """A function with a separate body for each class of cases, chosen by the class of the first argument.
 
-    A family registers the body for its class in one of its modules `parts`, such as 'oracle'.  A call first imports
-    these modules of the family, so that the caller need not.  A class of another package registers its body in any
-    module that the package imports.
+    A family registers the body for its class in one of the modules that `parts` names, such as 'oracle'.  A call first
+    imports these modules of the family, so that the caller need not.  Another package registers the body for its class
+    in any module that it imports.
     """
 
     def __init__(self, body: Callable[Concatenate[Any, P], R], parts: tuple[str, ...]) -> None:
@@ -50,7 +50,7 @@ class ByCase(Generic[P, R]):
 
 
 def by_case(*parts: str) -> Callable[[Callable[Concatenate[Any, P], R]], ByCase[P, R]]:
-    """Decorates a function, which becomes a `ByCase` with this default body, for case classes without their own body.
+    """Makes a `ByCase` of the decorated function, which is the body for case classes without their own body.
 
     Args:
         parts: Names of the modules of a family that a call imports first, such as 'oracle'.

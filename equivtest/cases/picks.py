@@ -137,7 +137,7 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 
 
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
-    """Draws True or False if x has shards of one size.
+    """Draws True or False if all shards of x have the same size.
 
     If not, the result is True, because torch cannot infer the global shape from a plain uneven shard.
     """

@@ -170,7 +170,7 @@ def _no_finer_than(finest: str, dtype: str) -> list[str]:
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """Returns the first name of a dtype for which `beside` is at most 1, and what `beside` returned for it.
+    """Returns the first of the dtypes `names` for which `beside` is at most 1, and what `beside` returned for it.
 
     `beside` returns the largest error as a fraction of its bound. If no bound holds, the result is '' and the fraction
     of the last dtype.

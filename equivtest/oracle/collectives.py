@@ -1,4 +1,4 @@
-"""Derives the collectives that a case is documented to call from the layouts of its tensors.
+"""Derives from the layouts of a case's tensors which collectives torch documents for the case.
 
 On one mesh axis, a tensor that changes its placement is documented to call
 

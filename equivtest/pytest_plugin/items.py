@@ -110,7 +110,10 @@ class EquivtestItem(pytest.Item):
 
     @property
     def time_left_s(self) -> float:
-        """Seconds of the time budget that are left; it begins with this process's first item. Infinite without it."""
+        """Seconds of the time budget that are left; infinite without a budget.
+
+        The budget begins with this process's first item.
+        """
         budget_s = settings_of(self.config).budget_s
         started_s = self.config.stash.setdefault(_started_key, time.monotonic())
         return budget_s - (time.monotonic() - started_s) if budget_s else math.inf

@@ -47,7 +47,7 @@ def key_of(searched: Searched) -> str:
 
 
 def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...]:
-    """Returns the results that an interrupted run has of those searches and audits that need not run again.
+    """Returns the results of those searches and audits of an interrupted run that need not run again.
 
     A search with a failure runs again, because its replay file belongs to the new report.
 
@@ -91,7 +91,8 @@ def endings_of(handovers: Iterable[Handover]) -> dict[str, Ending]:
 def earlier_endings(config: pytest.Config) -> Mapping[str, Ending]:
     """Returns how each item ended in the interrupted run that this run resumes, by node id.
 
-    In this run these items end alike, without a search. Under xdist the controller sends the endings to each worker.
+    In this run the same items end in the same way, without a search. Under xdist the controller sends the endings to
+    each worker.
     """
     if endings_key not in config.stash:
         sent = getattr(config, "workerinput", {}).get("equivtest_endings", "{}")

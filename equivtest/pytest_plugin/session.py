@@ -64,7 +64,7 @@ class Controller:
         This replaces an earlier report.
 
         Raises:
-            Misuse, BrokenSetup: another run writes there, or this run cannot.
+            Misuse, BrokenSetup: another run writes there, or this run cannot write there.
         """
         directory = settings_of(self.config).report_dir
         if directory is None:

@@ -115,7 +115,7 @@ class Settings:
         """Returns the backend that the options describe.
 
         Raises:
-            Misuse, BrokenSetup: it cannot work.
+            Misuse, BrokenSetup: the backend cannot work.
         """
         from equivtest.ranks.backend import Backend
 

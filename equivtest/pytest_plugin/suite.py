@@ -63,7 +63,7 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
         like: Name of the shipped property whose claims to use, for the user's own subject.
 
     Raises:
-        Misuse: no property has that name; or only one of the two is about refusals, the property or the case.
+        Misuse: no property has that name; or the property is about refusals but not the case, or the other way round.
     """
     from equivtest.verdicts.judging import default_claims
 

@@ -33,10 +33,10 @@ def first_cause(replies: Sequence[Reply]) -> Reply | None:
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns a number that is the larger, the likelier the rank's failure follows from another rank's failure.
+    """Returns a number: the larger it is, the likelier another rank's failure caused the failure of this rank.
 
-    It is 0 if the rank raised or was lost, 1 if it is silent, 2 if it only lost its peer, and 3 if it waits in a
-    collective.
+    The number is 0 if the rank raised or was lost, 1 if it is silent, 2 if it only lost its peer, and 3 if it waits in
+    a collective.
     """
     if reply.outcome == "timed_out":
         place = place_of(reply.detail)

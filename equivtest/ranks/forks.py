@@ -1,10 +1,9 @@
 """Tests if a process that is forked from this one can run a backward.
 
-torch refuses a backward there once the autograd engine has started a thread in this process. The first backward of a
-process starts a thread for each device except the CPU, also for a vendor's device.  A backward that calls another
-backward about sixty levels deep starts a thread as well.  From then on torch raises in every process that is forked
-from that process.  Source: Engine::start_device_threads and Engine::add_thread_pool_task of
-torch/csrc/autograd/engine.cpp (2.13.0).
+Once the autograd engine has started a thread in this process, torch raises for each backward in a fork of it. The first
+backward of a process starts a thread for each device except the CPU, also for a vendor's device.  A backward that calls
+another backward about sixty levels deep starts a thread as well.  Source: Engine::start_device_threads and
+Engine::add_thread_pool_task of torch/csrc/autograd/engine.cpp (2.13.0).
 """
 
 from __future__ import annotations

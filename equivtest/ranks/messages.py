@@ -37,7 +37,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
             host has its own.
         environment, sys_path, directory: The parent's environment variables, sys.path and current directory, as bytes
             because a name may be invalid text. A rank on another host gets only the variables to add there.
-        local_rank: Number among the ranks on its host, which chooses the device.
+        local_rank: Number of the rank among the ranks on its host; this number selects the rank's device.
         store: Host and port of the store that connects ranks on several hosts; None if all are on the parent's host.
     """
 

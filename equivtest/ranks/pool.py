@@ -36,7 +36,7 @@ class _Outstanding:
     Attributes:
         subject, fault, watch: Arguments of `World.start_visit`, to send the visit again.
         known: Results of the probes of collectives, for the case's dtypes.
-        ended: Failed probe because of which the visit was not sent: it hung, or it ended a rank on this world size.
+        ended: The failed probe, if the visit was not sent because a probe hung or ended a rank on this world size.
     """
 
     subject: str
@@ -73,8 +73,8 @@ class Pool:
     """Starts, reuses and ends the rank processes of one backend.
 
     Args:
-        max_worlds: Number of worlds, process groups with their ranks, that live at once; the least recently used one
-            ends first.
+        max_worlds: Largest number of worlds (process groups with their ranks) that live at once. To make room, the pool
+            ends the least recently used world.
         visit: 'package.module:function' that every rank calls for a case, see `World`.
         environment: Variables added to the environment of the ranks, such as GLIBC_TUNABLES.
         beside: An open pool whose server also forks the ranks of this pool, because a server takes seconds to start. Do
@@ -232,7 +232,10 @@ class Pool:
         return new
 
     def take_deaths(self) -> list[str]:
-        """Returns one line per rank that ended between two visits, since the last call; no reply shows such an end."""
+        """Returns one line for each rank that ended between two visits since the last call of this method.
+
+        No reply shows such an end.
+        """
         for world in self._worlds.values():
             self._note_deaths(world)
         deaths, self._deaths = self._deaths, []

@@ -28,7 +28,7 @@ class Raised(ProbeFailed):
 
 
 def probe_sum(request_id: int, device: torch.device) -> None:
-    """Adds up the request's id over all ranks with an all_reduce, and compares the sum with the id times their number.
+    """Adds up the request's id over all ranks with an all_reduce, and compares the sum with world size times the id.
 
     Raises:
         ProbeFailed: the sum is wrong because a rank answers another request, so the ranks are not at the same point.
@@ -150,7 +150,7 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a sum on the last rank, of vectors; on rank r only element r is not 0.
+    """Returns (actual, expected) of a reduce of vectors to the last rank; on rank r only element r is not 0.
 
     On the other ranks both are the same tensor, since a reduce leaves its value there undefined.
     """

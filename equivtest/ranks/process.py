@@ -123,7 +123,7 @@ class RankProcess(Forked):
         return at_s
 
     def bound_output(self) -> None:
-        """Truncates the output of a rank that prints too much, which a rank in C code cannot do itself."""
+        """Truncates the output of a rank that prints too much; a rank that executes C code cannot do this itself."""
         bound(self.output)
 
     def last_words(self) -> tuple[str, str]:

@@ -133,7 +133,7 @@ def _claim(lock: int) -> None:
 def sweep() -> None:
     """Removes the scratch directories of processes that have ended.
 
-    A directory whose file is locked stays in any case: it may be of a container, which has other process ids.
+    A directory whose file is locked stays in any case, because its process may run in a container with other ids.
     """
     for path in scratch_directories():
         if not is_alive(_owner_of(path)) and _is_unlocked(path):

@@ -43,7 +43,7 @@ class Finding:
     """The result of the probe of one collective.
 
     Attributes:
-        said: Error text of the rank that failed first; for a wrong value, of the lowest rank that got one.
+        said: Error text of the rank that failed first; if values are wrong, of the lowest rank with a wrong value.
     """
 
     collective: str
@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Name of the collective with its reduction: 'all_reduce_sum' or 'all_reduce_max', but 'broadcast'."""
+        """Name of the collective with its reduction, if it has one: 'all_reduce_sum', 'all_reduce_max', 'broadcast'."""
         return f"{self.collective}_sum" if self.collective in REDUCING else self.collective
 
     def __str__(self) -> str:

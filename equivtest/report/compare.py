@@ -49,7 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         property_name: 'property' in JSON.
         claim: '' if the difference concerns the whole property.
         old, new: What each run shows, in words.
-        number: How many verdicts, pairs of values or draws differ; 0 if only the outcome does.
+        number: How many verdicts, pairs of values or draws differ; 0 if only the outcome differs.
         example: The first difference, such as a case as code.
     """
 

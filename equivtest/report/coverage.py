@@ -23,8 +23,7 @@ class Covered:
     Attributes:
         strength: Number of axes that a combination has; 0 if the property has only random cases.
         judged: Combinations that occur in a case with a conclusion.
-        known: Combinations that occur only in cases without a conclusion, one of them a case that torch is known to get
-            wrong.
+        known: Combinations that occur only in cases without a conclusion, and in at least one known failure.
         open: Combinations that occur only in cases without a conclusion and without a known failure.
         infeasible: Combinations that no case can have.
         axes: Names of the axes, in the order in which they are drawn.
@@ -85,7 +84,7 @@ class Covered:
     def matrix(self) -> list[tuple[str, list[str]]]:
         """Returns a table that says, for each two axes, how many pairs of their values are covered.
 
-        Infeasible pairs do not count. The table is [] if a combination has another number of axes than two.
+        Infeasible pairs do not count. The table is [] unless combinations have two axes.
 
         Returns:
             One row for each axis: (its name, one cell for each earlier axis). The cell '5/6' says that 5 of 6 pairs are

@@ -28,8 +28,8 @@ class RankPicture(NamedTuple):
 
     Attributes:
         text: Says in words what the picture shows.
-        outlines, right, wrong, crosses: Paths of all elements, of the right and wrong ones that the rank holds, and of
-            the marks on the wrong ones.
+        outlines, right, wrong, crosses: Paths that draw all elements, the right and the wrong elements that the rank
+            holds, and the crosses on the wrong elements.
         labels: (x, y, index) of rows and columns.
     """
 

@@ -189,7 +189,10 @@ def plotted(tally: Tally) -> list[tuple[Sequence[str], drawn.Histogram]]:
 
 
 def overview(tallies: Sequence[Tally]) -> tuple[list[str], list[tuple[str, list[tuple[int, int] | None]]]]:
-    """Returns the dtypes, and for each property and dtype (cells with a conclusion, cells); None without a cell."""
+    """Returns the dtypes, and for each property its name and a list by dtype.
+
+    An entry of the list is (number of cells with a conclusion, number of cells), or None if there is no cell.
+    """
     dtypes = list(dict.fromkeys(dtype for tally in tallies for _, dtype, _ in tally.cells))
     rows = []
     for tally in tallies:

@@ -70,7 +70,7 @@ def _left_in(folder: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Locks the folder and returns its descriptor; it does not lock if the file system cannot.
+    """Opens the folder and returns its descriptor; locks the folder, unless the file system does not support locks.
 
     Raises:
         Misuse: another run has locked the folder.

@@ -153,7 +153,7 @@ class AuditRow(msgspec.Struct, kw_only=True):
 
     Attributes:
         runs, rejected: Number of runs with the fault, and how many of these some claim rejected.
-        by: Claim, or kind of failure if the run itself failed -> number of runs that it rejected.
+        by: Claim -> number of runs that the claim rejected. If the run itself failed, the key is the kind of failure.
     """
 
     collective: str
@@ -195,7 +195,7 @@ class CoveredRow(msgspec.Struct, frozen=True, kw_only=True):
     """The axis values of one case of a covering array, and what the case showed.
 
     Attributes:
-        state: 'judged', 'known' if torch is known to get it wrong, or 'open' without a conclusion.
+        state: 'judged', 'known' if the case is a known failure, or 'open' if there is no conclusion.
         values: Pairs (axis, value), in the order in which axes are drawn.
     """
 
@@ -224,7 +224,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one search or one audit of a property.
 
     Attributes:
-        label: Its label among the property's `planned`.
+        label: Label of the search or audit, one of the property's `planned`.
         start: How the ranks were started, in words.
         left_out: Dtype in which no case of the property can be judged -> the reason, or ''.
         coverage: Cases of the covering array that ran; None for an audit, and for a search of random cases.

@@ -15,7 +15,7 @@ COUNTED = {"errors": "error", "failures": "failure", "skipped": "skipped"}
 def merge_junit(files: Sequence[Path]) -> bytes:
     """Returns one JUnit file with the tests of all `files`.
 
-    A test that is in several files comes once, and has failed if it failed in any of them.
+    If several files have the same test, the result has it once, as failed if it failed in any of them.
 
     Raises:
         Misuse: a file is broken.

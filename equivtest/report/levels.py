@@ -37,7 +37,7 @@ class Level:
         missing: Properties that were not judged to their end.
         failing, open: Keys (subject, claim) that do not hold, or have no conclusion; a required cell without a
             conclusion counts as open.
-        num_held, num_known: Number of keys that hold, and of keys that fail as is known.
+        num_held, num_known: Number of keys that hold, and of keys that are known failures.
     """
 
     number: int

@@ -48,7 +48,7 @@ class Chunk:
         seed: 'gate' for the fixed cases of this commit, any other text for other cases.
         per_cell: Number of conclusive verdicts that every claim must get in each cell, by further cases
             (`equivtest.search.filling`).
-        world_sizes: All world sizes of the run; a failure is shrunk to the smaller ones of several ranks.
+        world_sizes: All world sizes of the run; a failure is shrunk to those that are smaller, but at least 2.
         strength: Strength of the covering array that the cases are taken from; 0 if the cases are random.
         mixes_worlds: True if the array covers all world sizes; the chunk then has the array's cases of its own world
             size.

@@ -1,6 +1,6 @@
-"""Builds covering arrays: few cases in which every combination of values of any two, or few, axes occurs.
+"""Builds covering arrays: few cases in which every combination of values of any two, or any three, axes occurs.
 
-A greedy builder of the kind of AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
+The builder is greedy, like AETG (Cohen, Dalal, Fredman, Patton, "The AETG System", IEEE Transactions on Software
 Engineering 23, 1997).  A row is one case.  For each row the builder chooses a combination that no row has yet, and
 tries several cases with it; in half of them every other axis takes the value that adds the most new combinations.  The
 case with the most new combinations becomes the row.  At the end the builder looks for one case that can replace two

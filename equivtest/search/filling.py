@@ -124,7 +124,10 @@ def _flagged(prop: Property, case: Case, missing: Iterable[Cell], is_judged: Cal
 
 
 def _dtypes_of(missing: Iterable[Cell], chunk: Chunk) -> tuple[str, ...]:
-    """Returns the chunk's dtypes in which some cell lacks draws; all of its dtypes if a cell without a dtype does."""
+    """Returns the chunk's dtypes in which some cell lacks draws.
+
+    It returns all dtypes of the chunk if draws are lacking in a cell that has no dtype.
+    """
     short = {dtype for dtype, _, _ in missing}
     return tuple(dtype for dtype in chunk.dtypes if dtype in short or "" in short)
 

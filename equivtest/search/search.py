@@ -180,7 +180,7 @@ class Searching:
         return ""
 
     def judge_and_fill(self, cases: list[Case]) -> None:
-        """Runs the cases, then further ones until every cell has enough conclusions or ROUNDS are over."""
+        """Runs the cases, then further cases until every cell has enough conclusions, in at most ROUNDS rounds."""
         missing = short_of_draws(self.prop, self.chunk, cases, self._is_judged)
         self.judge_cases(cases + fill(self.prop, self.chunk, cases, missing, self._is_judged))
         for number in range(1, ROUNDS + 1):
@@ -352,7 +352,7 @@ class Searching:
         return first
 
     def _find(self, target: Target, chunk: Chunk, until_s: float) -> Verdict | None:
-        """Returns the smallest failure of the target that Hypothesis finds among the cases of `chunk`; None without."""
+        """Returns the smallest failure of the target that Hypothesis finds among the cases of `chunk`, or None."""
 
         def holds(case: Case) -> None:
             verdict = self._look(case, target, until_s)

@@ -1,9 +1,9 @@
 """The claim on chance: the number of dropped elements is likely, and different shards drop different elements.
 
-If a subject is right, each count here has a binomial distribution: elements are dropped independently of one another,
-also elements of different ranks' shards.  So does the number of pairs of elements, one from each of two shards, that
-are both kept or both dropped.  A right subject fails on one draw with a probability of at most limits.FALSE_ALARM,
-which is divided equally among the counts of the draw.
+If a subject is right, it drops elements independently of one another, also elements of different ranks' shards.  Then
+each count of dropped elements has a binomial distribution.  For two shards, the number of pairs of elements that are
+both kept or both dropped has one too.  A right subject fails on one draw with a probability of at most
+limits.FALSE_ALARM, which is divided equally among the counts of the draw.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivtest.verdicts.verdict import Judgement, Mismatch
 
 @dataclass(frozen=True)
 class Count:
-    """The number of elements for which an event happened, such as that they were kept.
+    """The number of elements for which an event happened, such as being kept.
 
     Attributes:
         rank: The rank whose elements were counted; for a pair of ranks, the second.
@@ -45,7 +45,7 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high); chance puts `count` outside with a probability of at most FALSE_ALARM / num_counts."""
+        """Returns (low, high): by chance, `count` is outside with a probability of at most FALSE_ALARM / num_counts."""
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 

@@ -101,7 +101,7 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:
-    """Returns the reply that ended the run: the first cause of a failure, else a reply that the case is unsupported."""
+    """Returns the reply that ended the run: the first cause of a failure, else one that calls the case unsupported."""
     return first_cause(replies) or next((reply for reply in replies if reply.outcome in UNABLE), None)
 
 

@@ -34,7 +34,7 @@ class Drawing(msgspec.Struct, frozen=True):
 
 
 def is_drawable(drawing: Drawing) -> bool:
-    """True if the tensor is not empty, has at most MOST_DRAWN elements on all ranks, and contains each of them."""
+    """True if the tensor is not empty, has at most MOST_DRAWN elements on all ranks, and no index is outside of it."""
     if max(len(drawing.shape), len(drawing.ranks)) > MOST_DRAWN or min(drawing.shape, default=1) < 1:
         return False
     num_elements = math.prod(drawing.shape)

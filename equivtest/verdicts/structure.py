@@ -1,4 +1,4 @@
-"""Claims on layouts, replicas, and the harness's own tensors."""
+"""Claims on layouts, replicas, and the tensors that the harness passes to the subject."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class Hub:
         """Waits until every slot of the torchrun job is connected; returns the slots in order of rank.
 
         Raises:
-            Gone: they do not connect within limits.HOSTS_S.
+            Gone: not all slots connect within limits.HOSTS_S.
         """
         until_s = time.monotonic() + limits.HOSTS_S
         while True:
@@ -259,7 +259,7 @@ class Hub:
         """Makes torchrun restart all slots, because a slot that was cut off for some time does not rejoin the others.
 
         torchrun runs an agent beside each slot. The agents of the other slots drop the lost slot, and its own agent
-        does not ask to join again.  Source: _sanitize in torch/distributed/elastic/rendezvous/ dynamic_rendezvous.py,
+        does not ask to join again.  Source: _sanitize in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py,
         _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
         """
         self._changed_s = time.monotonic()

@@ -185,7 +185,7 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
     Ranks of one host have consecutive numbers.
 
     Returns:
-        By rank: (slot, number of the rank on its host, number of the world's ranks there, number of the host).
+        By rank: (slot, index of the rank on its host, how many ranks of the world are there, index of the host).
     """
     hosts: dict[int, list[SlotLink]] = {}
     for slot in slots:

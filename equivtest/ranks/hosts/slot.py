@@ -1,8 +1,8 @@
 """Runs a slot: a process on a host that forks, for a run elsewhere, one rank of each world.
 
 It connects to the hub of the run and forks ranks from its own server, as a pool does for ranks on its machine.  It
-opens a rank's connection to the parent and passes it to the rank.  If the hub is silent for limits.SILENT_S, the ranks
-end and the slot reconnects; if that does not succeed within limits.RUN_S, the slot ends.
+opens the connection of each rank to the parent, and passes the connection to the rank.  If the hub is silent for
+limits.SILENT_S, the ranks end and the slot tries to reconnect; if it cannot within limits.RUN_S, it ends.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         options: Further facts by name. The note of a call's beginning has 'phase' ('forward' or 'backward'). The end of
             an operator has 'order', its number among all calls. A collective has 'group_name', 'room' (the number of
             elements of each result) and 'numbers' (such as split sizes), and may have 'op' (the reduction), 'factor'
-            (if 'op' is 'premul') and 'root'. A barrier has 'group_name' and 'clock' (which host's clock `at_s` is of).
+            (if 'op' is 'premul') and 'root'. A barrier has 'group_name' and 'clock' (the host whose clock gave `at_s`).
         was_changed: True if other code wrote to the operands between the call and its end.
         error: Text of the exception.
         at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.

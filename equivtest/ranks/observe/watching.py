@@ -111,7 +111,7 @@ class Watch:
     ) -> Any:
         """Calls a collective of the real group; notes its operands, and its results once it is complete.
 
-        It returns the work of the call, or None for a part of a coalesced call, which has no work of its own.
+        It returns the work of the call, or None for a part of a coalesced call, because only the whole call has a work.
 
         Args:
             hand_on: Function of the arguments that calls the real group.
