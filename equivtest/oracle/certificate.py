@@ -98,7 +98,7 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _proved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the operation's result on magnitudes, and proves that no sum of terms behind it is rounded.
 
-        Whole numbers, such as ids, stay as in the data.
+        Whole numbers, such as ids, keep the values that they have in the data.
 
         Raises:
             InexactData: the operation may round.

@@ -1,12 +1,12 @@
 """Derives from the layouts of a case's tensors which collectives torch documents for the case.
 
-On one mesh axis, a tensor that changes its placement is documented to call
+If a tensor changes its placement on one mesh axis, torch is documented to call
 
     Shard(d) -> Replicate    an all_gather of its shard
     Partial  -> Replicate    an all_reduce of the whole
     Partial  -> Shard(d)     a reduce_scatter of the whole
     Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, because gloo has no all_to_all, an
-                             all_gather of its shard and a chunk
+                             all_gather of its shard, followed by a chunk without a collective
     Replicate -> Shard(d)    no collective; the same for an unchanged placement
 
 Collectives need parts of one size: a sharded dim of n elements counts as w shards of ceil(n / w).  A mesh of one rank

@@ -13,9 +13,9 @@ A backend with another arithmetic declares it in a record for each of its dtypes
 and --arithmetic mypackage.arithmetic:MINE --dtypes float32,bfloat16 makes runs use it.
 `equivtest.oracle.rounding.Arithmetic` has all fields of a record:
 
-    accumulate, reduce     kernels and collectives round to fewer bits: wider bounds for real values.  If
-                           `accumulate` has more bits than the dtype, kernels are assumed to compute in it and to store
-                           once, and to store the intermediate results that torch's CPU kernels store
+    accumulate, reduce     the dtypes in which kernels compute and collectives add: fewer bits give wider bounds for
+                           real values.  If `accumulate` has more bits than the dtype, equivtest assumes that kernels
+                           store each result once, and the intermediate results that torch's CPU kernels store too
                            (`running_kernels`); for a kernel that stores more often, declare the dtype itself
     rounds_to_nearest      False: errors may lean to one side
     flushes_subnormals     results below the smallest normal number become zero, also if zeros are added to exact

@@ -78,7 +78,7 @@ class ExpectedTensor:
 def says_nothing(
     value: torch.Tensor, allowed: torch.Tensor, scale: float = 0.0, share: float = limits.TOO_WIDE
 ) -> bool:
-    """True if the bound allows no conclusion: an allowed error is infinite, or the median one is too large.
+    """True if the bound allows no conclusion: an allowed error is infinite, or the median allowed error is too large.
 
     Too large means more than `share` of the root mean square of the right values, or of `scale` if that is larger.
     """

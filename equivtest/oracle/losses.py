@@ -198,7 +198,7 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """Returns a result with its bound; the bound is 0 for each element whose `error` is 0, and else that of `bounded`.
+    """Returns a result with its bound: 0 for each element whose `error` is 0, and else the bound that `bounded` gives.
 
     Nothing rounds an element with an error of 0, neither in the oracle nor in a correct program.
     """

@@ -123,7 +123,7 @@ class Operations:
         return _equal_if_sure(kind, compute(before, self.arithmetic))
 
     def activation_grad(self, kind: str, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
-        """Multiplies each element of the cotangent by the activation's derivative at `before`; relu's at 0 is 0."""
+        """Multiplies the cotangent by the activation's derivative at `before`; the derivative of relu at 0 is 0."""
         compute = {"relu": relu_grad, "gelu": gelu_grad, "silu": silu_grad}[kind]
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 

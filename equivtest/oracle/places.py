@@ -61,7 +61,7 @@ class Places:
             part.register_forward_hook(lambda *_: self._close(), always_call=True)
 
     def note(self) -> None:
-        """Records the present place in the forward, so that its backward has a place too."""
+        """Records the present place in the forward, so that an operation's backward has the same place."""
         if _node() is None:
             self._numbers.append(_next_number())
             self._seen.append(self._now())

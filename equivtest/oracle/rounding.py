@@ -32,7 +32,7 @@ class Arithmetic:
 
     Attributes:
         dtype: Name of the dtype in which tensors are stored.
-        accumulate: Name of the dtype with the fewest bits in which kernels compute and sum.
+        accumulate: Name of the dtype in which kernels compute and sum; a kernel may use more bits, but not fewer.
         reduce: Name of the dtype to which a collective rounds after each addition.
         libm_ulp: Largest error of erf, exp, sqrt and the like, in units in the last place.
         rounds_to_nearest: True if every rounding is to nearest, so that errors have no preferred sign.

@@ -66,7 +66,7 @@ def widened(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
 
 
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the `Ranged` result of an operation that only moves elements: it moves errors and magnitudes alike.
+    """Returns the `Ranged` result of an operation that only moves elements; errors and magnitudes move in the same way.
 
     If no operand is `Ranged`, as for a tensor that was made before the module ran, the result is a plain tensor.
     """

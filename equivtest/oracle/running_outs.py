@@ -18,8 +18,8 @@ class Out:
     If a result is a sum over the ranks, the addend that one rank holds is its share.
 
     Attributes:
-        stores: Number of times that the kernel stores an element while it computes it; of a sum, the largest number
-            of stores that a term passes through.
+        stores: Number of times that the kernel stores an element while it computes the element; for a sum, the largest
+            number of stored partial sums that contain the same term.
         one_by_one: True if each store adds one more term to the sum.
         is_sum: True if the result is a sum whose terms may be divided among the ranks.
         is_whole: True if a rank never holds only a share of the result, because the result is no sum.

@@ -130,7 +130,7 @@ def _huber_loss(
 def _smooth_l1(
     kernel: Kernel, g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Out:
-    """Computes smooth_l1_loss's gradient as (1 / n) g d / beta, with d = x - target, clamped to beta."""
+    """Computes smooth_l1_loss's gradient as (1 / n) g d / beta, with d = x - target, clamped to -beta..beta."""
     slope = _clamped((x - target) / beta, torch.ones(())) if beta else (x - target).sign()
     return _product(g, slope / max(x.numel(), 1) if reduction == MEAN else slope)
 

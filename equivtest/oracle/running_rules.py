@@ -217,7 +217,10 @@ def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: fl
 
 
 def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
-    """Returns the operand if it `passes`, else zero; if that is `unclear`, the error allows both."""
+    """Returns the operand for each element with True in the mask `passes`, else zero.
+
+    For elements with True in the mask `unclear`, the error allows both.
+    """
     g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
     return Parts(torch.where(passes, g.value, 0.0), error, torch.where(passes | unclear, g.magnitude, 0.0))
