@@ -117,7 +117,7 @@ def _home_of(module: ModuleType) -> str:
 def with_arguments(name: str, values: tuple[object, ...], named: Mapping[str, object], what: str) -> str:
     """Adds arguments to a function's name: 'models.py:block' becomes 'models.py:block(8, bias=False)'.
 
-    If the name already has arguments, the new ones follow these.
+    If the name already has arguments, the new arguments come after them.
 
     Raises:
         Misuse: a value is not plain, see `plain`.

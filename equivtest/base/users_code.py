@@ -34,7 +34,7 @@ def is_users(file: str) -> bool:
 
 
 def users_frames(lines: Sequence[str]) -> dict[int, re.Match[str]]:
-    """Returns line number -> match (file, line, function) of each frame of a traceback that is in the user's code."""
+    """Returns line number -> match (file, line, function) for each of a traceback's frames in the user's code."""
     matches = {number: _FRAME.fullmatch(line) for number, line in enumerate(lines)}
     return {number: match for number, match in matches.items() if match is not None and is_users(match[1])}
 

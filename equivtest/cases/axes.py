@@ -177,8 +177,8 @@ def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, 
     """Returns the table for the field `x_is_dtensor`: (False, True) if x has equally large shards, else (True, True).
 
     An uneven x is always a DTensor, because torch cannot infer the global shape from a plain uneven shard.  Both tables
-    have two entries, so that every x takes one choice of Hypothesis: if an even x took one choice more than an uneven
-    x, shrinking could drop that choice only together with all later choices.
+    have two entries, so that Hypothesis makes one choice for every x.  If it made a choice only for an even x,
+    shrinking could drop this choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
 

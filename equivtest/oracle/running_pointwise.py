@@ -194,7 +194,7 @@ def _binary_cross_entropy(
 ) -> Out:
     """Computes the gradient (g (x - target)) / max((1 - x) x, 1e-12) of binary_cross_entropy.
 
-    The kernel then multiplies by the weight and divides by n.  It stores each result, and 1e-12.
+    The kernel then multiplies by the weight and divides by n.  It stores each result, and also the number 1e-12.
     """
     least = _number(kernel, 1e-12)
     divisor = torch.maximum(kernel.stored(kernel.stored(1 - x) * x), least)

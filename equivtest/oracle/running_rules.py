@@ -367,7 +367,7 @@ def wave(r: Roundings, operand: Any, f: Curve) -> Parts:
 
 
 def _plain(operand: Any) -> Any:
-    """Returns a tensor's value; a Python number stays one, so that it does not change the dtype of the result."""
+    """Returns a tensor's value; leaves a Python number as it is, so that it does not change the result's dtype."""
     return Parts.of(operand).value if isinstance(operand, torch.Tensor) else operand
 
 

@@ -149,8 +149,8 @@ def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
     """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k; no term's error is amplified.
 
     Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it, or the
-    same with x and y exchanged.  The difference x - y is off by at most one rounding of |x| + |y|.  Up to zero exp has
-    a slope of at most one, and so has log1p from zero on.
+    same with x and y exchanged.  The difference x - y is off by at most one rounding of |x| + |y|.  The slope of exp up
+    to zero, and of log1p from zero on, is at most 1.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():

@@ -64,7 +64,7 @@ def convolution_backward(
     r: Roundings, cotangent: Any, x: Any, weight: Any, bias_sizes: Sizes | None, stride: Sizes, padding: Sizes,
     dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, wanted: Sequence[bool],  # noqa: FBT001
 ) -> tuple[Parts | None, ...]:  # fmt: skip
-    """Returns the gradients of x, weight and bias; None for an unwanted one."""
+    """Returns the gradients of x, weight and bias; None in place of a gradient that is not wanted."""
 
     def gradient(place: int) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         mask = [place == each for each in range(3)]

@@ -89,7 +89,7 @@ class Inbox:
         return [self._replies[rank] for rank in range(len(self._ranks))]
 
     def _first_failure(self) -> Reply | None:
-        """Returns the first reply that reports a failure, a declined case or a refused collective; None without one."""
+        """Returns the first reply that reports a failure, a declined case or a refused collective, or None."""
         return next((reply for reply in self._replies.values() if reply.outcome in BROKE_OFF or reply.lacking), None)
 
     def _listen(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

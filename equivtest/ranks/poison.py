@@ -48,7 +48,7 @@ def poisoned(poison: str) -> Iterator[None]:
     After the context malloc keeps filling memory until the next visit begins.  To stop earlier would be an error: a
     thread that is within calloc at that moment may get memory that is not zero (glibc 2.36), and the threads that run
     collectives use calloc.  When the next visit begins, these threads have been idle since all ranks answered the
-    last one.
+    last visit.
     """
     mallopt = _mallopt()
     if mallopt is not None:

@@ -119,7 +119,7 @@ class RankProcess(Forked):
         super().close()
 
     def to_parents_clock(self, at_s: float) -> float:
-        """Converts time.monotonic() of the rank's machine to that of this machine."""
+        """Converts a time by time.monotonic() of the rank's machine to the clock of this machine."""
         return at_s
 
     def bound_output(self) -> None:

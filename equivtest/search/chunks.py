@@ -1,6 +1,6 @@
 """Chooses which cases a search runs: one chunk of a property's cases, chosen before anything runs.
 
-Cases depend on equivtest's own seed alone, so that a commit draws the same ones everywhere. Neither constants of
+Cases depend on equivtest's own seed alone, so that a commit draws the same cases everywhere. Neither constants of
 imported modules (`equivtest.search.local_constants`) nor settings of a Hypothesis profile change them.
 """
 
@@ -97,7 +97,7 @@ def seed_of(prop: Property, chunk: Chunk) -> int:
 
 
 def chunk_cases(prop: Property, chunk: Chunk) -> list[Case]:
-    """Returns the chunk's cases, each once: those of the covering array, or random cases.
+    """Returns the chunk's cases, each once: the cases of the covering array, or random cases.
 
     Chunk 0 begins with examples of the property, and ends with a case of each aspect, such as 'uneven', that its other
     cases lack. A part of an enumeration has only the cases that the enumeration lists.

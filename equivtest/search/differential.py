@@ -88,7 +88,7 @@ def _exception_in(verdict: Verdict) -> str:
 
 
 def as_known(verdict: Verdict, reason: str) -> Verdict:
-    """Returns a failure as a known one."""
+    """Returns the verdict on a failure, marked as a known failure."""
     return replace(verdict, judgement=replace(verdict.judgement, kind="known", mismatches=()), known=reason)
 
 

@@ -199,7 +199,7 @@ class KnownFailures:
         return self.match("collectives", "equals_unsharded", case, KIND_OF_FAULT[fault.kind])
 
     def forbids_run(self, subject: str, case: Case) -> KnownFailure | None:
-        """Returns the first entry that forbids to run `case`, because the whole run would fail; None without one."""
+        """Returns the first entry that forbids to run `case`, because the whole run would fail, or None."""
         return next((e for e in self.of(subject) if e.kind in WHOLE_RUN and e.covers(case)), None)
 
 

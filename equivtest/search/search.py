@@ -156,7 +156,7 @@ class Searching:
     cut: int = 0
 
     def coverage(self) -> Coverage | None:
-        """Returns which part of the chunk's covering array is covered; None without such an array or without cases."""
+        """Returns which part of the chunk's covering array is covered; None if there is no array or no case."""
         if self.left_out and self.prop.is_empty(self.chunk.space):
             return None
         return coverage_of(self.prop, self.chunk, lambda case: self.states.get(case, "open"))

@@ -256,7 +256,7 @@ class Keeper:
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
         """Returns the positions of a DTensor's elements in the flattened whole tensor, or None.
 
-        It returns positions only if the DTensor's mesh has an axis that the job's mesh lacks, such as a flattened one.
+        It returns positions only if the DTensor's mesh has an axis that the job's mesh lacks, such as a flattened axis.
         """
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:

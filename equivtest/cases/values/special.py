@@ -22,7 +22,7 @@ def special_patterns(dtype_name: str) -> tuple[int, ...]:
     quiet and signalling NaN with a payload: positive with payload 1, negative with a payload of ones.
 
     Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1:
-    the first stored bit of a quiet NaN is 1, of a signalling one 0.
+    the first stored bit of a quiet NaN is 1, of a signalling NaN 0.
     """
     stored = SIGNIFICAND_BITS[dtype_name] - 1
     width = DTYPES[dtype_name].itemsize * 8

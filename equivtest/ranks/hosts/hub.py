@@ -2,8 +2,8 @@
 
 It listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
 directory of the run's owner.  A pool that requests a world receives each rank's connection, which it then owns, and
-a pipe that reports the rank's end.  The hub and each slot exchange a message every limits.BEAT_S, which shows the hub
-the hosts that are still there.
+a pipe that reports the rank's end.  The hub and each slot exchange a message every limits.BEAT_S, so that the hub knows
+which hosts are still there.
 """
 
 from __future__ import annotations
