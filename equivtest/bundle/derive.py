@@ -169,8 +169,8 @@ def derive(
 
     Args:
         torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
-        pool: Runs the ranks that some properties ask for facts before their cases are drawn (`Property.resolve`); None
-            if this property asks for none.
+        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`); None if this
+            property does not.
     """
     recorded: dict[Key, list[Record]] = {}
     for record in records:

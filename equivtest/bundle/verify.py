@@ -80,7 +80,7 @@ def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> 
 
     Args:
         properties: The shipped properties by name.
-        pool: Runs the ranks that some properties ask for facts before their cases are drawn (`Property.resolve`). If
+        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`); if the pool is
             None, the cases of these properties are not checked.
 
     Raises:
@@ -353,7 +353,7 @@ class _Check:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
     def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
-        """Notes a problem for each known failure without a result, or whose result is impossible or makes a run red."""
+        """Notes a problem for each known failure without a result, or with an impossible or red result."""
         wanted = {
             entry.id: entry
             for prop in props

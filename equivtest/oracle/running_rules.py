@@ -81,8 +81,9 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
     """Returns `found`, a constant of the module, without an error in elements that no program rounds.
 
-    These are sums without a rounding, products with 0, 1 or -1, and exact conversions.  Every program computes a
-    constant the same way.  This does not hold for an input: ranks may hold shares of it, whose addition rounds.
+    Such elements are sums without a rounding, products with 0, 1 or -1, and exact conversions.  Every program computes
+    a constant in the same way.  It may compute an input in another way: ranks may hold shares of it, whose addition
+    rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:

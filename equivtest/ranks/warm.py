@@ -15,8 +15,8 @@ def warm() -> None:
     exists: its functions bind the default group at import, and None means the default group of each call.  Source:
     torch/distributed/nn/functional.py (2.13.0).
 
-    A plain backward comes first, while torch knows no device except the CPU.  The first backward of a process starts a
-    thread for each other device, and later there may seem to be some: if torch is built for CUDA and finds no card,
+    A plain backward comes first, because the first backward of a process starts a thread for each device that torch
+    then knows, except the CPU.  Afterwards torch may know more devices: if torch is built for CUDA and finds no card,
     DTensor's fake tensors pretend that there are eight.  Source: FakeTensorMode.__enter__ of
     torch/_subclasses/fake_tensor.py, FakeGuardImpl.h (2.15.0).
     """

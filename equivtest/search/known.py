@@ -204,7 +204,7 @@ class KnownFailures:
 
 
 def known_state(entry: KnownFailure, state: str) -> KnownState:
-    """Returns the line of a report on an entry; `state` is the result of its smallest case."""
+    """Returns what a report shows about an entry; `state` is the result of the entry's smallest case."""
     return KnownState(
         id=entry.id,
         claim=entry.claim,
