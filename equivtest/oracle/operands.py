@@ -57,7 +57,8 @@ class Reduced:
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
     """Reduces operands (k, *shape) to the result (*shape) that every order of the reduction gives, without a bound.
 
-    Only an average may have a bound instead: if a backend that multiplies by a rounded 1 / k may give another result.
+    An average has a bound if a backend that multiplies by a rounded 1 / k, instead of dividing by k, may give another
+    result.
 
     Args:
         name: Name of the operands, for the message.

@@ -49,10 +49,10 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 def asked(case: Case, name: str) -> Callable[[Case], Any] | None:
     """Returns the function that computes a named quantity of a case, for conditions of `where`.
 
-    A name means a field or property of the case, or a predicate. Predicates are the public functions of a module
-    `known` beside the class of the case, or beside one of its bases, the nearest first.  A predicate computes a fact
-    that only lists of known failures use, so the case class has no property for it.  The result is None if nothing has
-    the name.
+    A name means a field or property of the case, or a predicate. Predicates are the public functions of the module
+    `known` in the package of the case's class; after these come the predicates of its base classes.  A predicate
+    computes a fact that only lists of known failures use, so the case class has no property for it.  The result is None
+    if nothing has the name.
     """
     of_class = getattr(type(case), name, None)
     if name in defaults_of(type(case)):
