@@ -43,7 +43,7 @@ WORDS = {"passed": "holds", "failed": "fails", "skipped": "open", "xfailed": "kn
 
 _counts = itertools.count()
 _pools: dict[Backend, Pool] = {}
-"""The pool of each backend, kept until the process ends: a new one imports torch for seconds."""
+"""The pool of each backend, kept until the process ends: a new pool takes seconds to import torch."""
 
 _imported: dict[tuple[str, str], tuple[int, object]] = {}
 """(file, name of a function) -> when the file was last changed, and the function, at the last check."""

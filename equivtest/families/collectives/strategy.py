@@ -25,7 +25,7 @@ MEMORY_DRAWN = ("new",) * 8 + ("kept", "freed")
 COLLECTIVE_MODES = (("dense",), ("index",), ("special",), *[("special", "dense", "index")] * 12)
 """Modes of the draws of one case.
 
-Most have an odd number, so that repeating draw 0 shows a defect in every other call.
+Most cases have an odd number of draws, so that repeating draw 0 shows a defect in every other call.
 """
 
 

@@ -27,7 +27,7 @@ def refused_linear_cases(draw: Draw, space: Space, *, style: str) -> RefusedLine
     misfit = pick(draw, "misfit", REFUSALS)
     leading = (pick(draw, "leading", edge_sizes(world_size), residues(world_size)),)
     in_features = pick(draw, "in_features", edge_sizes(world_size), residues(world_size))
-    # Where x has a feature too many, its shards along them would fit the weight's on some ranks,
+    # If x has one feature too many, its shards of the features would fit the weight's on some ranks,
     # and a DTensor would state the shape that x should have.
     any_layout = misfit == "dtype"
     input_layout = pick(draw, "input_layout", ("replicate", "shard(1)" if style == "rowwise" else "replicate"))

@@ -26,7 +26,7 @@ layer_norm has at least two, because it leaves nothing of one feature.
 MAX_TOKENS_IN_16_BITS = 7
 """Largest number of tokens in 16 bits.
 
-Gradients of parameters are summed in 16 bits, and bounds of more tokens conclude nothing.
+Gradients of parameters are summed in 16 bits, so with more tokens the bounds are too wide for a conclusion.
 """
 EPSILONS = (1e-5, 1e-5, 1e-6, 0.01)
 EPSILONS_OF_FEW = (1.0, 0.5, 0.25)

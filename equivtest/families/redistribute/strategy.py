@@ -43,7 +43,7 @@ REDISTRIBUTE_MODES = (
 )  # fmt: skip
 """Modes of the draws of one case.
 
-Most have an odd number, so that repeating draw 0 shows a defect in every other call.
+Most cases have an odd number of draws, so that repeating draw 0 shows a defect in every other call.
 """
 
 MEMBERS_OF_ONE_AXIS: tuple[int | None, ...] = (None,) * 15 + (0, 1, 2, 3, 4)
