@@ -79,7 +79,7 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Returns the message that a property must name one of the two contracts; begins with the reason, `what`."""
+    """Returns the message that a property must name one of the two contracts; it begins with the reason, `what`."""
     return (
         f"{what}, and each rank has its own rows: pass state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
         f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, like SyncBatchNorm's"

@@ -74,8 +74,8 @@ def run(name: str, operands: tuple[Any, ...], arguments: Arguments) -> tuple[Any
 def signatures_of(name: str, shape: Shape) -> Signatures:
     """Returns the signatures that the installed torch accepts for this operator and shape, simplest first.
 
-    A signature has the shapes of all operands and the arguments of one call. Each was tried in an unsharded call in
-    float64.
+    A signature has the shapes of all operands and the arguments of one call. Each signature was tried in an unsharded
+    call in float64.
     """
     operator = OPERATORS[name]
     if len(shape) not in operator.num_dims:

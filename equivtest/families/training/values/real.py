@@ -31,10 +31,11 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
     Weights are divided by the root of the number of summed terms, as layers are initialised, so that the activation
     gets arguments of either sign on both sides of its bend. The weights of most hidden features get signs so that a
-    token activates the feature, each feature by another token. Cotangents are divided by the number of tokens that a
-    gradient sums over, like the gradient of a mean, because training continues from the updated parameters, and float16
-    overflows soon. AdamW moves a bias by its learning rate, for any gradient. So out_proj's bias begins on the side of
-    zero from which it moves away. in_proj's bias, and a weight of few elements, begin with magnitudes of one or more.
+    token activates the feature, each feature by a different token. Cotangents are divided by the number of tokens that
+    a gradient sums over, like the gradient of a mean, because training continues from the updated parameters, and
+    float16 overflows soon. AdamW moves a bias by its learning rate, for any gradient. So out_proj's bias begins on the
+    side of zero from which it moves away. in_proj's bias, and a weight of few elements, begin with magnitudes of one or
+    more.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}

@@ -78,7 +78,7 @@ def number_alike(init: Any, mesh: DeviceMesh) -> None:
     """Makes all ranks count the parameters of their next engine from the same number.
 
     DeepSpeed counts the parameters of a process and compares the counts between ranks. It refuses an engine if one rank
-    has partitioned more parameters before, for example in a mesh without the other ranks (0.19.8).
+    has partitioned more parameters before than another rank, for example in a mesh without the other ranks (0.19.8).
     """
     following = torch.tensor(init.param_id, device=mesh.device_type)
     dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
