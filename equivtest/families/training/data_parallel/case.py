@@ -34,7 +34,7 @@ class DataParallelCase(PerceptronCase):
         style: How parameters and their gradients lie on the ranks: 'ddp': replicated; 'fsdp2': sharded on one dim,
             usually 0; 'zero3': flattened, padded and partitioned.
         micro_batches: Number of forwards and backwards whose gradients are added up before each update.
-        syncs_every: fsdp2 only: whether gradients are reduced after every micro-batch, instead of the last alone.
+        syncs_every: fsdp2 only: whether gradients are reduced after every micro-batch, and not only after the last one.
         reshards: fsdp2 only: whether a layer's parameters are released between forward and backward.
         by_columns: fsdp2 only: names of the weights that are sharded on dim 1, in order; every rank must get equally
             many columns.
