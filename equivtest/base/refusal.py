@@ -75,6 +75,12 @@ def is_older(release: str) -> bool:
 
 
 def in_short(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text: 'RuntimeError: Invalid scalar type'."""
+    """Returns the class of an error and the first line of its text: 'RuntimeError: Invalid scalar type'.
+
+    If torch.distributed raised the error for NCCL, the cause is only in the last line, so that line follows the first
+    (NCCLUtils.hpp, C10D_NCCL_CHECK, 2.11.0).
+    """
     lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith("NCCL error in: "):
+        lines = [": ".join(dict.fromkeys((lines[0], lines[-1])))]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

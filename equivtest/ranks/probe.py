@@ -201,15 +201,20 @@ def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Ten
 
 
 def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) after each rank sent its number to the next rank; a single rank sends nothing."""
+    """Returns (actual, expected) after each rank sent its number to the next rank; a single rank sends nothing.
+
+    Even ranks send first, odd ranks receive first. NCCL runs the messages between two ranks one after another, so two
+    ranks that both send first would wait for each other (ProcessGroupNCCL.cpp, pointToPoint, 2.11.0).
+    """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if ranks == 1:
         return torch.zeros(1), torch.zeros(1)
     number, output = _given([rank], dtype, device), _output((1,), dtype, device)
-    work = dist.isend(number, (rank + 1) % ranks)
-    dist.recv(output, (rank - 1) % ranks)
-    if work is not None:
-        work.wait()
+    for sends in (rank % 2 == 0, rank % 2 == 1):
+        if sends:
+            dist.send(number, (rank + 1) % ranks)
+        else:
+            dist.recv(output, (rank - 1) % ranks)
     return output, torch.tensor([(rank - 1) % ranks])
 
 

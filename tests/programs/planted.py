@@ -156,6 +156,20 @@ class Premultiplies(Planted):
         return float(operation.__getstate__()[1])
 
 
+class MessagesInTurn(Planted):
+    """No fault: as with NCCL, a message has ended only once it was received, and the next one begins only then."""
+
+    def send(self, tensors: list[torch.Tensor], other: int, tag: int) -> Any:
+        self._inner.send(tensors, other, tag).wait()
+        self._inner.recv([torch.empty(1)], other, tag).wait()
+        return done(tensors)
+
+    def recv(self, tensors: list[torch.Tensor], other: int, tag: int) -> Any:
+        self._inner.recv(tensors, other, tag).wait()
+        self._inner.send([torch.ones(1)], other, tag).wait()
+        return done(tensors)
+
+
 class ForgetsFactor(Premultiplies):
     def factor(self, operation: Any) -> float:
         return 1.0

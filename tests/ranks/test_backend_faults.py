@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from torch import distributed as dist
 
 from equivtest.base import limits
 from equivtest.base.lacking import FUNCTIONS, PROBED, function_of, is_allowed, parse_allowed
-from equivtest.base.refusal import is_refusal
+from equivtest.base.refusal import in_short, is_refusal
 from equivtest.cases.case import Case
 from equivtest.errors import BrokenSetup, Misuse
 from equivtest.families.collectives.case import BUNDLES, CALLS, CollectivesCase
@@ -243,6 +244,16 @@ def test_fake_process_group_is_reported_as_wrong(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_probe_of_messages_passes_if_each_waits_until_the_last_was_received(
+    planted: Callable[[str], Pool], world_size: int
+) -> None:
+    with planted("messages_in_turn") as pool:
+        assert "float32:send_and_receive" in pool.probe(world_size, "float32").working
+        assert pool.faults == []
+
+
+@pytest.mark.ranks
 def test_right_process_group_passes(on_planted: Callable[..., Ended]) -> None:
     done = on_planted("")
 
@@ -376,6 +387,17 @@ def test_error_text_of_a_backend_counts_as_a_refusal(error: Exception) -> None:
 )
 def test_error_about_wrong_arguments_does_not_count_as_a_refusal(error: Exception) -> None:
     assert not is_refusal(error)
+
+
+def test_error_of_nccl_is_reported_with_its_cause() -> None:
+    place = "NCCL error in: NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9"
+    error = dist.DistBackendError(
+        f"{place}\nncclInvalidUsage: ...\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
+    )
+
+    assert in_short(error) == f"DistBackendError: {place}: Duplicate GPU detected : rank 1 and rank 0"
+    assert in_short(dist.DistBackendError(place)) == f"DistBackendError: {place}"
+    assert in_short(RuntimeError("first\nlast")) == "RuntimeError: first"
 
 
 @pytest.mark.parametrize(

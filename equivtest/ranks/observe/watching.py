@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from equivtest.base import limits
+from equivtest.base.refusal import in_short
 from equivtest.errors import Misuse
 from equivtest.ranks.layouts import layout_of
 from equivtest.ranks.observe.moves import Call, factor_of, flat_tensors
@@ -286,8 +287,7 @@ def _overlap(operands: Any, results: Any) -> bool:
 
 
 def _in_short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[: limits.OUTPUT_CHARS]
+    return in_short(error)[: limits.OUTPUT_CHARS]
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
