@@ -41,7 +41,7 @@ def test_every_shipped_property_has_a_level() -> None:
         (("collectives", "scale", "ddp_mlp", "decoder"), 4),
     ],
 )
-def test_level_is_reached_only_if_all_lower_levels_are(names: tuple[str, ...], number: int) -> None:
+def test_level_is_reached_only_if_all_lower_levels_are_reached(names: tuple[str, ...], number: int) -> None:
     assert reached(levels_of(judged(*names), REQUIRED, {})) == number
 
 
@@ -61,7 +61,7 @@ def test_level_is_reached_only_if_its_claims_hold_or_fail_as_known(kind: str, nu
     assert said in list(in_lines(levels))
 
 
-def test_level_stays_open_if_a_cell_has_no_conclusive_verdict() -> None:
+def test_level_is_not_reached_if_a_cell_has_no_conclusive_verdict() -> None:
     levels = levels_of(
         judged("collectives"), REQUIRED, {"collectives": ("world size 2, float32, even shards: no case",)}
     )

@@ -115,7 +115,7 @@ def record_of(*collectives: str, kind: str = "holds") -> Record:
     )  # fmt: skip
 
 
-def test_collectives_that_work_but_are_not_claimed_are_listed(manifest: Path) -> None:
+def test_working_collectives_that_the_manifest_omits_are_listed(manifest: Path) -> None:
     altered(manifest, '"broadcast", ', "")
     found = read_manifest(manifest)
 
@@ -126,7 +126,7 @@ def test_collectives_that_work_but_are_not_claimed_are_listed(manifest: Path) ->
     assert {"float32:reduce", "float64:all_reduce"} <= set(unjudged)
 
 
-def test_refused_collective_counts_as_not_judged(manifest: Path) -> None:
+def test_claimed_collective_that_the_backend_refuses_counts_as_not_judged(manifest: Path) -> None:
     _, unjudged = differences(read_manifest(manifest), [record_of("all_reduce_sum", kind="not_supported")])
 
     assert "float32:all_reduce" in unjudged
@@ -155,7 +155,7 @@ def test_init_writes_the_manifest_into_the_folder_of_the_test_file(tmp_path: Pat
 
 
 @pytest.mark.ranks
-def test_manifest_of_gloo_claims_what_its_probes_accept(pool: Pool) -> None:
+def test_manifest_of_gloo_lists_the_collectives_that_passed_their_probes(pool: Pool) -> None:
     claims, notes = measured(pool)
 
     assert {"all_reduce", "all_to_all"} <= set(claims.collectives)

@@ -16,7 +16,9 @@ NUMBERS = {"replay file": 300, "known failures": 40, "manifest": 200, "bundle": 
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_reader_survives_mutated_files(honest: Payload, bundle: Path, tmp_path: Path, name: str) -> None:
+def test_reader_of_a_bundle_refuses_mutated_files_without_a_crash(
+    honest: Payload, bundle: Path, tmp_path: Path, name: str
+) -> None:
     found = readers_of(packed(bundle, honest).read_bytes(), honest, sample_replay(), sample_known())
 
     wrong = [outcome for outcome in attack(found[name], tmp_path, NUMBERS[name], name) if outcome[1] not in RIGHT]
@@ -36,7 +38,9 @@ def of_runs() -> Iterator[dict[str, Reader]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", OF_RUNS)
-def test_reader_of_runs_survives_mutated_files(of_runs: dict[str, Reader], tmp_path: Path, name: str) -> None:
+def test_reader_of_a_run_refuses_mutated_files_without_a_crash(
+    of_runs: dict[str, Reader], tmp_path: Path, name: str
+) -> None:
     wrong = [outcome for outcome in attack(of_runs[name], tmp_path, OF_RUNS[name], name) if outcome[1] not in RIGHT]
 
     assert wrong == []
@@ -44,7 +48,7 @@ def test_reader_of_runs_survives_mutated_files(of_runs: dict[str, Reader], tmp_p
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", ["run log", "shards", "captured folder"])
-def test_reader_of_runs_reads_the_sample_that_is_mutated(
+def test_reader_of_a_run_accepts_the_sample_before_mutation(
     of_runs: dict[str, Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Or each refusal would be one of the sample."""

@@ -45,21 +45,21 @@ def problems_of(path: Path) -> str:
         return str(error)
 
 
-def test_honest_bundle_is_verified(honest: Payload, bundle: Path) -> None:
+def test_verify_accepts_an_unchanged_bundle(honest: Payload, bundle: Path) -> None:
     found = verify(packed(bundle, honest), shipped())
 
     assert found.problems == []
     assert len(found.searches) == 2
 
 
-def test_verify_calls_a_bundle_red_if_a_test_failed_although_every_claim_holds(honest: Payload, bundle: Path) -> None:
+def test_verify_rejects_a_bundle_of_a_run_with_a_failed_test(honest: Payload, bundle: Path) -> None:
     """Every claim holds, but an entry that no longer fails gave the run exit code 1."""
     payload = changed(honest, "environment.json", lambda data: data | {"failed": 1})
 
     assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, although no claim did")
 
 
-def test_same_files_make_the_same_bundle(honest: Payload, tmp_path: Path) -> None:
+def test_packing_equal_files_twice_gives_equal_bundles(honest: Payload, tmp_path: Path) -> None:
     one, two = (packed(tmp_path / name, honest).read_bytes() for name in ("one.zip", "two.zip"))
 
     assert one == two
@@ -113,7 +113,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_verify_reports_what_is_damaged_in_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
+def test_verify_names_the_damaged_part_of_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
     alter, said = DAMAGED[name]
     with zipfile.ZipFile(packed(bundle, honest)) as archive:
         files = {each: archive.read(each) for each in archive.namelist()}
@@ -341,7 +341,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
 """Forgery -> its change of the files, which then get right checksums, and a part of the message."""
 
 
-def test_waiver_whose_case_still_fails_is_verified(honest: Payload, bundle: Path) -> None:
+def test_verify_accepts_a_waiver_whose_case_still_fails(honest: Payload, bundle: Path) -> None:
     assert problems_of(packed(bundle, with_state(with_waiver(honest)))) == ""
 
 
@@ -351,7 +351,7 @@ def other_case(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_verify_reports_what_is_forged_in_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
+def test_verify_names_the_forged_part_of_a_bundle(honest: Payload, bundle: Path, name: str) -> None:
     alter, said = FORGED[name]
 
     assert said in problems_of(packed(bundle, alter(honest)))
@@ -364,7 +364,7 @@ def test_verify_reports_that_a_truncated_archive_is_no_bundle(honest: Payload, b
     assert "is not a bundle" in problems_of(bundle)
 
 
-def test_link_in_a_bundle_is_refused(honest: Payload, bundle: Path) -> None:
+def test_symbolic_link_in_a_bundle_is_refused(honest: Payload, bundle: Path) -> None:
     link = zipfile.ZipInfo("bundle/data/link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(packed(bundle, honest), "a") as archive:
@@ -387,7 +387,7 @@ def differences_of(found: Verified, pool: Pool) -> str:
 
 
 @pytest.mark.ranks
-def test_honest_bundle_agrees_with_its_rerun(honest: Payload, bundle: Path, pool: Pool) -> None:
+def test_rerun_agrees_with_an_unchanged_bundle(honest: Payload, bundle: Path, pool: Pool) -> None:
     found = verify(packed(bundle, honest), shipped())
 
     assert differences_of(found, pool) == ""
@@ -431,9 +431,7 @@ def test_rerun_rejects_a_bundle_with_forged_margins(
 
 
 @pytest.mark.ranks
-def test_rerun_rejects_a_bundle_that_claims_green_for_a_wrong_backend(
-    honest: Payload, bundle: Path, pool: Pool
-) -> None:
+def test_rerun_rejects_a_bundle_whose_verdicts_differ_from_the_rerun(honest: Payload, bundle: Path, pool: Pool) -> None:
     found = verify(packed(bundle, honest), shipped())
     wrong = "tests.defects.scale:scaled_by_every_rank"
     found.searches = [(replace(prop, subject=wrong), chunk, records) for prop, chunk, records in found.searches]
@@ -441,7 +439,7 @@ def test_rerun_rejects_a_bundle_that_claims_green_for_a_wrong_backend(
     assert "equals_unsharded is holds in the bundle, value here" in differences_of(found, pool)
 
 
-def test_same_seed_chooses_the_same_cases_for_the_rerun(honest: Payload, bundle: Path) -> None:
+def test_seed_determines_the_cases_that_are_run_again(honest: Payload, bundle: Path) -> None:
     found = verify(packed(bundle, honest), shipped())
 
     one, two = (chosen_cases(found, 2, "a") for _ in range(2))
@@ -459,7 +457,7 @@ def test_same_seed_chooses_the_same_cases_for_the_rerun(honest: Payload, bundle:
         ({"subjects": "scale=mine:scale"}, "another implementation of scale"),
     ],
 )
-def test_bundle_is_refused_for_a_run_that_verify_cannot_check(raw: dict[str, str], said: str) -> None:
+def test_bundle_option_is_refused_with_options_that_verify_cannot_check(raw: dict[str, str], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         parse(raw | {"bundle": "a.zip"})
 

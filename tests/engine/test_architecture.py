@@ -176,7 +176,7 @@ def test_modules_import_from_lower_floors_only(module: str) -> None:
         assert imported_floor < floor or imported_entry == entry, f"{module} imports {imported}"
 
 
-def test_few_modules_lie_outside_of_folders() -> None:
+def test_package_root_contains_few_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MOST_LOOSE
 
 
@@ -241,19 +241,19 @@ def test_defects_import_no_oracle(path: Path) -> None:
     assert "oracle" not in {part_of(name) for name in reached}
 
 
-def test_package_imports_nothing_that_does_not_ship() -> None:
+def test_package_imports_only_modules_that_ship_with_it() -> None:
     for module in PATHS:
         assert not any(is_within(name, top) for name in imports_of(module) for top in OWN_FOLDERS[1:]), module
 
 
-def test_oracle_imports_nothing_of_ranks() -> None:
+def test_oracle_never_imports_torch_distributed() -> None:
     for module in PATHS:
         if part_of(module) == "oracle":
             imported = {name for reached in reached_from(module) for name in imports_of(reached)}
             assert not any(is_within(name, "torch.distributed") for name in imported), module
 
 
-def test_check_of_imports_ignores_only_type_checking_imports() -> None:
+def test_list_of_imports_leaves_out_imports_under_type_checking() -> None:
     """property.py names a strategy and a claim in annotations, and imports neither."""
     assert "hypothesis" in PATHS["property"].read_text()
     assert not any(is_within(name, "hypothesis") for name in imports_of("property"))

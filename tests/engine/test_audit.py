@@ -79,7 +79,7 @@ def test_audit_reports_a_problem_if_no_claim_fails_when_the_only_collective_is_s
 
 
 @pytest.mark.ranks
-def test_audit_reports_a_spoiled_receive_from_any_rank_that_no_claim_notices(pool: Pool) -> None:
+def test_audit_reports_that_no_claim_fails_for_a_spoiled_recv_without_source(pool: Pool) -> None:
     """The receiver learns the sender, as without a fault."""
     found = audit(of_fetch("with_an_idle_message"), pool, KnownFailures(), (2,), ("float32",))
 
@@ -88,7 +88,7 @@ def test_audit_reports_a_spoiled_receive_from_any_rank_that_no_claim_notices(poo
 
 
 @pytest.mark.ranks
-def test_audit_passes_if_claims_fail_for_one_collective_and_lists_the_others(pool: Pool) -> None:
+def test_audit_passes_if_spoiling_one_of_two_collectives_makes_claims_fail(pool: Pool) -> None:
     found = audited(of_fetch("with_an_idle_broadcast"), pool)
 
     assert (found.problem, [str(site) for site in found.unseen]) == ("", ["broadcast in the forward"])
@@ -150,7 +150,7 @@ def test_audit_finds_a_failing_claim_for_every_collective_of_fsdp2(pool: Pool) -
 
 
 @pytest.mark.ranks
-def test_audit_lists_fsdp2s_reduction_as_unseen_if_all_ranks_have_the_same_batch(pool: Pool) -> None:
+def test_audit_lists_fsdp2s_reduction_as_unseen_if_all_ranks_have_one_batch(pool: Pool) -> None:
     """Every rank has it whole, so that the mean of all is what each had; the parameters are gathered all the same."""
     found = audited_fsdp2(pool, "whole")
 
@@ -234,14 +234,14 @@ def test_planted_fault_spoils_exactly_one_collective_on_every_rank(
 
 
 @pytest.mark.ranks
-def test_fault_poisoned_puts_nan_into_every_element_of_a_collectives_result(pool: Pool) -> None:
+def test_fault_named_poisoned_writes_nan_into_the_result_of_a_collective(pool: Pool) -> None:
     poisoned = torch.tensor(each(pool, Fault("poisoned", 1))).isnan()
 
     assert poisoned.tolist() == [[False, True, True, False, False, False, False]] * 2
 
 
 @pytest.mark.ranks
-def test_run_with_an_empty_fault_lists_its_collectives_and_a_plain_run_lists_none(pool: Pool) -> None:
+def test_run_records_its_collectives_only_if_a_fault_is_passed(pool: Pool) -> None:
     bare = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2))
     watched = pool.run(PROGRAMS + "calls_each", FetchCase(world_size=2), fault=Fault())
     kinds = [call.kind for call in watched[0].answers[0].collectives or ()]
@@ -251,9 +251,7 @@ def test_run_with_an_empty_fault_lists_its_collectives_and_a_plain_run_lists_non
 
 
 @pytest.mark.ranks
-def test_audit_does_not_count_a_run_in_which_the_fault_could_not_be_planted(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_ignores_runs_in_which_planting_the_fault_failed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its visits are not counted as rejected."""
     monkeypatch.setattr("equivtest.search.audit.CANNOT", "Traceback")  # as if planting raised every exception
     found = audited(of_fetch("raises_on_another_sum"), pool)
@@ -262,7 +260,7 @@ def test_audit_does_not_count_a_run_in_which_the_fault_could_not_be_planted(
 
 
 @pytest.mark.ranks
-def test_group_of_one_rank_has_nothing_to_spoil(pool: Pool) -> None:
+def test_fault_in_a_world_of_one_rank_spoils_no_collective(pool: Pool) -> None:
     replies = pool.run("zero3_fetch_all_gather", FetchCase(world_size=1), fault=Fault("another operand", 0))
 
     assert (replies[0].outcome, replies[0].answers[0].collectives) == ("answered", ())
@@ -289,7 +287,7 @@ def found_of(**rejected: int) -> Audit:
 @pytest.mark.parametrize(
     ("num_calls", "chosen"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3]), (20, [0, 9, 19])]
 )
-def test_audit_spoils_first_and_last_of_many_calls(num_calls: int, chosen: list[int]) -> None:
+def test_audit_spoils_the_first_middle_and_last_of_many_calls(num_calls: int, chosen: list[int]) -> None:
     assert representatives(range(num_calls), [4] * num_calls) == chosen
 
 
@@ -299,7 +297,7 @@ def test_audit_spoils_one_call_for_each_operand_size() -> None:
     assert representatives(range(20), range(20)) == [0, 1, 2, 3, 9, 19]
 
 
-def test_audit_shows_nothing_if_claims_reject_only_the_fault_that_writes_nan() -> None:
+def test_audit_is_inconclusive_if_claims_reject_only_the_fault_that_writes_nan() -> None:
     """That NaN is rejected shows that a result is looked at, not that it had to be another."""
     found = found_of(all_reduce=0)
     found.rows[Site("all_reduce", "forward", "mesh"), "poisoned"] = AuditRow(
@@ -353,7 +351,7 @@ def run_of_a_wrong_fetch(command: Command, folder: Path, *args: str) -> Ended:
 
 
 @pytest.mark.ranks
-def test_audit_of_wrong_program_adds_no_failure(command: Command, tmp_path: Path) -> None:
+def test_audit_of_a_wrong_program_adds_no_failure_to_the_run(command: Command, tmp_path: Path) -> None:
     ended = run_of_a_wrong_fetch(command, tmp_path)
 
     assert ended.code == 1 and "Misuse" not in ended.stdout and "mine[audit]" not in ended.stdout
@@ -361,14 +359,14 @@ def test_audit_of_wrong_program_adds_no_failure(command: Command, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_run_of_audits_alone_ends_with_exit_code_2_if_the_program_is_wrong(command: Command, tmp_path: Path) -> None:
+def test_run_that_selects_only_audits_exits_with_2_if_the_program_is_wrong(command: Command, tmp_path: Path) -> None:
     ended = run_of_a_wrong_fetch(command, tmp_path, "-k", "audit")
 
     assert ended.code == 2 and "nothing is shown: " in ended.stdout
     assert "not audited: it failed in all" in ended.stdout
 
 
-def test_summary_says_if_no_property_is_audited(pytester: pytest.Pytester) -> None:
+def test_summary_says_that_no_property_is_audited_if_audits_are_off(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=off", "--report=out")
     environment = json.loads((pytester.path / "out" / "environment.json").read_text())
@@ -377,7 +375,7 @@ def test_summary_says_if_no_property_is_audited(pytester: pytest.Pytester) -> No
 
 
 @pytest.mark.parametrize(("keyword", "told"), [("w2", [": mine"]), ("mine", [])])
-def test_summary_says_if_the_selection_has_no_audit(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
+def test_summary_says_that_audits_were_deselected(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=on", "-k", keyword)
     line = "audit   left out by the selection, so that a green may show nothing"
@@ -386,7 +384,7 @@ def test_summary_says_if_the_selection_has_no_audit(pytester: pytest.Pytester, k
     assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
 
 
-def test_audit_on_one_rank_is_refused_with_the_reason(command: Command, tmp_path: Path) -> None:
+def test_audit_on_one_rank_is_refused_with_a_reason(command: Command, tmp_path: Path) -> None:
     ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
 
     assert (ended.code, ended.stdout) == (2, "")

@@ -78,7 +78,7 @@ def test_lost_sign_of_zero_is_excused_only_by_the_claim_that_allows_added_zeros(
 
 
 @pytest.mark.parametrize(("claim", "kind"), [*zip(BITS, ("bits", "holds", "bits"), strict=True)])
-def test_nan_made_quiet_is_excused_only_by_the_claim_that_allows_added_zeros(claim: Claim, kind: str) -> None:
+def test_signalling_nan_may_become_quiet_only_under_the_claim_that_allows_added_zeros(claim: Claim, kind: str) -> None:
     assert judge(claim, with_first(NAN, float("nan")), NAN).kind == kind
 
 
@@ -104,7 +104,7 @@ def test_lost_sign_of_zero_in_a_partition_fails_claims_on_bits(claim: Claim) -> 
     assert judge(claim, set_element(right_replies(SPECIAL), 0, "partition.0", (0,), 0.0)).kind == "bits"
 
 
-def test_mismatch_shows_numbers_bits_and_both_indices() -> None:
+def test_mismatch_shows_numbers_bits_local_index_and_global_index() -> None:
     """Global through the partition; padding is not counted."""
     case = replace(SPECIAL, values=(("special", 4),))
     replies = set_element(right_replies(case), 1, "partition.0", (0,), 1.5)
@@ -124,7 +124,7 @@ def test_claim_on_bits_ignores_tensors_of_a_wrong_shape_or_a_partial_layout() ->
     assert judge(is_exact_without_reduction, replies).kind == "holds"
 
 
-def test_claim_is_the_identity_for_one_rank_gets_a_verdict_only_on_one_rank() -> None:
+def test_identity_claim_is_judged_only_in_a_world_of_one_rank() -> None:
     """The claim is about no larger world."""
     one = replace(SPECIAL, world_size=1)
     kinds = [[v.kind for v in judge_replies("s", case, right_replies(case), [equals_unsharded, BITS[2]])]
@@ -144,11 +144,11 @@ def again(replies: Sequence[Reply], rank: int, value: float) -> list[Reply]:
     return change_answer(replies, rank, lambda answer: replace(answer, again=changed))
 
 
-def test_equal_bits_in_the_second_run_hold() -> None:
+def test_repeat_claim_holds_if_the_second_run_gives_equal_bits() -> None:
     assert judge(repeats_itself, right_replies(REPEATS), REPEATS).kind == "holds"
 
 
-def test_different_bits_in_the_second_run_fail() -> None:
+def test_repeat_claim_fails_if_the_second_run_gives_different_bits() -> None:
     """Though both values be right, and all ranks agree the first time."""
     replies = again(right_replies(REPEATS), 1, 0.0)
     judgement = judge(repeats_itself, replies, REPEATS)
@@ -158,13 +158,13 @@ def test_different_bits_in_the_second_run_fail() -> None:
     assert judge(agrees_on_all_ranks, replies, REPEATS).kind == "holds"
 
 
-def test_missing_tensor_in_the_second_run_fails() -> None:
+def test_repeat_claim_fails_if_the_second_run_lacks_a_tensor() -> None:
     replies = change_answer(right_replies(REPEATS), 0, lambda answer: replace(answer, again={}))
 
     assert judge(repeats_itself, replies, REPEATS).mismatches[0].actual == "none"
 
 
-def test_different_layout_or_shape_in_the_second_run_fails() -> None:
+def test_repeat_claim_fails_if_the_second_run_gives_another_layout_or_shape() -> None:
     placed = right_replies(REPEATS)[0].answers[0].again["param.0"]
     for other in (replace(placed, local=torch.zeros(2)), replace(placed, layout=Layout((Partial("sum"),)))):
         both = {**right_replies(REPEATS)[0].answers[0].again, "param.0": other}
@@ -172,7 +172,7 @@ def test_different_layout_or_shape_in_the_second_run_fails() -> None:
         assert judge(repeats_itself, replies, REPEATS).kind == "repeat"
 
 
-def test_claim_repeats_itself_is_judged_only_for_the_first_draw() -> None:
+def test_repeat_claim_is_judged_only_on_the_first_draw_of_values() -> None:
     """The others are not run again."""
     case = replace(REPEATS, values=(("special", 0), ("dense", 0)))
     draws = [v.draw for v in judge_replies("s", case, right_replies(case), [repeats_itself])]
@@ -180,7 +180,7 @@ def test_claim_repeats_itself_is_judged_only_for_the_first_draw() -> None:
     assert draws == [0] and judge_replies("s", SPECIAL, right_replies(SPECIAL), [repeats_itself]) == []
 
 
-def test_message_names_the_tensor_that_did_not_repeat() -> None:
+def test_message_names_the_tensor_that_differs_in_the_second_run() -> None:
     replies = again(right_replies(REPEATS), 1, 0.0)
     [verdict] = judge_replies("mine", REPEATS, replies, [repeats_itself])
     told = write_message(verdict)
@@ -232,7 +232,7 @@ def test_rounded_sum_may_differ_in_the_second_run_if_the_order_varies(
     assert tuple(repeated(case, factor, each).kind for each in (TORCH_CPU, VARYING)) == kinds
 
 
-def test_different_bits_within_a_too_wide_bound_are_inconclusive() -> None:
+def test_repeat_claim_is_inconclusive_for_different_bits_within_a_too_wide_bound() -> None:
     """A value that cancels in bfloat16 may be off by a fifth of itself."""
     case = LinearCase(
         world_size=3, dtype="bfloat16", style="rowwise", in_features=3, repeats=True, values=(("real-cancelling", 1),)

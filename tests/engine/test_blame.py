@@ -61,7 +61,7 @@ def part(values: list[Any], placement: str) -> Part:
         ("raises_attribute", "zero3_fetch_all_gather", FETCH, HELD),
     ],
 )
-def test_fault_line_blames_the_layer_that_made_a_collective_wrong(
+def test_fault_line_blames_the_collective_if_the_backend_computes_it_wrongly(
     pool: Pool, fault: str, subject: str, case: Case, layer: str
 ) -> None:
     """And another's fault is not this failure's."""
@@ -115,7 +115,7 @@ def test_fault_line_blames_a_backend_that_refuses_a_documented_gather_of_uneven_
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
-def test_fault_line_blames_no_message_that_arrives_unchanged_however_it_was_sent(pool: Pool, subject: str) -> None:
+def test_fault_line_blames_no_send_or_recv_whose_tensor_arrives_unchanged(pool: Pool, subject: str) -> None:
     """Groups with the same ranks are distinct, and each rank may call them in its own order."""
     assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
 
@@ -185,7 +185,7 @@ DEVIATING = Backend("planted", imports=("tests.programs.deviating",))
         ("opens_early", "barrier", "collective: barrier, call 1 of it"),
     ],
 )
-def test_fault_line_blames_the_backend_for_wrong_messages_and_barriers(
+def test_fault_line_blames_the_backend_for_a_wrong_recv_or_barrier(
     pool: Pool, fault: str, name: str, layer: str
 ) -> None:
     """On a busy machine who is let through too early may come to it too late, and try again."""
@@ -224,20 +224,20 @@ def test_right_result_of_int8_reductions_wraps_around_for_sum_and_combines_bits_
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]
 
 
-def test_premultiplied_sum_is_judged_if_no_product_rounds() -> None:
+def test_premultiplied_sum_is_judged_only_if_no_product_rounds() -> None:
     assert premultiplied(items(3, -1), 0.5)[0][0].tolist() == [1.5, -0.5]
     with pytest.raises(Unjudged, match=r"the right result is unknown for rounded products with 0\.1"):
         premultiplied(items(3), 0.1)
 
 
-def test_operands_that_do_not_fit_a_collective_raise_inconsistent() -> None:
+def test_operands_of_unequal_sizes_raise_inconsistent() -> None:
     with pytest.raises(Inconsistent, match="the ranks pass 1, 2 elements to one all_reduce"):
         right_results("all_reduce", "sum", [items(1), items(1, 2)], 0, None)
     with pytest.raises(Unjudged, match="the right result is unknown for the reduction unknown of float32"):
         right_results("all_reduce", "unknown", [items(1), items(2)], 0, None)
 
 
-def test_real_numbers_may_be_added_in_any_order() -> None:
+def test_sum_of_real_numbers_is_right_in_any_order_of_addition() -> None:
     """The last bit of three terms depends on the order, and an error of one more unit is wrong."""
     terms = [items(value) for value in (1.0, 2.0**-24, 2.0**-24)]
     right = right_results("all_reduce", "sum", terms, 0, None)
@@ -248,7 +248,7 @@ def test_real_numbers_may_be_added_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_wrong_element_of_a_product_is_found(dtype: torch.dtype) -> None:
+def test_single_wrong_element_of_a_matrix_product_is_found(dtype: torch.dtype) -> None:
     left, right = torch.randn(3, 4, dtype=dtype), torch.randn(4, 2, dtype=dtype)
     expected, result = right_of_operation("aten.mm.default", [left, right], {}), left @ right
     off = torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.0, 0.0]], dtype=dtype)
@@ -257,7 +257,7 @@ def test_one_wrong_element_of_a_product_is_found(dtype: torch.dtype) -> None:
     assert "at (1, 1), 1 of 6 wrong" in first_wrong([result + off], expected)
 
 
-def test_tensor_written_by_an_operator_is_judged_too() -> None:
+def test_tensor_that_an_in_place_operator_writes_to_is_judged() -> None:
     """The result of an in-place operator is the tensor that it wrote to."""
     right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
 
@@ -270,7 +270,7 @@ def test_operator_without_a_bound_is_not_judged() -> None:
         right_of_operation("aten.nextafter.default", [torch.ones(2), torch.zeros(2)], {})
 
 
-def test_values_that_an_operator_only_moves_are_judged_by_their_bits() -> None:
+def test_values_that_an_operator_copies_are_judged_by_their_bits() -> None:
     right = [Right(torch.tensor([-0.0, 1.0]), is_moved=True)]
 
     assert first_wrong([torch.tensor([-0.0, 1.0])], right) == ""

@@ -41,7 +41,7 @@ def written(case: Case, **changes: Any) -> dict[str, Any]:
     return {**data, "fields": {**data["fields"], **changes}}
 
 
-def test_every_case_class_is_known_by_name() -> None:
+def test_every_case_class_is_registered_by_name() -> None:
     import_cases()
 
     assert {"LinearCase", "RefusedLinearCase", "FetchCase", "RefusedFetchCase"} <= CASE_TYPES.keys()
@@ -70,7 +70,7 @@ def test_every_case_class_is_known_by_name() -> None:
         ({**to_data(LINEAR), "fields": {"style": "rowwise"}}, "not a valid LinearCase: .*world_size"),
     ],
 )
-def test_invalid_written_case_is_refused_by_name(data: object, message: str) -> None:
+def test_error_for_an_invalid_written_case_names_the_invalid_part(data: object, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         from_data(data)
 
@@ -165,7 +165,7 @@ test_invalid_fetch_case_is_refused_by_name = refuses(
 )
 
 
-def test_refused_fetch_case_with_misfit_dtype_requires_two_parameters() -> None:
+def test_fetch_case_with_mismatched_dtypes_requires_two_parameters() -> None:
     with pytest.raises(Misuse, match="misfit dtype needs at least two parameters"):
         RefusedFetchCase(world_size=1, misfit="dtype")
 
@@ -195,7 +195,7 @@ def test_partition_is_padded_to_a_multiple_of_the_world_size() -> None:
     assert layouts["param.0"] == Layout((Replicate(),))
 
 
-def test_fetch_case_has_answers_for_parameters_and_partitions() -> None:
+def test_fetch_case_requires_answers_for_parameters_and_partitions() -> None:
     case = FetchCase(world_size=2, parameters=((3,),), contiguous=False, requires_grad=(False,))
 
     assert case.answer_names() == ("param.0", "partition.0")
@@ -203,7 +203,7 @@ def test_fetch_case_has_answers_for_parameters_and_partitions() -> None:
     assert not case.tensors["param.0"].is_contiguous
 
 
-def test_shard_kind_of_a_case_is_the_one_of_its_most_uneven_tensor() -> None:
+def test_most_uneven_tensor_determines_the_shard_kind_of_a_case() -> None:
     def kind(in_features: int, out_features: int) -> str:
         sizes = {"in_features": in_features, "out_features": out_features}
         return LinearCase(world_size=3, style="rowwise", output_layout="shard(1)", **sizes).shard_kind
@@ -211,6 +211,6 @@ def test_shard_kind_of_a_case_is_the_one_of_its_most_uneven_tensor() -> None:
     assert [kind(6, 6), kind(6, 5), kind(5, 6), kind(5, 4)] == ["even", "uneven", "uneven", "empty"]
 
 
-def test_case_class_without_tensors_raises() -> None:
+def test_case_class_that_describes_no_tensors_raises() -> None:
     with pytest.raises(NotImplementedError):
         Case(world_size=1)

@@ -62,7 +62,7 @@ def test_summary_names_the_cell_with_the_fewest_conclusive_verdicts() -> None:
     )
 
 
-def test_summary_counts_cells_with_more_than_one_inconclusive_verdict_in_twenty() -> None:
+def test_summary_counts_cells_with_over_five_percent_inconclusive_verdicts() -> None:
     """One in twenty is not more."""
     told = []
     for holds in (19, 18):

@@ -52,7 +52,7 @@ def test_each_kind_of_failure_raises_a_separate_class(kind: str) -> None:
     assert str(failure).startswith(f"{KINDS[kind].__name__}: mine: ")
 
 
-def test_new_kind_of_failure_needs_only_one_class() -> None:
+def test_defining_one_class_adds_a_kind_of_failure() -> None:
     """It is judged, raised and shown with nothing added elsewhere."""
 
     class OddElements(ClaimFailed, kind="odd", headline="{tensor} has odd elements"):
@@ -67,7 +67,7 @@ def test_new_kind_of_failure_needs_only_one_class() -> None:
     assert str(failure).splitlines()[0] == "OddElements: mine: output has odd elements"
 
 
-def test_kinds_of_broken_and_passing_runs_are_distinct() -> None:
+def test_only_the_failure_kind_not_supported_may_pass() -> None:
     assert WHOLE_RUN == ("raised", "lost", "timed_out") and set(KINDS) - {*FAILING} == {"not_supported"}
 
 
@@ -107,7 +107,7 @@ def test_check_raises_if_the_backend_lacks_a_collective() -> None:
         check("mine", LINEAR, stub(replies))
 
 
-def test_check_raises_if_no_claim_is_conclusive() -> None:
+def test_check_raises_if_no_claim_applies_to_the_case() -> None:
     """For example, a claim on trained parameters does not apply to a case that trains nothing."""
     with pytest.raises(Inconclusive, match=r"nothing was shown in .*: none of these claims applies to it; pass"):
         check("mine", LINEAR, stub(right_replies(LINEAR)), [trains_like_unsharded])
@@ -120,7 +120,9 @@ def test_check_raises_if_no_claim_is_conclusive() -> None:
         (["not_supported"], BrokenSetup, "this backend does not support LinearCase"),
     ],
 )
-def test_check_without_a_conclusion_does_not_pass(kinds: list[str], error: type[Exception], message: str) -> None:
+def test_check_raises_if_every_verdict_is_inconclusive_or_not_supported(
+    kinds: list[str], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         require_conclusion("mine", LINEAR, [verdict_of(kind) for kind in kinds])
 
@@ -130,7 +132,7 @@ def test_check_passes_with_one_conclusive_verdict(kind: str) -> None:
     require_conclusion("mine", LINEAR, [verdict_of("inconclusive"), verdict_of(kind)])
 
 
-def test_check_judges_only_the_passed_claims() -> None:
+def test_check_judges_only_the_claims_passed_by_the_caller() -> None:
     """A wrong value does not trouble a claim about layouts."""
     pool = stub(on_all_ranks(LINEAR, "output", torch.zeros_like))
 
@@ -139,7 +141,7 @@ def test_check_judges_only_the_passed_claims() -> None:
         check("mine", LINEAR, pool, [equals_unsharded])
 
 
-def test_check_judges_a_case_that_must_be_refused_by_the_claim_refuses_alone() -> None:
+def test_check_applies_only_the_refusal_claim_to_a_case_that_must_be_refused() -> None:
     """This is the default, and the pool may keep its world."""
     pool = stub([raised(rank) for rank in range(3)])
 

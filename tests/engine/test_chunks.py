@@ -125,7 +125,9 @@ def test_loaded_hypothesis_profile_changes_no_draw(monkeypatch: pytest.MonkeyPat
         hypothesis.settings.load_profile(chosen)
 
 
-def test_hypothesis_whose_constants_are_not_found_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_appears_if_hypothesis_lacks_the_function_that_collects_constants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The installed one does not; a release that draws no constants causes no warning."""
     home = importlib.import_module(local_constants.HOME)
     monkeypatch.delattr(home, local_constants.FINDER)
@@ -138,7 +140,7 @@ def test_hypothesis_whose_constants_are_not_found_causes_a_warning(monkeypatch: 
 
 
 @pytest.mark.ranks
-def test_run_under_xdist_judges_the_drawn_cases(tmp_path: Path) -> None:
+def test_run_under_xdist_judges_the_cases_that_one_process_draws(tmp_path: Path) -> None:
     """Beside modules full of constants, in a worker of xdist; this very process draws without."""
     make_up_modules(tmp_path)
     mixed = mixed_suite(tmp_path, LIFECYCLE["files"])
@@ -171,7 +173,7 @@ def fetches(prop: Property, chunk: Chunk) -> list[FetchCase]:
     return [case for case in chunk_cases(prop, chunk) if isinstance(case, FetchCase)]
 
 
-def test_chunk_draws_the_same_cases_twice() -> None:
+def test_drawing_a_chunk_again_gives_equal_cases() -> None:
     """In its own world size and dtypes, without duplicates."""
     cases = chunk_cases(claimed(), replace(CHUNK, dtypes=("float64",)))
 
@@ -192,7 +194,7 @@ def test_examples_come_first_in_chunk_0() -> None:
     assert wanted not in chunk_cases(prop, replace(chunk, index=1))
 
 
-def test_cases_meant_for_cells_are_added_only_to_a_run_that_requires_cells() -> None:
+def test_cases_listed_for_cells_run_only_if_the_run_requires_cells() -> None:
     prop = claimed(for_cells=(FetchCase(world_size=2, parameters=((77,),)),))
 
     assert not set(prop.for_cells) & set(chunk_cases(prop, CHUNK))
@@ -224,7 +226,7 @@ def test_property_without_uneven_shards_draws_no_further_case() -> None:
 
 
 @pytest.mark.parametrize(("batch", "even"), [("whole", (4, 2)), ("mean of parts", (8, 2))])
-def test_first_chunk_has_every_mesh_and_uneven_rows_of_a_module(batch: str, even: tuple[int, int]) -> None:
+def test_first_chunk_of_a_module_has_every_mesh_shape_and_uneven_rows(batch: str, even: tuple[int, int]) -> None:
     prop = module_property("torch.nn:Identity", "mine:same", (even, (5, 2)), batch=batch, axes=("dp", "tp"))
     cases = chunk_cases(prop, Chunk(4, ("float32",), 0, 1))
 

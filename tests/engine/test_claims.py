@@ -93,7 +93,7 @@ def test_claim_applies_only_to_cases_with_values_to_judge(name: str) -> None:
         (gradients_equal_unsharded, "grad.weight", ("grad.x", "grad.bias")),
     ],
 )
-def test_wrong_value_fails_and_other_tensors_agree(claim: Claim, name: str, others: tuple[str, ...]) -> None:
+def test_claim_fails_only_at_the_tensor_with_a_wrong_value(claim: Claim, name: str, others: tuple[str, ...]) -> None:
     """One element on the last rank, whose shard may be the uneven one."""
     judgement = judge(claim, set_element(right_replies(LINEAR), 2, name, (0, 0), 0.5))
 
@@ -103,7 +103,7 @@ def test_wrong_value_fails_and_other_tensors_agree(claim: Claim, name: str, othe
 
 @pytest.mark.parametrize(("claim", "name"), [(equals_unsharded, "output"), (gradients_equal_unsharded, "grad.weight")])
 @pytest.mark.parametrize("local", [torch.zeros(1, 1), torch.zeros(2, 1, dtype=torch.float64)])
-def test_wrong_shape_or_dtype_fails(claim: Claim, name: str, local: torch.Tensor) -> None:
+def test_claim_fails_for_a_wrong_shape_or_dtype(claim: Claim, name: str, local: torch.Tensor) -> None:
     """Though values cannot even be compared."""
     judgement = judge(claim, set_tensor(right_replies(LINEAR), 2, name, local=local))
 
@@ -249,7 +249,7 @@ def test_claim_on_replicas_ignores_a_missing_tensor() -> None:
     assert judgement.kind == "holds" and "grad.x" not in judgement.agreeing
 
 
-def test_changed_input_fails() -> None:
+def test_claim_fails_if_the_subject_changed_an_input() -> None:
     """The message is the change that the rank saw."""
     replies = change_answer(
         right_replies(LINEAR), 1, lambda answer: replace(answer, touched=("x: values have changed",))
@@ -260,7 +260,7 @@ def test_changed_input_fails() -> None:
 
 
 @pytest.mark.parametrize(("name", "right"), [("param.weight", True), ("output", True), ("param.1", False)])
-def test_changed_requires_grad_fails(name: str, *, right: bool) -> None:
+def test_claim_fails_if_the_subject_changed_requires_grad(name: str, *, right: bool) -> None:
     """If the case fixes the flag."""
     case = FETCH if name == "param.1" else LINEAR
     replies = change_answer(
@@ -292,7 +292,7 @@ def test_flat_partition_is_judged_by_value() -> None:
     assert judgement.mismatches[0].global_index == (3, 2)
 
 
-def test_answer_without_tensors_fails_for_each_missing_tensor() -> None:
+def test_empty_answer_fails_for_each_missing_tensor() -> None:
     """An empty dict from every rank fails under every name, not under none."""
     replies = [
         change_answer(right_replies(LINEAR), rank, lambda answer: replace(answer, tensors={}, requires_grad={}))[rank]
@@ -302,7 +302,7 @@ def test_answer_without_tensors_fails_for_each_missing_tensor() -> None:
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output", "param.weight", "param.bias"]
 
 
-def test_claim_refuses_raises_if_it_gets_answers_instead_of_outcomes() -> None:
+def test_refusal_claim_raises_if_passed_answers_instead_of_outcomes() -> None:
     """It is judged from outcomes, before any answer is looked at."""
     with pytest.raises(AssertionError, match="judged from the replies' outcomes"):
         judge(refuses, right_replies(LINEAR))
@@ -329,7 +329,7 @@ def test_table_of_claims_lists_every_claim_once() -> None:
     assert all(name == claim.name and claim.meaning for name, claim in CLAIMS.items())
 
 
-def test_tensor_that_states_no_global_shape_gets_the_same_verdict() -> None:
+def test_claim_holds_for_a_tensor_that_states_no_global_shape() -> None:
     """A plain local output knows none."""
     replies = right_replies(LINEAR)
     for rank in range(3):

@@ -40,7 +40,7 @@ def test_subject_without_property_has_default_claims() -> None:
     ("case", "like", "kind"),
     [(REFUSED, "zero3_fetch_all_gather", "cases within"), (FETCH, "zero3_fetch_all_gather_refuses", "refusals")],
 )
-def test_case_of_another_class_than_the_propertys_raises_misuse(case: Case, like: str, kind: str) -> None:
+def test_case_whose_class_the_property_does_not_judge_raises_misuse(case: Case, like: str, kind: str) -> None:
     with pytest.raises(Misuse, match=f"--like: {like} is about {kind}"):
         claims_of(OWN, case, like)
 
@@ -50,7 +50,7 @@ def test_unknown_property_raises_misuse_with_nearest_name() -> None:
         claims_of(OWN, FETCH, "zero3_fetch")
 
 
-def test_fixture_ranks_judges_the_claims_of_the_property(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_fixture_checks_the_claims_of_the_property(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the caller passes others."""
     monkeypatch.setattr(fixture, "pool_of", lambda config: None)
     monkeypatch.setattr("equivtest.verdicts.judging.check", lambda subject, case, pool, claims, **fields: claims)

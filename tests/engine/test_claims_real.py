@@ -35,7 +35,7 @@ def judge(expected: Expected, replies=None, claim=equals_unsharded) -> Judgement
 
 
 @pytest.mark.parametrize("mode", ["real", "real-cancelling"])
-def test_values_that_are_right_except_for_one_rounding_hold(mode: str) -> None:
+def test_claims_hold_for_values_that_differ_by_one_rounding(mode: str) -> None:
     case = replace(CASE, values=((mode, 0),))
 
     assert {verdict.kind for verdict in judge_replies("colwise_linear", case, right_replies(case))} == {"holds"}

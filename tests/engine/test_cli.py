@@ -91,7 +91,7 @@ def written_failure(path: Path, **changes: object) -> Path:
         (["replay", "no.json"], "no.json cannot be read"),
     ],
 )
-def test_misuse_is_one_line_and_exit_code_2(
+def test_misuse_prints_one_line_and_exits_with_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: Streams, tmp_path: Path, args: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_misuse_is_one_line_and_exit_code_2(
         ({"claim": "is_fine"}, "unknown claim 'is_fine'"),
     ],
 )
-def test_broken_replay_file_is_misuse(
+def test_replay_command_exits_with_2_for_a_broken_replay_file(
     monkeypatch: pytest.MonkeyPatch, capsys: Streams, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     code = call(monkeypatch, "replay", str(written_failure(tmp_path / "f.json", **changes)))
@@ -135,18 +135,18 @@ def test_ctrl_c_during_a_command_prints_one_line(monkeypatch: pytest.MonkeyPatch
         assert (call(monkeypatch), capsys.readouterr().err) == (2, "equivtest: interrupted\n")
 
 
-def test_version_names_torch_too(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+def test_version_option_prints_the_version_of_torch(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     code = call(monkeypatch, "--version")
 
     assert code == 0
     assert capsys.readouterr().out.endswith(f"(torch {suite.version_of('torch')})\n")
 
 
-def test_version_of_a_missing_package_is_unknown() -> None:
+def test_version_of_a_missing_package_is_printed_as_unknown() -> None:
     assert suite.version_of("no-such-distribution") == "unknown"
 
 
-def test_list_shows_every_property(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
+def test_list_command_prints_every_property(monkeypatch: pytest.MonkeyPatch, capsys: Streams) -> None:
     call(monkeypatch, "list")
 
     out = capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_list_shows_every_property(monkeypatch: pytest.MonkeyPatch, capsys: Stre
 
 
 @pytest.mark.parametrize(("subject", "expected"), [("a", 0), ("a_wrong", 1), ("a_broken", 2), ("a_not_supported", 1)])
-def test_exit_code_says_how_a_run_ended(
+def test_exit_code_of_a_run_depends_on_the_worst_verdict(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, subject: str, expected: int
 ) -> None:
     make_suite(pytester, subject)
@@ -162,7 +162,7 @@ def test_exit_code_says_how_a_run_ended(
     assert call(monkeypatch, "run", "-n0", "--audit=off", "--profile=smoke", str(pytester.path)) == expected
 
 
-def test_run_without_properties_is_misuse(
+def test_run_command_exits_with_2_if_no_property_is_selected(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     (pytester.path / "empty").mkdir()
@@ -182,7 +182,7 @@ def test_pytest_configuration_of_the_caller_is_ignored(
     assert "search a w3 gate" in log_of(pytester)
 
 
-def test_options_of_the_command_reach_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_command_applies_its_options_to_the_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     make_suite(pytester, "a", "b")
 
     call(
@@ -193,7 +193,7 @@ def test_options_of_the_command_reach_the_run(pytester: pytest.Pytester, monkeyp
     assert (pytester.path / "out" / "junit.xml").exists()
 
 
-def test_pytest_options_of_the_command_reach_pytest(
+def test_run_command_passes_pytest_options_to_pytest(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_suite(pytester, "a_wrong", "b_wrong")
@@ -222,7 +222,7 @@ def test_shipped_properties_run_from_an_empty_folder_and_leave_it_empty(tmp_path
 
 
 @pytest.mark.ranks
-def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
+def test_replay_command_exits_with_0_if_the_claim_holds(tmp_path: Path) -> None:
     file = written_failure(tmp_path / "f.json")
     command = [sys.executable, "-m", "equivtest.cli", "replay", str(file)]
 
@@ -242,7 +242,7 @@ def test_replay_of_a_case_that_holds_ends_with_0(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("hash_seed", "code"), [({}, 0), ({"PYTHONHASHSEED": "random"}, 1)], ids=["unset", "random"])
-def test_set_of_strings_has_one_order_in_all_processes_unless_hash_seed_is_random(
+def test_all_processes_iterate_a_set_alike_unless_the_hash_seed_is_random(
     hash_seed: dict[str, str], code: int, tmp_path: Path
 ) -> None:
     """There is one chance in 10! that the reference and the ranks draw one order."""
@@ -274,7 +274,7 @@ def test_set_of_strings_has_one_order_in_all_processes_unless_hash_seed_is_rando
         ("forkserver", 2, "equivtest: ranks cannot be forked: a fork runs no backward (RuntimeError: Unable to handle"),
     ],
 )
-def test_ranks_are_spawned_or_refused_if_an_import_breaks_the_backward_in_forks(
+def test_ranks_are_spawned_if_an_import_breaks_the_backward_in_forks(
     start: str, code: int, told: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "equivtest.cli", "check", "rowwise_linear", repr(ROWWISE), f"--start={start}"]
@@ -303,7 +303,7 @@ def test_ranks_are_spawned_or_refused_if_an_import_breaks_the_backward_in_forks(
         (("value", "replica"), 1, ["ValueMismatch: mine: ", "ReplicaMismatch: mine: "]),
     ],
 )
-def test_check_prints_claims_that_hold_fail_or_are_open(
+def test_check_command_prints_the_verdict_of_each_claim(
     kinds: tuple[str, str], code: int, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     names = ("equals_unsharded", "repeats_itself")
@@ -327,7 +327,7 @@ def test_check_prints_claims_that_hold_fail_or_are_open(
         ("zero3_fetch_all_gather", "swapped_gather", ""),
     ],
 )
-def test_check_on_another_backend_says_if_the_case_fails_on_gloo_too(
+def test_check_on_another_backend_says_whether_gloo_fails_too(
     subject: str, fault: str, line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FAULT, fault)
@@ -345,7 +345,7 @@ def test_check_on_another_backend_says_if_the_case_fails_on_gloo_too(
     ("on_gloo", "lines"),
     [(("value", "value"), ["mine: equals_unsharded fails on gloo and the CPU too (value)"]), (("value", "holds"), [])],
 )
-def test_check_says_that_a_claim_fails_on_gloo_too_only_if_every_draw_does(
+def test_claim_counts_as_failing_on_gloo_only_if_every_draw_fails_there(
     on_gloo: tuple[str, str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Streams
 ) -> None:
     def verdicts(kinds: Sequence[str]) -> list[Verdict]:

@@ -52,7 +52,7 @@ def test_right_replies_give_one_verdict_per_claim_and_draw() -> None:
     assert {v.kind for v in verdicts} == {"holds"} and not any(v.failed for v in verdicts)
 
 
-def test_wrong_value_in_the_second_draw_fails_only_that_draw() -> None:
+def test_wrong_value_in_the_second_draw_fails_only_the_second_draw() -> None:
     """A value that is wrong in the second draw alone fails there alone."""
     case = replace(LINEAR, values=(("dense", 0), ("dense", 1)))
     replies = right_replies(case)
@@ -62,7 +62,7 @@ def test_wrong_value_in_the_second_draw_fails_only_that_draw() -> None:
     assert {v.draw for v in verdicts if v.failed} == {1}
 
 
-def test_other_claims_are_judged_although_one_fails() -> None:
+def test_remaining_claims_are_judged_after_one_fails() -> None:
     """A replica that differs is a wrong value too, and the layouts still hold."""
     verdicts = judge(set_element(right_replies(LINEAR), 1, "grad.x", (0, 0), 0.5))
 
@@ -76,7 +76,7 @@ def test_other_claims_are_judged_although_one_fails() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["raised", "lost", "timed_out", "not_supported"])
-def test_rank_without_an_answer_gives_one_verdict_under_the_first_claim(outcome: Outcome) -> None:
+def test_missing_answer_of_a_rank_gives_one_verdict_under_the_first_claim(outcome: Outcome) -> None:
     """It has the outcome's kind, under the first claim: no other was judged."""
     [verdict] = judge(with_reply(Reply(rank=1, outcome=outcome, error_text="why", detail="why")))
 
@@ -84,7 +84,7 @@ def test_rank_without_an_answer_gives_one_verdict_under_the_first_claim(outcome:
     assert "rank 1 of 3" in verdict.detail and "why" in verdict.detail
 
 
-def test_case_that_ranks_do_not_support_gets_one_verdict_that_neither_holds_nor_fails() -> None:
+def test_unsupported_case_gets_one_verdict_of_kind_not_supported() -> None:
     """No claim holds if nothing ran, and none fails."""
     [verdict] = judge([Reply(rank=rank, outcome="not_supported", error_text="no all_reduce") for rank in range(3)])
 
@@ -92,7 +92,7 @@ def test_case_that_ranks_do_not_support_gets_one_verdict_that_neither_holds_nor_
     assert verdict.detail.startswith("rank 0 of 3 cannot: no all_reduce")
 
 
-def test_rank_that_only_lost_its_peer_is_not_the_cause() -> None:
+def test_verdict_blames_the_rank_that_raised_before_ranks_that_lost_their_peer() -> None:
     """The rank that raised on its own comes first and in full, though it was later."""
     [verdict] = judge([LOST_PEER, right_replies(LINEAR)[1], raised(2, "ValueError", "mine", at_s=9.0)])
     lines = verdict.detail.splitlines()
@@ -143,7 +143,7 @@ def test_misuse_on_a_rank_is_raised_in_the_parent() -> None:
         judge(with_reply(Reply(rank=1, outcome="misused", error_type="Misuse", error_text="no such name")))
 
 
-def test_misuse_on_every_rank_is_raised_although_the_case_must_be_refused() -> None:
+def test_misuse_on_every_rank_is_raised_and_does_not_count_as_a_refusal() -> None:
     """It is not taken for the refusal."""
     with pytest.raises(Misuse, match="no such name"):
         judge(
@@ -152,14 +152,14 @@ def test_misuse_on_every_rank_is_raised_although_the_case_must_be_refused() -> N
         )
 
 
-def test_same_type_of_error_on_every_rank_is_a_refusal() -> None:
+def test_refusal_claim_holds_if_every_rank_raises_one_type_of_error() -> None:
     """One type of error; its words may name the rank."""
     verdict = refusals(raised(1, text="rank 1 has 3"))
 
     assert (verdict.kind, verdict.claim, verdict.judgement.mismatches, verdict.detail) == ("holds", "refuses", (), "")
 
 
-def test_claim_refuses_fails_if_one_rank_answers() -> None:
+def test_refusal_claim_fails_if_one_rank_answers() -> None:
     """It is named, beside what the others raised."""
     verdict = refusals(Reply(rank=1, outcome="answered"))
     [mismatch] = verdict.judgement.mismatches
@@ -169,7 +169,7 @@ def test_claim_refuses_fails_if_one_rank_answers() -> None:
     assert "rank 1 answered" in verdict.detail
 
 
-def test_claim_refuses_fails_if_one_rank_raises_a_different_type_of_error() -> None:
+def test_refusal_claim_fails_if_one_rank_raises_a_different_type_of_error() -> None:
     """A rank that fails for another reason has not understood."""
     verdict = refusals(raised(2, "IndexError", "out of range", at_s=2.0))
 
@@ -177,7 +177,7 @@ def test_claim_refuses_fails_if_one_rank_raises_a_different_type_of_error() -> N
     assert [(m.rank, m.actual) for m in verdict.judgement.mismatches] == [(2, "IndexError")]
 
 
-def test_claim_refuses_fails_on_every_rank_if_all_ranks_answer() -> None:
+def test_refusal_claim_fails_on_every_rank_if_all_ranks_answer() -> None:
     """Every rank is a mismatch."""
     verdict = refusals(*(Reply(rank=rank, outcome="answered") for rank in range(3)))
 
@@ -188,7 +188,7 @@ def test_claim_refuses_fails_on_every_rank_if_all_ranks_answer() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "lost", "not_supported"])
-def test_claim_refuses_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None:
+def test_refusal_claim_fails_if_ranks_are_lost_or_hang(outcome: Outcome) -> None:
     """The run's own kind counts."""
     verdict = refusals(*(Reply(rank=rank, outcome=outcome, error_text="why", detail="why") for rank in range(3)))
 
@@ -208,7 +208,7 @@ def test_verdict_describes_a_lost_rank_before_the_refusals_of_its_peers(outcome:
     ]
 
 
-def test_claims_are_judged_in_the_order_given() -> None:
+def test_claims_are_judged_in_the_order_in_which_they_are_passed() -> None:
     """And no others."""
     claims = (agrees_on_all_ranks, equals_unsharded)
     verdicts = compare("mine", LINEAR, 0, [expect(LINEAR, 0)], right_replies(LINEAR), claims)
@@ -230,13 +230,15 @@ def test_claims_are_judged_in_the_order_given() -> None:
         ("repeats_itself", {"repeats": False}),
     ],
 )
-def test_claim_without_a_tensor_to_judge_gives_no_verdict(claim: str, where_it_is_silent: dict[str, object]) -> None:
+def test_claim_gives_no_verdict_if_the_case_has_no_tensor_to_judge(
+    claim: str, where_it_is_silent: dict[str, object]
+) -> None:
     """A verdict that could not have failed would count as a proof."""
     case = replace(LINEAR, **where_it_is_silent)
 
     assert compare("mine", case, 0, [expect(case, 0)], right_replies(case), [equals_unsharded, CLAIMS[claim]])[1:] == []
 
 
-def test_replies_to_a_case_that_must_be_refused_are_judged_by_the_claim_refuses_alone() -> None:
+def test_refusal_claim_alone_judges_replies_to_a_case_that_must_be_refused() -> None:
     """Unless the caller passes other claims."""
     assert [v.claim for v in judge([raised(rank) for rank in range(3)], REFUSED)] == [refuses.name]

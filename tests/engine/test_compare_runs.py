@@ -48,7 +48,7 @@ def test_record_without_a_written_case_raises_misuse(tmp_path: Path, case: dict[
         read_run(write_run(tmp_path / "run", searched(record(0, case=case))))
 
 
-def test_pair_in_an_unknown_state_raises_misuse(tmp_path: Path) -> None:
+def test_covered_pair_in_an_unknown_state_raises_misuse(tmp_path: Path) -> None:
     row = CoveredRow(state="jud", values=(("bias", "True"),))
     coverage = Coverage(array="", strength=2, rows=(row,), infeasible=())
 
@@ -56,12 +56,12 @@ def test_pair_in_an_unknown_state_raises_misuse(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "run", searched(record(0), coverage=coverage)))
 
 
-def test_label_of_no_search_raises_misuse(tmp_path: Path) -> None:
+def test_planned_label_without_a_search_raises_misuse(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
         read_run(write_run(tmp_path / "run", searched(record(0), listed=listed(planned=("world_size",)))))
 
 
-def test_log_that_claims_to_be_complete_without_a_planned_search_raises_misuse(tmp_path: Path) -> None:
+def test_complete_log_that_lacks_a_planned_search_raises_misuse(tmp_path: Path) -> None:
     part = searched(record(0), listed=listed(planned=("w2-0", "w3-0")))
 
     with pytest.raises(Misuse, match="1 of 2 searches of rowwise_linear ended"):
@@ -90,7 +90,7 @@ def test_new_fault_of_the_backend_counts_as_worse(tmp_path: Path) -> None:
         (FAILS, ALL_FAIL, {"worse": f"{CLAIM}: holds -> fails (1): {FIRST}"}, ("worse",)),
     ],
 )  # fmt: skip
-def test_change_of_an_outcome_has_its_category(
+def test_each_change_of_an_outcome_is_listed_as_worse_better_or_not_judged(
     tmp_path: Path, old: Handover, new: Handover, changes: dict[str, str], failed_on: tuple[str, ...]
 ) -> None:
     found = compared(tmp_path, old, new)
@@ -107,7 +107,7 @@ def test_fewer_judged_verdicts_fail_the_comparison(tmp_path: Path) -> None:
     assert (found.old.verdicts, found.new.verdicts) == (2, 1)
 
 
-def test_fewer_judged_verdicts_fail_the_comparison_despite_newly_judged_ones(tmp_path: Path) -> None:
+def test_case_that_is_no_longer_judged_fails_the_comparison_despite_newly_judged_cases(tmp_path: Path) -> None:
     old = searched(record(0), record(1), record(2, "inconclusive"))
 
     assert compared(tmp_path, old, searched(record(2))).failed_on == ("no longer judged",)
@@ -120,7 +120,7 @@ def test_pair_of_values_that_is_no_longer_covered_fails_the_comparison_and_is_li
     assert categories(found) == {"no longer judged": line} and found.failed_on
 
 
-def test_missing_property_fails_the_comparison(tmp_path: Path) -> None:
+def test_property_that_is_missing_in_the_new_run_fails_the_comparison(tmp_path: Path) -> None:
     other = searched(record(0), name="scale")
     old = read_run(write_run(tmp_path / "old", HOLDS, other))
     found = compare(old, read_run(write_run(tmp_path / "new", HOLDS)))
@@ -129,7 +129,7 @@ def test_missing_property_fails_the_comparison(tmp_path: Path) -> None:
     assert found.failed_on == ("no longer judged",)
 
 
-def test_new_claim_that_fails_is_worse(tmp_path: Path) -> None:
+def test_new_failing_claim_counts_as_worse(tmp_path: Path) -> None:
     other = searched(record(0, "value"), name="scale")
     new = read_run(write_run(tmp_path / "new", HOLDS, other))
 
@@ -154,7 +154,7 @@ def test_changed_margins_do_not_fail_the_comparison_and_are_listed_as_different(
     assert categories(found) == {"different": f"rowwise_linear: margins: as recorded -> others (1): {SECOND}"}
 
 
-def test_differing_environment_is_printed_first(tmp_path: Path) -> None:
+def test_differences_between_environments_are_printed_first(tmp_path: Path) -> None:
     found = compared(tmp_path, HOLDS, HOLDS, torch="2.12.0", seconds=99.0)
 
     assert found.environments == {"torch": ("2.13.0", "2.12.0")}
@@ -179,7 +179,7 @@ def test_option_fail_on_decides_the_exit_code_of_compare(
     assert call(monkeypatch, "compare", *map(str, folders), *options) == code
 
 
-def test_json_lists_every_change(
+def test_compare_command_prints_changes_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = write_run(tmp_path / "old", HOLDS) / LOG, write_run(tmp_path / "new", FAILS) / LOG
@@ -210,7 +210,7 @@ def test_log_of_another_schema_raises_misuse(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "run", HOLDS, schema=99))
 
 
-def test_broken_line_raises_misuse(tmp_path: Path) -> None:
+def test_broken_line_of_a_log_raises_misuse(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", HOLDS) / LOG
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b'{"handover": 3}\n'))
 

@@ -23,13 +23,13 @@ def covered(*parts: Coverage) -> Covered:
     return found
 
 
-def test_pair_of_values_in_judged_known_and_open_cases_counts_once_as_judged() -> None:
+def test_pair_of_values_counts_as_judged_if_any_of_its_cases_is_judged() -> None:
     found = covered(coverage(judged={"a": "1", "b": "1"}, known={"a": "1", "b": "1"}, open={"b": "1", "a": "1"}))
 
     assert found.text == "1 pairs of values covered, 1 infeasible"
 
 
-def test_pairs_of_values_in_known_failures_and_in_open_cases_are_counted_separately() -> None:
+def test_summary_counts_pairs_of_values_in_known_failures_and_open_cases_separately() -> None:
     found = covered(coverage(known={"a": "1", "b": "1"}), coverage(open={"a": "2", "b": "1"}))
 
     assert found.text == "0 pairs of values covered, 1 known to fail, 1 open, 1 infeasible"
@@ -41,7 +41,7 @@ def test_pair_of_values_counts_once_for_each_covering_array() -> None:
     assert covered(coverage("w2", judged=values), coverage("w3", judged=values)).text.startswith("2 pairs")
 
 
-def test_coverage_table_counts_covered_of_feasible_pairs() -> None:
+def test_coverage_table_shows_the_covered_share_of_feasible_pairs() -> None:
     found = covered(coverage(judged={"a": "1", "b": "1", "c": "1"}, open={"a": "2", "b": "1", "c": "1"}))
 
     assert found.matrix() == [("a", []), ("b", ["1/2"]), ("c", ["1/2", "1"])]

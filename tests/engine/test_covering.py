@@ -52,7 +52,7 @@ def array_of_letters(strength: int, dangerous: tuple[str, ...] = ()) -> Array:
     return covering_array(letters, SPACE, strength, 1, dangerous)
 
 
-def test_array_has_every_pair_that_some_case_can_have() -> None:
+def test_covering_array_has_every_pair_of_values_that_some_case_can_have() -> None:
     array = array_of_letters(2)
     pairs = {
         ((name, one), (other, two))
@@ -74,20 +74,20 @@ def test_every_combination_that_an_array_counts_as_covered_is_in_one_of_its_rows
         assert any(all(getattr(case, name) == value for name, value in combination) for case in cases)
 
 
-def test_array_of_strength_1_has_every_value_in_few_rows() -> None:
+def test_covering_array_of_strength_1_has_every_value_in_few_rows() -> None:
     array = array_of_letters(1)
 
     assert len(array.covered) == 12 and len(array.rows) <= 4
 
 
-def test_array_has_every_possible_triple_of_values_of_the_dangerous_axes() -> None:
+def test_covering_array_has_every_possible_triple_of_values_of_dangerous_axes() -> None:
     array = array_of_letters(2, ("a", "b", "d"))
     triples = {tuple(getattr(row.case, name) for name in "abd") for row in array.rows}
 
     assert len(triples) == 27 - 3
 
 
-def test_each_row_has_a_combination_that_no_other_row_has() -> None:
+def test_each_row_of_an_array_has_a_combination_that_no_other_row_has() -> None:
     array = covering_array_of(colwise(), GATE)
     assert array is not None
     covered = set(map(frozenset, array.covered))
@@ -98,7 +98,7 @@ def test_each_row_has_a_combination_that_no_other_row_has() -> None:
     assert all(any(counts[pair] == 1 for pair in of_row) for of_row in pairs)
 
 
-def test_array_has_fewer_rows_because_one_row_replaces_two() -> None:
+def test_covering_array_has_fewer_rows_because_one_row_replaces_two() -> None:
     """Without that the array has 42 rows."""
     array = covering_array_of(colwise(), GATE)
 
@@ -132,7 +132,7 @@ def printed_by_a_process(hash_seed: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def test_array_is_the_same_in_every_process() -> None:
+def test_every_process_makes_the_same_covering_array() -> None:
     here = covering_array_of(colwise(), GATE)
     assert here is not None
 
@@ -148,7 +148,7 @@ def test_chunks_of_all_world_sizes_take_rows_of_one_covering_array() -> None:
     assert {row.case for row in array.rows} <= set(drawn)
 
 
-def test_conformance_covers_triples_of_the_dangerous_axes() -> None:
+def test_conformance_run_covers_triples_of_values_of_dangerous_axes() -> None:
     """Each kind of size of the vocabulary, with each layout of the output, with and without a gradient."""
     array = covering_array_of(colwise(), replace(GATE, world_size=4, mixes_worlds=False))
     assert array is not None
@@ -157,12 +157,12 @@ def test_conformance_covers_triples_of_the_dangerous_axes() -> None:
     assert len({tuple(dict(row.values)[name] for name in names) for row in array.rows}) == 4 * 5 * 2
 
 
-def test_selecting_world_sizes_does_not_change_their_cases() -> None:
+def test_selecting_one_world_size_does_not_change_its_cases() -> None:
     assert chunk_cases(colwise(), replace(GATE, world_sizes=(2,))) == chunk_cases(colwise(), GATE)
 
 
 @pytest.mark.parametrize("place", [0, 6])
-def test_shrinking_begins_with_the_failing_case(place: int) -> None:
+def test_shrinking_begins_with_the_failing_row_of_the_array(place: int) -> None:
     array = covering_array_of(colwise(), GATE)
     assert array is not None
     case = [row.case for row in array.rows if row.case.world_size == GATE.world_size][place]
@@ -177,5 +177,5 @@ def test_shrinking_begins_with_the_failing_case(place: int) -> None:
     assert seen[0] == case
 
 
-def test_replay_of_a_case_outside_of_the_array_is_none() -> None:
+def test_hypothesis_gets_no_replay_of_a_case_outside_of_the_array() -> None:
     assert replay_of(colwise(), GATE, EmbeddingCase(world_size=2, style="colwise", leading=(99,))) is None

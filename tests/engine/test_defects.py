@@ -273,7 +273,7 @@ def test_property_rejects_each_defect_and_shrinks_it_to_a_smallest_case(
 
 @pytest.mark.ranks
 @each_defect
-def test_defect_fails_with_its_recorded_claim_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
+def test_recorded_claim_of_each_defect_fails_in_the_case_derived_by_hand(defect: Defect, pool: Pool) -> None:
     """`smallest` fails with the claim and kind of its record."""
     verdicts = judge(defect.subject, defect.smallest, pool, property_of(defect).claims)
 
@@ -316,6 +316,6 @@ def test_names_of_defects_are_unique() -> None:
     assert len({defect.name for defect in defects()}) == len(defects())
 
 
-def test_defects_that_a_search_tries_first_exist() -> None:
+def test_defects_that_the_test_of_defects_searches_first_exist() -> None:
     assert ASKED_FIRST.keys() <= {defect.name for defect in defects()}
     assert set(ASKED_FIRST.values()) <= set(INDICES)

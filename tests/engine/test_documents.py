@@ -136,7 +136,7 @@ def test_readme_begins_with_make_gate_and_make_test() -> None:
 
 
 @pytest.mark.parametrize(("path", "most"), [(README, 600), (ROOT / "ARCHITECTURE.md", 1500)])
-def test_readme_and_architecture_stay_below_their_limits(path: Path, most: int) -> None:
+def test_readme_and_architecture_have_at_most_the_allowed_number_of_words(path: Path, most: int) -> None:
     assert len(path.read_text("utf-8").split()) <= most
 
 
@@ -236,7 +236,7 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_python_file_is_imported(folder: Path) -> None:
+def test_every_python_file_in_the_documents_can_be_imported(folder: Path) -> None:
     """Leaves out the files of clients, since only `make clients` installs their packages."""
     with as_in(folder):
         for name, text in python_files():
@@ -289,7 +289,7 @@ def _with_more(parallelize: Any) -> Any:
 
 
 @pytest.mark.ranks
-def test_incomplete_fetch_prints_the_documented_message(folder: Path, command: Command) -> None:
+def test_each_wrong_fetch_of_the_documents_prints_the_documented_message(folder: Path, command: Command) -> None:
     messages = re.findall(r"^\| \*\*.* \| `(.*)` \|$", SUBJECT.read_text("utf-8"), flags=re.M)
     fetch = quoted_case(SUBJECT, "equivtest check")
     outcomes = []
@@ -359,7 +359,7 @@ def test_backend_of_the_tutorial_prints_the_documented_output(
 
 
 @pytest.mark.ranks
-def test_run_on_a_wrong_backend_prints_the_documented_line_that_names_it(
+def test_run_on_a_wrong_backend_prints_the_documented_line_about_the_backend(
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FAULT, "swapped_gather")

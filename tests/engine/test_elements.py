@@ -64,7 +64,7 @@ def test_padding_is_not_judged(world_size: int) -> None:
     assert judge(placed(Layout((Flat(16),)), world_size)) == (None, 0.0)
 
 
-def test_partial_tensor_is_right_if_the_average_of_its_operands_is() -> None:
+def test_partial_avg_tensor_is_right_if_the_average_of_its_operands_is_right() -> None:
     """Under partial(avg) operands that differ are right where their mean is."""
     layout = Layout((Partial("avg"),))
     locals_ = [VALUE.float() - 1, VALUE.float() + 1]
@@ -156,7 +156,7 @@ def test_bound_is_too_wide_if_the_allowed_error_exceeds_a_tenth_of_the_values(sh
 
 
 @pytest.mark.parametrize("allowed", [None, torch.zeros(0)], ids=["equality", "no elements"])
-def test_bound_of_an_equal_or_empty_tensor_is_never_too_wide(allowed: torch.Tensor | None) -> None:
+def test_bound_of_an_exact_or_empty_tensor_is_never_too_wide(allowed: torch.Tensor | None) -> None:
     assert not is_too_wide(replace(EXPECTED, allowed=allowed))
 
 
@@ -191,7 +191,7 @@ def test_nan_for_an_expected_number_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, 0.0])
-def test_special_values_equal_themselves(value: float) -> None:
+def test_nan_and_infinities_are_right_if_they_are_expected(value: float) -> None:
     """NaN, infinities and zeros are right if they are expected."""
     special = VALUE.clone()
     special[0, 0] = value
@@ -225,7 +225,7 @@ def test_signed_zeros_are_equal_by_value() -> None:
         (1, [0], "1 of 15 local elements; on the only rank"),
     ],
 )
-def test_extent_counts_and_locates_wrong_elements(world_size: int, ranks: list[int], words: str) -> None:
+def test_message_counts_wrong_elements_and_names_their_ranks(world_size: int, ranks: list[int], words: str) -> None:
     """Local elements of the rank that is shown, then all ranks that are wrong somewhere."""
     answers = placed(ROWS, world_size)
     for rank in ranks:
@@ -244,7 +244,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("layout", "places"), PLACES.items(), ids=str)
-def test_drawing_has_the_elements_of_each_rank_and_the_wrong_ones(
+def test_drawing_shows_the_elements_and_the_wrong_elements_of_each_rank(
     layout: Layout, places: list[tuple[int, ...]]
 ) -> None:
     answers = placed(layout, 2)
@@ -255,7 +255,7 @@ def test_drawing_has_the_elements_of_each_rank_and_the_wrong_ones(
     assert [held.wrong for held in drawing.ranks] == [(), (places[1][0],)]
 
 
-def test_drawing_of_operands_is_of_their_sum() -> None:
+def test_drawing_of_a_partial_tensor_shows_the_sum_of_its_operands() -> None:
     drawing = found(spoil(placed(Layout((Partial("sum"),)), 2), 1, (0, 1), NAN)).drawing
 
     assert drawing is not None
@@ -270,14 +270,14 @@ def test_large_tensor_has_no_drawing() -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout((Shard(2),)), Layout((Replicate(), Replicate())), Layout((Flat(4),))])
-def test_impossible_layout_is_a_shape_mismatch(layout: Layout) -> None:
+def test_impossible_layout_is_reported_as_a_shape_mismatch(layout: Layout) -> None:
     """No such dim, a placement too many, a partition too small: named with the reason."""
     mismatch = shape_mismatch("w", EXPECTED, {0: Placed(VALUE.float(), layout)}, (1,))
 
     assert mismatch is not None and mismatch.actual.startswith(f"{layout}: ") and mismatch.expected == "shard(0)"
 
 
-def test_shard_order_that_names_an_unsharded_axis_is_a_shape_mismatch() -> None:
+def test_shard_order_that_names_an_unsharded_axis_is_reported_as_a_shape_mismatch() -> None:
     """The order must name the axes that are sharded."""
     layout = Layout((Shard(0),), shard_order=(1,))
 
@@ -293,7 +293,7 @@ def test_shard_order_that_names_an_unsharded_axis_is_a_shape_mismatch() -> None:
         ({"layout": WHOLE}, "local (5, 3) float32", "local (3, 3) float32"),
     ],
 )
-def test_wrong_shape_or_dtype_is_a_mismatch(change: dict[str, object], expected: str, actual: str) -> None:
+def test_wrong_shape_or_dtype_is_reported_as_a_mismatch(change: dict[str, object], expected: str, actual: str) -> None:
     """Local shape under the layout that is reported, dtype, and the global shape if it is stated."""
     answers = placed(ROWS, 2)
     mismatch = shape_mismatch("w", EXPECTED, {**answers, 0: replace(answers[0], **change)}, (2,))
@@ -301,7 +301,7 @@ def test_wrong_shape_or_dtype_is_a_mismatch(change: dict[str, object], expected:
     assert mismatch is not None and (mismatch.rank, mismatch.expected, mismatch.actual) == (0, expected, actual)
 
 
-def test_missing_tensor_is_a_mismatch() -> None:
+def test_missing_tensor_is_reported_as_a_mismatch() -> None:
     """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
@@ -309,7 +309,7 @@ def test_missing_tensor_is_a_mismatch() -> None:
 
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
-def test_mismatch_of_a_missing_gradient_says_that_it_is_missing(name: str) -> None:
+def test_mismatch_of_a_missing_gradient_says_that_the_gradient_is_missing(name: str) -> None:
     """A rank leaves None in .grad if nothing reached the parameter."""
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
@@ -348,7 +348,7 @@ def test_tensor_without_a_stated_global_shape_passes_the_check_of_shapes() -> No
 
 
 @pytest.mark.parametrize("layouts", [(Layout((Partial(),)), ROWS), (ROWS, Layout((Partial(),)))], ids=str)
-def test_tensor_that_is_partial_on_some_ranks_only_is_a_shape_mismatch(layouts: tuple[Layout, Layout]) -> None:
+def test_tensor_that_only_some_ranks_call_partial_is_a_shape_mismatch(layouts: tuple[Layout, Layout]) -> None:
     """If one rank holds an operand and another a shard, there is no value to judge."""
     answers = {rank: placed(layout, 2)[rank] for rank, layout in enumerate(layouts)}
     mismatch = shape_mismatch("w", EXPECTED, answers, (2,))
@@ -372,7 +372,7 @@ def test_tensor_that_is_partial_on_some_ranks_only_is_a_shape_mismatch(layouts: 
         ([1.0, 7.0], [0.0, 0.0], ""),
     ],
 )
-def test_pattern_of_wrong_elements_is_reported_only_if_all_of_them_have_it(
+def test_pattern_is_reported_only_if_all_wrong_elements_fit_the_pattern(
     actual: list[float], expected: list[float], pattern: str
 ) -> None:
     """On one rank or split over two; a single element has no pattern except NaN or zero."""
@@ -393,7 +393,7 @@ def test_pattern_of_wrong_elements_is_reported_only_if_all_of_them_have_it(
         ([1e-6, -2e-6, 1e-11], 1e-7, ""),
     ],
 )
-def test_factor_between_rounded_values_is_reported_only_if_their_bounds_make_it_certain(
+def test_factor_between_rounded_values_is_reported_only_if_bounds_make_it_certain(
     actual: list[float], allowed: float, factor: str
 ) -> None:
     """The third expected value is 0."""
@@ -402,12 +402,12 @@ def test_factor_between_rounded_values_is_reported_only_if_their_bounds_make_it_
     assert pattern_of([wrong]) == (f"actual / expected = {factor} at every wrong element" if factor else "")
 
 
-def test_pattern_of_wrong_elements_is_reported_although_other_elements_are_right() -> None:
+def test_pattern_of_wrong_elements_is_reported_beside_right_elements() -> None:
     """Right ones do not hide it."""
     assert found(spoil(placed(ROWS, 2), 1, (0, 0), 0.0)).pattern == "zero at every wrong element"
 
 
 @pytest.mark.parametrize(("flat", "shape", "index"), [(11, (5, 3), (3, 2)), (0, (), ()), (5, (2, 1, 3), (1, 0, 2))])
-def test_unravel_counts_row_by_row(flat: int, shape: tuple[int, ...], index: tuple[int, ...]) -> None:
+def test_unravel_counts_elements_row_by_row(flat: int, shape: tuple[int, ...], index: tuple[int, ...]) -> None:
     """Like torch.Tensor.view."""
     assert unravel(flat, shape) == index

@@ -65,14 +65,14 @@ def filled(prop: Property, per_cell: int = 9, **fields: Any) -> Counter[Cell]:
     ],
     ids=["fetches", "refusals", "without shards", "one dtype"],
 )
-def test_filling_adds_cases_until_every_cell_has_the_required_draws(prop: Property, world_size: int) -> None:
+def test_conformance_run_adds_cases_until_every_cell_has_the_required_draws(prop: Property, world_size: int) -> None:
     """A claim that is judged on some visits only gets them over all dtypes together."""
     found = filled(prop, world_size=world_size)
 
     assert min(found[cell] for cell in cells_of(prop, replace(CHUNK, world_size=world_size))) >= 9
 
 
-def test_dtype_that_the_property_leaves_out_has_no_cell() -> None:
+def test_conformance_run_requires_no_cell_of_a_dtype_that_the_property_skips() -> None:
     """Cases are drawn in the dtypes of cells that are short, and of one that is left out there are none to draw."""
     prop = replace(claimed(claims=(equals_unsharded,)), leaves_out=lambda space: dict.fromkeys(space.dtypes[:1], ""))
 
@@ -81,14 +81,14 @@ def test_dtype_that_the_property_leaves_out_has_no_cell() -> None:
     assert {dtype for dtype, _, _ in cells} == set(CHUNK.dtypes[1:])
 
 
-def test_filling_ends_although_no_case_on_two_ranks_can_judge_one_of_the_claims() -> None:
+def test_adding_cases_ends_although_no_case_on_two_ranks_can_judge_a_claim() -> None:
     """On two ranks nothing is judged of one rank."""
     found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
 
     assert {claim for _, _, claim in found} == {"equals_unsharded"}
 
 
-def test_filling_keeps_only_cases_that_add_draws_to_a_short_cell() -> None:
+def test_only_cases_that_add_draws_to_an_unfilled_cell_are_kept() -> None:
     """About as many as there are cells to fill, of several draws each."""
     cases = filled_cases(claimed(), replace(CHUNK, num_cases=1, per_cell=9))
 
@@ -101,7 +101,7 @@ def is_small(case: Case, claim: str) -> bool:
     return len(case.parameters) < 3 or claim != "equals_unsharded"
 
 
-def test_filling_avoids_cases_in_which_the_claim_is_known_to_fail() -> None:
+def test_cases_in_which_the_claim_is_known_to_fail_are_not_added() -> None:
     """Verdicts of the same cases on another claim count: cases that help no cell are not added."""
     prop, chunk = claimed(), replace(CHUNK, num_cases=1, per_cell=9)
     found, of_all = Counter[Cell](), Counter[Cell]()
@@ -114,7 +114,7 @@ def test_filling_avoids_cases_in_which_the_claim_is_known_to_fail() -> None:
     assert {cell[2] for cell in of_all if of_all[cell] > found[cell]} == {"equals_unsharded"}
 
 
-def test_filling_fills_a_cell_to_which_only_one_case_in_a_hundred_adds_draws() -> None:
+def test_cell_is_filled_although_one_drawn_case_in_a_hundred_belongs_to_it() -> None:
     """Though batches of cases help none; drawn in the dtypes alone that are short of draws."""
     prop, chunk = claimed(claims=(equals_unsharded,)), replace(CHUNK, num_cases=1, per_cell=1)
     found = Counter[Cell]()
@@ -129,7 +129,7 @@ def test_filling_fills_a_cell_to_which_only_one_case_in_a_hundred_adds_draws() -
     assert min(found[cell] for cell in cells_of(prop, chunk)) >= 1
 
 
-def test_filling_records_collectives_in_as_many_cases_as_the_claim_on_them_lacks() -> None:
+def test_added_cases_record_collectives_only_until_the_claim_on_collectives_has_enough() -> None:
     """As few as it needs; none is drawn marked, and cases without documented collectives stay unmarked."""
     prop = claimed(cases=unmarked, claims=(equals_unsharded, uses_only_collectives))
     cases = filled_cases(prop, replace(CHUNK, world_size=4, num_cases=20, per_cell=9))
@@ -147,7 +147,7 @@ def unmarked(space: Space) -> SearchStrategy[Case]:
     return redistribute_cases(space).map(lambda case: replace(case, records=False))
 
 
-def test_filling_records_no_collectives_if_the_claim_on_them_is_known_to_fail() -> None:
+def test_added_cases_record_no_collectives_if_the_claim_on_collectives_fails_as_known() -> None:
     """The case then says what it can say without."""
 
     def is_judged(case: Case, claim: str) -> bool:
@@ -159,7 +159,7 @@ def test_filling_records_no_collectives_if_the_claim_on_them_is_known_to_fail() 
     assert len(cases) > 12 and not any(case.records for case in cases)
 
 
-def test_filling_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
+def test_adding_cases_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
     asked: list[Case] = []
 
     def is_never(case: Case, claim: str) -> bool:
@@ -172,7 +172,7 @@ def test_filling_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
     assert PATIENCE * BATCH / 2 < len(asked) - len(cases) <= PATIENCE * BATCH
 
 
-def test_shard_kind_that_needs_no_conclusive_verdict_has_no_cell() -> None:
+def test_conformance_run_requires_cells_only_of_the_shard_kinds_of_the_property() -> None:
     prop = claimed(conclusive_shards=("even", "uneven"))
 
     assert {kind for _, kind, _ in cells_of(prop, CHUNK)} == {"even", "uneven"}
@@ -211,7 +211,7 @@ def test_cell_lacks_conclusive_verdicts_if_more_than_one_in_twenty_is_inconclusi
     assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
 
 
-def test_cell_with_an_inconclusive_verdict_is_filled_to_the_required_number() -> None:
+def test_cell_with_an_inconclusive_verdict_lacks_draws_up_to_the_required_number() -> None:
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), verdicts_of({"holds": 20, "inconclusive": 1}))
 
     assert list(found.values()) == [10]
@@ -226,7 +226,7 @@ def test_verdicts_of_another_dtype_or_shard_kind_do_not_fill_a_cell() -> None:
     assert found.total() == 30
 
 
-def test_cases_added_for_a_short_cell_are_new_and_fill_it() -> None:
+def test_cases_added_for_an_unfilled_cell_are_new_and_fill_the_cell() -> None:
     prop, missing = claimed(claims=(equals_unsharded,)), Counter({("float16", "empty", "equals_unsharded"): 12})
     before = filled_cases(prop, replace(CHUNK, per_cell=9))
     further = fill(prop, replace(CHUNK, seed="round 1"), before, missing)

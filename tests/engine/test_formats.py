@@ -62,7 +62,7 @@ def test_run_without_failures_has_no_annotation(tmp_path: Path) -> None:
     assert as_annotations(run_of(tmp_path, searched(record()))) == ""
 
 
-def test_summary_begins_with_failures_and_shows_each_message_whole(tmp_path: Path) -> None:
+def test_markdown_summary_begins_with_failures_and_shows_each_message_in_full(tmp_path: Path) -> None:
     text = as_markdown(run_of(tmp_path, searched(record()), failing()))
 
     assert text.startswith("## equivtest: 1 claim failed\n")
@@ -99,7 +99,7 @@ class CtrfTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     trace: str = ""
 
 
-def test_ctrf_has_one_test_for_each_claim(tmp_path: Path) -> None:
+def test_ctrf_report_has_one_test_for_each_claim(tmp_path: Path) -> None:
     run = run_of(tmp_path, searched(record()), failing(), searched(record(0, "known"), name="reduction"))
     results = json.loads(export(run, "ctrf"))["results"]
     tests = msgspec.convert(results["tests"], list[CtrfTest])
@@ -114,7 +114,7 @@ def test_ctrf_has_one_test_for_each_claim(tmp_path: Path) -> None:
     assert results["summary"]["stop"] - results["summary"]["start"] == 12_000
 
 
-def test_callback_of_pytorch_gets_counts_and_failed_tests(tmp_path: Path) -> None:
+def test_pytorch_ci_export_has_counts_and_failed_tests(tmp_path: Path) -> None:
     found = outputs(run_of(tmp_path, searched(record()), failing()))
 
     assert found["test-results"] == {"passed": 1, "failed": 1, "skipped": 0}
@@ -132,7 +132,7 @@ def test_run_without_failures_has_no_triage_verdict(tmp_path: Path) -> None:
     assert outputs(run_of(tmp_path, searched(record()))).keys() == {"test-results", "failed-tests-detail"}
 
 
-def test_callback_of_pytorch_stays_within_its_limits(tmp_path: Path) -> None:
+def test_pytorch_ci_export_stays_within_the_size_limits(tmp_path: Path) -> None:
     handovers = [failing(f"subject_{number}", "\N{SNOWMAN}" * 9000) for number in range(1001)]
     found = outputs(run_of(tmp_path, *handovers))
 
@@ -160,7 +160,7 @@ COLLECTIVE = failing(fault="collective: all_reduce is wrong")
         ((failing(), Handover(faults=(BackendFault("all_reduce", "wrong"),))), "npu", ("backend", "high", True)),
     ],
 )
-def test_category_of_the_triage_verdict_says_whose_fault_the_failure_is(
+def test_triage_verdict_blames_backend_torch_flakiness_or_nothing_known(
     tmp_path: Path, handovers: tuple[Handover, ...], device: str, verdict: tuple[str, str, bool]
 ) -> None:
     found = outputs(run_of(tmp_path, *handovers, device=device))["triage-verdict"]

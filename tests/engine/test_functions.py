@@ -68,7 +68,7 @@ def test_function_of_an_installed_package_is_named_by_its_module() -> None:
     assert name_of(nn.Identity, "build") == "torch.nn.modules.linear:Identity"
 
 
-def test_name_of_a_function_given_as_text_stays_the_same() -> None:
+def test_function_name_passed_as_text_is_returned_unchanged() -> None:
     assert name_of("mypackage.models:block", "build") == "mypackage.models:block"
 
 
@@ -140,16 +140,14 @@ def test_function_that_ranks_cannot_import_is_refused_in_one_line(function: obje
         ("test_models.py:block(width=[)", "must be plain values, written as in (8, bias=False)"),
     ],
 )
-def test_unknown_name_of_a_function_is_refused_with_what_to_do_instead(
-    models: ModuleType, name: str, said: str
-) -> None:
+def test_message_on_an_unknown_function_name_says_what_to_do(models: ModuleType, name: str, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         load_named(name, "build")
 
     assert said in str(raised.value)
 
 
-def test_two_files_with_the_same_name_are_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_files_with_one_name_are_imported_as_two_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     first, second = (load_file(str(write(tmp_path / name, 4, "test_twice.py"))) for name in ("a", "b"))
@@ -188,7 +186,7 @@ def test_function_of_a_script_is_named_by_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_ranks_import_two_files_with_the_same_name_separately(tmp_path: Path, pool: Pool) -> None:
+def test_ranks_import_two_files_with_one_name_as_two_modules(tmp_path: Path, pool: Pool) -> None:
     assert not is_rank()
     for name, size in (("a", 4), ("b", 6)):
         file = write(tmp_path / name, size)

@@ -40,7 +40,7 @@ def calls(pool: Pool, case: FetchCase) -> list[int]:
 
 
 @pytest.mark.ranks
-def test_case_that_repeats_runs_its_first_draw_again_in_the_same_processes(pool: Pool) -> None:
+def test_case_with_repeats_runs_its_first_draw_twice_in_one_process(pool: Pool) -> None:
     """Only if the case repeats; new ranks begin to count anew."""
     pool.renew(2)
     assert calls(pool, CASE) == [1, 2, 3]
@@ -50,7 +50,7 @@ def test_case_that_repeats_runs_its_first_draw_again_in_the_same_processes(pool:
 
 
 @pytest.mark.ranks
-def test_renewing_a_world_keeps_worlds_of_other_sizes(pool: Pool) -> None:
+def test_restarting_a_world_keeps_worlds_of_other_sizes(pool: Pool) -> None:
     """And a world that was never started needs no renewing."""
     one = replace(CASE, world_size=1, values=(("dense", 0),))
     [before] = calls(pool, one)
@@ -96,7 +96,7 @@ def test_message_has_a_history_line_if_the_failure_needs_earlier_cases(tmp_path:
     assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
 
 
-def test_message_has_no_history_line_if_the_case_also_fails_alone(tmp_path: Path) -> None:
+def test_message_has_no_history_line_if_the_case_fails_in_new_ranks(tmp_path: Path) -> None:
     pool = StubPool(lambda case: on_all_ranks(case, "param.0", lambda local: local * 0 + 0.5))
     [failure] = run(pool, tmp_path).failures
 
@@ -137,7 +137,7 @@ BREAKS = ["raised", "lost", "timed_out"]
 
 
 @pytest.mark.parametrize("outcome", BREAKS)
-def test_message_has_no_history_line_if_a_rank_also_breaks_alone(tmp_path: Path, outcome: str) -> None:
+def test_message_has_no_history_line_if_a_rank_breaks_in_new_processes(tmp_path: Path, outcome: str) -> None:
     """It is run once more, as any failure; which of its ranks breaks how may differ."""
     outcomes = iter([outcome] * (limits.BROKEN_RUNS - 1))
     pool = StubPool(lambda case: [Reply(rank=rank, outcome=next(outcomes, "lost")) for rank in range(case.world_size)])  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ OTHER = LinearCase(
 )
 
 
-def test_predicate_of_a_condition_comes_from_the_family_of_the_nearest_case_class(
+def test_condition_uses_the_predicate_of_the_nearest_family(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Helpers of a module of predicates, and what it imports, are no predicates."""
@@ -105,7 +105,7 @@ def test_predicate_of_a_condition_comes_from_the_family_of_the_nearest_case_clas
         "['world_size', '>', {field = 'in_features'}]",
     ],
 )
-def test_condition_matches_only_cases_that_meet_it(tmp_path: Path, condition: str) -> None:
+def test_condition_on_a_field_matches_only_cases_with_such_a_value(tmp_path: Path, condition: str) -> None:
     known = load(tmp_path, where=f"[{condition}]", case=f'"{CASE!r}"')
 
     assert (find(known, CASE), find(known, OTHER)) == (True, False)
@@ -163,7 +163,7 @@ def test_known_failure_of_the_installed_release_is_active(tmp_path: Path) -> Non
     assert load(tmp_path, versions="{torch = '>=2'}").entries
 
 
-def test_known_failures_are_numbered_by_subject(tmp_path: Path) -> None:
+def test_known_failures_are_numbered_separately_for_each_subject(tmp_path: Path) -> None:
     load(tmp_path)
     path = tmp_path / "known.toml"
     text = path.read_text()
@@ -187,14 +187,14 @@ def test_users_list_is_added_to_the_shipped_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "lists"), [("none", ()), (None, ("shipped",)), ("shipped", ("shipped",))])
-def test_option_known_failures_means_the_shipped_list_by_default_and_may_be_none(
+def test_known_failures_option_accepts_none_and_defaults_to_the_shipped_list(
     text: str | None, lists: tuple[str, ...]
 ) -> None:
     assert parse({"known_failures": text}).known_failures == lists
 
 
 @pytest.mark.parametrize("text", ["no.toml", "none,shipped", "shipped,no.toml"])
-def test_missing_list_is_refused_with_the_names_of_the_shipped_lists(text: str) -> None:
+def test_message_on_a_missing_list_names_the_shipped_lists(text: str) -> None:
     with pytest.raises(Misuse, match=r"--known-failures: no such file: n.* \('shipped' stands .*; 'none', alone"):
         parse({"known_failures": text})
 
@@ -234,7 +234,7 @@ def test_mistake_in_a_known_failure_is_refused_with_its_number_and_field(
 
 
 @pytest.mark.parametrize("text", ["known_failure = 3", "[[known_failures]]", "not toml"])
-def test_file_with_other_tables_than_entries_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_without_entries_of_known_failures_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "known.toml"
     path.write_text(text)
 
@@ -242,6 +242,6 @@ def test_file_with_other_tables_than_entries_is_refused(tmp_path: Path, text: st
         KnownFailures.load(path)
 
 
-def test_missing_list_of_known_failures_is_refused(tmp_path: Path) -> None:
+def test_loading_a_missing_list_of_known_failures_raises_misuse(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="cannot read"):
         KnownFailures.load(tmp_path / "no.toml")

@@ -61,7 +61,7 @@ def kinds_of(subject: str, case: Case, pool: Pool) -> set[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_nine_in_ten_cases_that_a_known_failure_keeps_from_running_fail(
+def test_known_failure_excludes_at_most_one_case_in_ten_that_would_hold(
     entry: KnownFailure, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", limits.GRACE_S)  # a peer may wait for the rank that raised

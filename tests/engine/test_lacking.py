@@ -65,7 +65,7 @@ def test_collective_that_gloo_refuses_is_excused_by_release_only_in_an_old_torch
         ("all_reduce_avg", "wrong", False),
     ],
 )
-def test_fault_in_a_probe_is_excused_if_a_list_of_known_failures_has_it(
+def test_probed_fault_is_excused_only_if_a_list_of_known_failures_contains_it(
     tmp_path: Path, collective: str, kind: str, *, expected: bool
 ) -> None:
     path = tmp_path / "known.toml"

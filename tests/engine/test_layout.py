@@ -96,7 +96,7 @@ def test_ranks_are_numbered_row_by_row_in_the_mesh(mesh_shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("rank", [-1, 6])
-def test_mesh_has_no_rank_beyond_its_last(rank: int) -> None:
+def test_coordinate_of_a_rank_outside_of_the_mesh_raises(rank: int) -> None:
     with pytest.raises(ValueError, match=r"rank must be in 0\.\.5"):
         coordinate_of(rank, (2, 3))
 
@@ -171,7 +171,7 @@ def test_padding_that_is_too_small_or_does_not_divide_is_refused(padded_to: int)
 
 
 @pytest.mark.parametrize("other", [Flat(4), Shard(0)])
-def test_layout_with_a_flat_placement_and_a_shard_or_second_flat_is_refused(other: Flat | Shard) -> None:
+def test_flat_placement_beside_a_shard_or_a_second_flat_placement_is_refused(other: Flat | Shard) -> None:
     with pytest.raises(ValueError, match="Flat goes with Replicate and Partial only"):
         flat_axis(Layout((Flat(4), other)))
 
@@ -219,7 +219,7 @@ def test_written_placement_can_be_read(placement: Replicate | Shard | Flat | Par
 
 
 @pytest.mark.parametrize("text", ["", "Replicate", "shard", "shard(-1)", "shard(1) ", "partial(product)", "flat()"])
-def test_invalid_placement_is_refused_by_name(text: str) -> None:
+def test_error_for_an_invalid_placement_names_the_placement(text: str) -> None:
     with pytest.raises(Misuse, match="unknown placement") as caught:
         parse_placement(text)
 
@@ -243,7 +243,7 @@ def test_text_of_a_layout_includes_its_shard_order() -> None:
         ((5,), (2,), 0, None),
     ],
 )
-def test_divided_dim_follows_from_local_and_global_shape(
+def test_divided_dim_is_inferred_from_local_and_global_shape(
     local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int, dim: int | None
 ) -> None:
     assert divided_dim((5, 4), local, mesh_shape, rank) == dim

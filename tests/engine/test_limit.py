@@ -58,7 +58,7 @@ def test_search_and_its_diagnosing_run_use_the_time_limit_of_the_property(tmp_pa
 
 
 @pytest.mark.parametrize(("limit_s", "tries_s"), [(1.0, {1.0}), (60.0, {5.0}), (240.0, {20.0, 240.0})])
-def test_shrinking_a_time_out_uses_a_part_of_the_limit_and_the_final_run_all_of_it(
+def test_shrinking_a_time_out_uses_a_shorter_time_limit_than_the_final_run(
     tmp_path: Path, limit_s: float, tries_s: set[float]
 ) -> None:
     pool = StubPool(hangs)
@@ -68,7 +68,7 @@ def test_shrinking_a_time_out_uses_a_part_of_the_limit_and_the_final_run_all_of_
     assert pool.watched_s == max(tries_s)
 
 
-def test_shrinking_a_time_out_reports_no_case_that_passes_within_the_full_limit(tmp_path: Path) -> None:
+def test_shrinking_a_time_out_reports_no_case_that_ends_within_the_full_limit(tmp_path: Path) -> None:
     """It had a part of the time; what was found first had all of it."""
     pool = StubPool()
 
@@ -104,7 +104,7 @@ def test_limit_above_half_of_the_backends_time_out_is_refused(limit_s: Any) -> N
 
 
 @pytest.mark.parametrize("limit_s", [math.nan, 1e9])
-def test_limit_of_a_single_case_is_checked_before_ranks_start(limit_s: float) -> None:
+def test_invalid_time_limit_of_a_single_case_is_refused_before_ranks_start(limit_s: float) -> None:
     """No rank is ever asked, who would be waited for."""
     case = FetchCase(world_size=2, parameters=((1,),))
     with pytest.raises(Misuse, match="limit_s must be seconds"):
@@ -113,7 +113,7 @@ def test_limit_of_a_single_case_is_checked_before_ranks_start(limit_s: float) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("limit_s", "kinds"), [(SLOW_S / 4, {"timed_out"}), (20 * SLOW_S, {"holds"})])
-def test_ranks_run_with_the_limit_of_the_property(
+def test_ranks_run_with_the_time_limit_of_the_property(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, kinds: set[str]
 ) -> None:
     monkeypatch.setattr(limits, "BROKEN_RUNS", 1)
@@ -124,7 +124,7 @@ def test_ranks_run_with_the_limit_of_the_property(
 
 
 @pytest.mark.ranks
-def test_probe_of_a_program_has_the_time_limit_of_its_property(pool: Pool) -> None:
+def test_probing_a_program_uses_the_time_limit_of_its_property(pool: Pool) -> None:
     here = "tests.programs.batch:"
     prop = module_property(here + "mlp", here + "hangs", [(2, 3)], limit_s=1.0)
 
@@ -133,7 +133,7 @@ def test_probe_of_a_program_has_the_time_limit_of_its_property(pool: Pool) -> No
 
 
 @pytest.mark.ranks
-def test_spoiled_case_has_a_longer_limit_than_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_run_with_a_planted_fault_has_a_longer_time_limit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a slow program would time out with each fault, and no claim see any."""
     monkeypatch.setattr(limits, "AUDIT_CASE_S", SLOW_S / 4)
     monkeypatch.setattr(limits, "AUDIT_CASES", 1)

@@ -42,7 +42,7 @@ def test_margin_tables_of_several_properties_are_added() -> None:
     assert (table[key].draws, table[key].largest) == (3, 0.9)
 
 
-def test_row_of_the_table_of_margins_has_a_cell_for_every_title() -> None:
+def test_row_of_the_table_of_margins_has_a_value_for_every_column() -> None:
     row = rows({("output", "float32"): margins(0.5, 0.4)})[0]
 
     assert len(row) == len(HEAD) == 7 + len(BINS)

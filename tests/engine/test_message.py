@@ -38,12 +38,12 @@ def test_headline_names_class_subject_and_tensor() -> None:
     assert rows(WRONG)[""] == "ValueMismatch: colwise_linear: param.weight differs from the oracle"
 
 
-def test_line_where_has_local_and_global_index() -> None:
+def test_where_line_has_local_and_global_index() -> None:
     """Global row 4 is local row 0 of the uneven last shard."""
     assert rows(WRONG)["where"] == "rank 2 of 3, local (0, 1), global (4, 1) of (5, 3), shard(0)"
 
 
-def test_line_where_gives_the_parameters_index_for_an_element_of_a_flat_partition() -> None:
+def test_where_line_has_the_parameters_index_for_an_element_of_a_flat_partition() -> None:
     """The partition has one dim, the parameter two."""
     verdict = failure(set_element(right_replies(FETCH), 1, "partition.0", (3,), 0.5), FETCH)
 
@@ -56,14 +56,14 @@ def test_message_shows_expected_and_actual_value_in_full() -> None:
     assert rows(WRONG)["actual"] == "5.000000000e-01   float32"
 
 
-def test_line_error_shows_the_allowed_error_with_its_derivation() -> None:
+def test_error_line_shows_the_allowed_error_with_its_derivation() -> None:
     """Equality, and the bits that make it possible."""
     expected = f"{abs(VALUE - 0.5):.2g}, allowed 0: equal: integers times a power of two, at most "
 
     assert rows(WRONG)["error"].startswith(expected) and rows(WRONG)["error"].endswith(" of 24 bits")
 
 
-def test_line_error_shows_how_many_times_the_error_exceeds_its_bound() -> None:
+def test_error_line_shows_how_many_times_the_error_exceeds_its_bound() -> None:
     """Error, allowance, how many times, and why so much is allowed."""
     tensors = dict(expect(LINEAR, 0).tensors)
     value = tensors["output"].value
@@ -76,7 +76,7 @@ def test_line_error_shows_how_many_times_the_error_exceeds_its_bound() -> None:
     assert "one process" not in rows(verdict)["expected"]
 
 
-def test_line_error_shows_a_huge_ratio_of_error_to_bound_as_a_power_of_ten() -> None:
+def test_error_line_shows_a_huge_ratio_to_the_bound_as_a_power_of_ten() -> None:
     tensors = dict(expect(LINEAR, 0).tensors)
     tensors["output"] = replace(
         tensors["output"], allowed=torch.full_like(tensors["output"].value, 1e-40), derivation="4 roundings"
@@ -88,14 +88,14 @@ def test_line_error_shows_a_huge_ratio_of_error_to_bound_as_a_power_of_ten() -> 
     assert rows(verdict)["error"] == "1, allowed 1e-40 (1.0e+40 times): 4 roundings"
 
 
-def test_line_extent_also_lists_tensors_that_agree() -> None:
+def test_extent_line_lists_tensors_that_agree() -> None:
     """It narrows the search more than what is broken."""
     extent = "1 of 3 local elements; rank 2 only; output, param.bias agree"
 
     assert rows(WRONG)["extent"] == extent
 
 
-def test_line_extent_lists_the_other_wrong_tensors() -> None:
+def test_extent_line_lists_further_wrong_tensors() -> None:
     """One tensor is shown, the others are counted."""
     replies = set_element(right_replies(LINEAR), 0, "param.bias", (0,), 0.5)
     verdict = failure(set_element(replies, 2, "param.weight", (0, 1), 0.5))
@@ -103,7 +103,7 @@ def test_line_extent_lists_the_other_wrong_tensors() -> None:
     assert rows(verdict)["extent"].endswith("; param.bias differ too; output agree")
 
 
-def test_tensor_wrong_on_two_ranks_is_named_once() -> None:
+def test_message_names_a_tensor_that_is_wrong_on_two_ranks_once() -> None:
     """It does not differ beside itself."""
     replies = right_replies(LINEAR)
     for rank in (0, 1):
@@ -112,7 +112,7 @@ def test_tensor_wrong_on_two_ranks_is_named_once() -> None:
     assert "extent" not in rows(failure(replies))
 
 
-def test_message_has_a_pattern_if_all_wrong_elements_fit_it() -> None:
+def test_message_has_a_pattern_line_only_if_wrong_elements_have_a_pattern() -> None:
     """And no line without one."""
     verdict = failure(on_all_ranks(LINEAR, "output", lambda local: 3 * local))
 
@@ -128,7 +128,7 @@ def test_message_names_claim_mode_seed_and_draw() -> None:
     assert (rows(verdict)["claim"], rows(verdict)["values"]) == ("equals_unsharded", "wide-x, seed 7 (draw 1)")
 
 
-def test_line_case_is_code_that_makes_an_equal_case() -> None:
+def test_case_line_is_code_that_makes_an_equal_case() -> None:
     """Pasted, it is the same case."""
     assert from_code(rows(WRONG)["case"]) == LINEAR
 
@@ -139,7 +139,7 @@ def test_last_line_has_the_command_that_replays_the_failure() -> None:
     assert "again" not in rows(WRONG)
 
 
-def test_layout_mismatch_shows_both_layouts() -> None:
+def test_message_of_a_layout_mismatch_shows_expected_and_actual_layout() -> None:
     """No element and no error goes with it."""
     replicated = right_replies(LINEAR)[0].answers[0].tensors["grad.x"].layout
     whole = expect(LINEAR, 0).tensors["grad.weight"].value.float()
@@ -151,7 +151,7 @@ def test_layout_mismatch_shows_both_layouts() -> None:
     assert (told["expected"], told["actual"]) == ("shard(0)", "replicate") and "error" not in told
 
 
-def test_shape_mismatch_shows_both_shapes() -> None:
+def test_message_of_a_shape_mismatch_shows_expected_and_actual_shape() -> None:
     """With the dtypes, and the layout under which the shape is judged."""
     told = rows(failure(set_tensor(right_replies(LINEAR), 0, "output", local=torch.zeros(2, 1))))
 
@@ -159,7 +159,7 @@ def test_shape_mismatch_shows_both_shapes() -> None:
     assert told["where"] == "rank 0 of 3, global shape (2, 5), shard(1)"
 
 
-def test_message_has_the_line_way_out_only_if_a_remedy_is_known() -> None:
+def test_message_has_a_way_out_line_only_if_a_remedy_is_known() -> None:
     """And no line without one."""
     tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
     replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))
@@ -168,7 +168,7 @@ def test_message_has_the_line_way_out_only_if_a_remedy_is_known() -> None:
     assert "way out" not in rows(WRONG)
 
 
-def test_replica_mismatch_shows_bits() -> None:
+def test_message_of_a_replica_mismatch_shows_the_bits_of_two_ranks() -> None:
     """For both ranks."""
     replies = set_element(on_all_ranks(LINEAR, "grad.x", torch.zeros_like), 2, "grad.x", (0, 1), -0.0)
     verdict = next(v for v in judge_replies("s", LINEAR, replies) if v.kind == "replica")
@@ -179,7 +179,7 @@ def test_replica_mismatch_shows_bits() -> None:
     assert told["extent"].startswith("ranks 0 and 2; ")
 
 
-def test_run_that_raised_shows_the_first_cause() -> None:
+def test_message_on_an_exception_shows_the_rank_and_its_traceback() -> None:
     """Every line of it is part of the message."""
     message = write_message(failure([raised(0), *right_replies(LINEAR)[1:]]))
 
@@ -191,7 +191,7 @@ def test_run_that_raised_shows_the_first_cause() -> None:
     ]
 
 
-def test_message_suggests_a_longer_limit_only_if_the_case_itself_ran_into_it() -> None:
+def test_message_suggests_a_longer_time_limit_only_if_the_case_timed_out() -> None:
     """A collective that hung in its probe hung within another limit than a visit's."""
     hung = Finding("all_reduce", "float32", 3, "hung", "rank 0: no answer within 15 s")
     alone = [Reply(rank=rank, outcome="timed_out", detail="no answer within 60 s") for rank in range(3)]

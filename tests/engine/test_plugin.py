@@ -51,7 +51,7 @@ def test_run_without_properties_imports_no_torch(pytester: pytest.Pytester) -> N
     assert run_suite(pytester, subprocess=True).ret == 0
 
 
-def test_property_runs_without_equivtests_command_line_options(pytester: pytest.Pytester) -> None:
+def test_property_runs_under_pytest_without_equivtests_command_line_options(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     conftest = pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text().replace("from equivtest.options import pytest_addoption", ""))
@@ -61,7 +61,7 @@ def test_property_runs_without_equivtests_command_line_options(pytester: pytest.
     result.stdout.fnmatch_lines(["test_fake.py::a::equals_unsharded PASSED*"])
 
 
-def test_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytester) -> None:
+def test_pytest_items_are_named_by_property_world_size_and_index(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--collect-only", "-q", "--profile=conformance", *W3)
@@ -87,7 +87,7 @@ def test_searches_run_after_other_tests_in_order_of_world_size(pytester: pytest.
     assert names == ["test_it", "a[w1-0]", "b[w1-0]", "a[w2-0]", "b[w2-0]"]
 
 
-def test_dash_k_selects_searches(pytester: pytest.Pytester) -> None:
+def test_option_k_selects_searches(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, "-k", "w2")
@@ -115,7 +115,7 @@ def test_claims_have_the_same_outcome_with_and_without_xdist(pytester: pytest.Py
     result.assert_outcomes(passed=10, failed=2)
 
 
-def test_item_of_a_failing_search_names_the_claim_and_the_claims_item_shows_the_message(
+def test_failing_search_names_the_claim_whose_item_shows_the_message(
     pytester: pytest.Pytester,
 ) -> None:
     """The other claim of the property has passed."""
@@ -197,7 +197,7 @@ def test_run_with_a_refused_collective_passes_only_if_an_option_allows_it(
     assert run_suite(pytester, *args).ret == code
 
 
-def test_run_with_allowed_refusals_alone_ends_with_exit_code_2(pytester: pytest.Pytester) -> None:
+def test_run_in_which_every_collective_was_refused_ends_with_exit_code_2(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_not_supported")
 
     result = run_suite(pytester, "--allow-unsupported=all")
@@ -207,7 +207,7 @@ def test_run_with_allowed_refusals_alone_ends_with_exit_code_2(pytester: pytest.
 
 
 @pytest.mark.parametrize(("subjects", "code"), [(("a_leftout", "b"), 0), (("a_leftout",), 2)])
-def test_property_is_left_out_if_no_dtype_of_the_run_can_judge_it(
+def test_property_is_left_out_if_it_can_judge_no_dtype_of_the_run(
     pytester: pytest.Pytester, subjects: tuple[str, ...], code: int
 ) -> None:
     """It is no mistake; if nothing else is judged, nothing is proven."""
@@ -223,7 +223,7 @@ def test_property_is_left_out_if_no_dtype_of_the_run_can_judge_it(
         )
 
 
-def test_run_of_properties_whose_package_is_missing_does_not_pass(pytester: pytest.Pytester) -> None:
+def test_run_does_not_pass_if_all_properties_require_a_missing_package(pytester: pytest.Pytester) -> None:
     """Unless other tests of the session have said something."""
     make_suite(pytester, "a")
     pytester.makepyfile(
@@ -237,7 +237,7 @@ def test_run_of_properties_whose_package_is_missing_does_not_pass(pytester: pyte
 
 
 @pytest.mark.parametrize(("options", "code"), [(("--profile=gate",), 0), (("--profile=soak", "--max-time=1"), 2)])
-def test_incomplete_property_is_left_out_of_a_gate_with_a_reason(
+def test_incomplete_property_is_left_out_of_a_soak_unless_an_option_names_it(
     pytester: pytest.Pytester, options: tuple[str, ...], code: int
 ) -> None:
     make_suite(pytester, "a")
@@ -252,7 +252,7 @@ def test_incomplete_property_is_left_out_of_a_gate_with_a_reason(
 
 
 @pytest.mark.parametrize(("world_sizes", "judged"), [("1,2,3", "(1, 2)"), ("3", "")])
-def test_property_is_left_out_with_a_reason_if_its_subject_does_not_run(
+def test_property_is_left_out_of_worlds_that_its_subject_does_not_support(
     pytester: pytest.Pytester, world_sizes: str, judged: str
 ) -> None:
     make_suite(pytester, "a")
@@ -265,7 +265,7 @@ def test_property_is_left_out_with_a_reason_if_its_subject_does_not_run(
     assert searches == ["search a w1 gate", "shrinks to (1, 2)", "search a w2 gate", "shrinks to (1, 2)"] * bool(judged)
 
 
-def test_report_says_which_properties_are_incomplete_and_left_out(pytester: pytest.Pytester) -> None:
+def test_report_lists_properties_that_are_left_out_as_incomplete(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
     incomplete = PROPERTIES.replace("cases=None", "cases=None, incomplete='some fail' if subject == 'a' else ''")
     pytester.makepyfile(test_fake=incomplete + "a = make('a')\nb = make('b')")
@@ -284,7 +284,7 @@ def test_claim_with_only_known_failures_is_xfailed(pytester: pytest.Pytester) ->
     result.assert_outcomes(passed=3, skipped=1, xfailed=2)
 
 
-def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
+def test_junit_xml_has_one_testcase_per_claim(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_wrong")
 
     run_suite(pytester, "--junitxml=j.xml")
@@ -294,7 +294,7 @@ def test_junit_has_one_case_per_claim(pytester: pytest.Pytester) -> None:
     assert claims == [("equals_unsharded", 1), ("agrees_on_all_ranks", 0)]
 
 
-def test_junit_lists_failures_of_torch_as_a_property(tmp_path: Path) -> None:
+def test_junit_xml_has_a_property_element_for_failures_of_torch(tmp_path: Path) -> None:
     log = LogXML(str(tmp_path / "j.xml"), None)
     hook = SimpleNamespace(pytest_runtest_logreport=log.pytest_runtest_logreport)
     session: Any = SimpleNamespace(testscollected=0, config=SimpleNamespace(hook=hook))
@@ -306,7 +306,7 @@ def test_junit_lists_failures_of_torch_as_a_property(tmp_path: Path) -> None:
     assert [(each.get("name"), each.get("value")) for each in found] == [("torch", "one line")]
 
 
-def test_junit_names_file_and_line_of_the_property(pytester: pytest.Pytester) -> None:
+def test_junit_xml_names_file_and_line_of_the_property(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_wrong")
     source = (pytester.path / "test_fake.py").read_text().splitlines()
 
@@ -331,7 +331,7 @@ def test_mistake_in_a_test_file_is_reported_in_one_line_with_file_and_line(pytes
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_broken_setup_ends_the_session(pytester: pytest.Pytester, workers: str) -> None:
+def test_exception_broken_setup_ends_the_pytest_session(pytester: pytest.Pytester, workers: str) -> None:
     make_suite(pytester, "a_broken")
 
     result = run_suite(pytester, UNKNOWN, "-n", workers, subprocess=True)
@@ -343,7 +343,7 @@ def test_broken_setup_ends_the_session(pytester: pytest.Pytester, workers: str) 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(("other", "code"), [("b", 2), ("b_wrong", 1)])
-def test_misuse_in_one_property_fails_only_its_items(
+def test_misuse_in_one_property_fails_only_the_items_of_the_property(
     pytester: pytest.Pytester, other: str, code: int, workers: str
 ) -> None:
     """In one line; the exit code is misuse's unless a claim fails."""
@@ -423,7 +423,7 @@ def test_subjects_option_selects_properties(pytester: pytest.Pytester) -> None:
     assert [line for line in log_of(pytester) if "search" in line] == ["search b w3 gate"]
 
 
-def test_subjects_option_judges_another_implementation_of_a_property(pytester: pytest.Pytester) -> None:
+def test_subjects_option_replaces_the_subject_of_a_property(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--subjects=a=os.path:join", "-v", *W3)
@@ -433,7 +433,9 @@ def test_subjects_option_judges_another_implementation_of_a_property(pytester: p
 
 
 @pytest.mark.parametrize("profile", ["smoke", "gate"])
-def test_summary_of_smoke_ends_with_a_line_that_it_is_a_first_look(pytester: pytest.Pytester, profile: str) -> None:
+def test_only_the_summary_of_profile_smoke_says_that_the_run_is_a_first_look(
+    pytester: pytest.Pytester, profile: str
+) -> None:
     make_suite(pytester, "a")
     result = run_suite(pytester, f"--profile={profile}", "--report=out")
     told = [line for line in result.outlines if line.startswith("smoke is a first look")]
@@ -442,7 +444,7 @@ def test_summary_of_smoke_ends_with_a_line_that_it_is_a_first_look(pytester: pyt
     assert len(told) == (profile == "smoke") and (written[-1:] == told) == (profile == "smoke")
 
 
-def test_plugin_of_the_options_may_be_loaded_twice(pytester: pytest.Pytester) -> None:
+def test_plugin_that_defines_the_options_may_be_loaded_twice(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     assert run_suite(pytester, "-p", "equivtest.options", "--profile=smoke").ret == 0
@@ -461,7 +463,7 @@ def test_header_names_backend_device_and_profile(pytester: pytest.Pytester) -> N
     )
 
 
-def test_header_says_how_long_the_shipped_properties_take(pytester: pytest.Pytester) -> None:
+def test_header_of_a_run_says_how_long_the_shipped_properties_take(pytester: pytest.Pytester) -> None:
     run = [sys.executable, "-m", "equivtest.cli", "run", "-n0", "--audit=off", "-k", "refuses and w1"]
 
     shipped = pytester.run(*run, "--profile=gate", "--subjects=zero3_fetch_all_reduce")
@@ -472,7 +474,7 @@ def test_header_says_how_long_the_shipped_properties_take(pytester: pytest.Pytes
     ])  # fmt: skip
 
 
-def test_header_of_a_users_properties_has_no_duration(pytester: pytest.Pytester) -> None:
+def test_header_of_a_run_of_user_properties_has_no_duration(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     assert "equivtest duration" not in run_suite(pytester, "--known-failures=none", *W3).stdout.str()
@@ -488,7 +490,7 @@ def test_report_and_terminal_say_how_ranks_were_started_and_why(pytester: pytest
     result.stdout.fnmatch_lines([f"start   {why}"])
 
 
-def test_option_start_reaches_the_ranks_and_the_header(pytester: pytest.Pytester) -> None:
+def test_start_option_sets_the_start_method_that_the_header_names(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     result = run_suite(pytester, "--report=out", "--start=forkserver", *W3)
@@ -518,7 +520,7 @@ def test_conformance_run_passes_if_every_required_cell_has_a_conclusion(pytester
     result.stdout.fnmatch_lines(["test_fake.py::a::coverage PASSED*"])
 
 
-def test_soak_repeats_with_fresh_seeds_until_the_time_is_up(pytester: pytest.Pytester) -> None:
+def test_soak_run_repeats_with_fresh_seeds_until_its_time_is_over(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_slow")
 
     result = run_suite(pytester, "--profile=soak", "--max-time=0.4", "--world-sizes=2,3")
@@ -539,7 +541,7 @@ def test_items_that_would_begin_after_the_end_of_the_budget_are_left_out(pyteste
     result.stdout.fnmatch_lines(["*left out: the budget is over*"])
 
 
-def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:
+def test_all_workers_of_a_soak_run_use_one_seed(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_slow", "b_slow")
 
     run_suite(pytester, "--profile=soak", "--max-time=0.1", "-n2", UNKNOWN, subprocess=True)
@@ -547,7 +549,7 @@ def test_soak_has_one_seed_for_all_workers(pytester: pytest.Pytester) -> None:
     assert len({line.split()[-1].partition("-")[0] for line in log_of(pytester) if "search" in line}) == 1
 
 
-def test_report_has_every_file(pytester: pytest.Pytester) -> None:
+def test_report_folder_contains_every_documented_file(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_wrong")
 
     run_suite(pytester, "--report=out")
@@ -572,7 +574,7 @@ def test_report_can_be_rebuilt_from_its_log(pytester: pytest.Pytester, workers: 
     assert {name: (out / name).read_text() for name in written} == written
 
 
-def test_users_junitxml_option_is_kept(pytester: pytest.Pytester) -> None:
+def test_junitxml_option_of_the_user_is_respected(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, "--report=out", "--junitxml=mine.xml", *W3)
@@ -609,7 +611,7 @@ def test_run_whose_report_cannot_be_written_at_the_end_does_not_pass(pytester: p
     result.stdout.fnmatch_lines(["equivtest: cannot write *summary.txt: Is a directory"])
 
 
-def test_session_opens_and_closes_one_pool(pytester: pytest.Pytester) -> None:
+def test_pytest_session_opens_and_closes_one_pool(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
 
     run_suite(pytester)
@@ -660,7 +662,7 @@ def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.
     assert not any(_is_alive(pid) for pid in workers)
 
 
-def test_fixture_ranks_runs_a_case(pytester: pytest.Pytester) -> None:
+def test_ranks_fixture_runs_a_case(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     pytester.makepyfile(
         test_mine="""
@@ -696,7 +698,7 @@ reason = "torch does it so"
     ],
     ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
 )
-def test_item_of_a_known_failure_has_the_outcome_of_its_smallest_case(
+def test_item_of_a_known_failure_runs_its_recorded_case(
     pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
 ) -> None:
     make_suite(pytester, "a")
@@ -709,7 +711,7 @@ def test_item_of_a_known_failure_has_the_outcome_of_its_smallest_case(
     result.stdout.fnmatch_lines([line])
 
 
-def test_known_failure_that_fails_with_another_kind_is_red_unless_a_second_list_has_that_kind(
+def test_known_failure_of_another_kind_fails_unless_a_second_list_has_this_kind(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vendor says in a list of his own how torch's mistake shows on his device."""
@@ -728,7 +730,7 @@ def test_known_failure_that_fails_with_another_kind_is_red_unless_a_second_list_
     beside.assert_outcomes(passed=3, xfailed=2)
 
 
-def test_shipped_known_failure_that_holds_on_another_backend_passes(
+def test_shipped_known_failure_passes_if_its_claim_holds_on_another_backend(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was found with gloo on the CPU; what another backend or device gets right is no news about the entry."""
@@ -755,7 +757,7 @@ def test_shipped_known_failure_that_holds_on_another_backend_passes(
         ),
     ],
 )
-def test_shipped_known_failure_on_another_backend_fails_where_gloo_does(
+def test_shipped_known_failure_applies_on_another_backend_only_if_gloo_fails_alike(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, outcome: str, line: str
 ) -> None:
     """A failure of the same kind in another place is the backend's own."""
@@ -771,7 +773,7 @@ def test_shipped_known_failure_on_another_backend_fails_where_gloo_does(
     result.stdout.fnmatch_lines([line])
 
 
-def test_shipped_known_failures_do_not_run_with_a_users_property(
+def test_items_of_shipped_known_failures_run_only_with_shipped_properties(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It concerns a program that comes with the package, even if both have the subject `module`."""
@@ -790,7 +792,7 @@ EARLY = ("-p", "equivtest.pytest_plugin.early")
 
 
 @pytest.mark.parametrize(("selected", "logged"), [("a", "pool opened"), ("nothing", "server closed")])
-def test_server_starts_before_anything_is_collected(pytester: pytest.Pytester, selected: str, logged: str) -> None:
+def test_fork_server_starts_before_tests_are_collected(pytester: pytest.Pytester, selected: str, logged: str) -> None:
     make_suite(pytester, "a")
     with (pytester.path / "test_fake.py").open("a") as file:
         file.write("\nwith open('log', 'a') as file:\n    file.write('collected\\n')\n")
@@ -800,7 +802,7 @@ def test_server_starts_before_anything_is_collected(pytester: pytest.Pytester, s
     assert log_of(pytester)[:3] == ["server started", "collected", logged]
 
 
-def test_server_does_not_start_if_nothing_runs(pytester: pytest.Pytester) -> None:
+def test_fork_server_does_not_start_if_tests_are_only_collected(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
 
     run_suite(pytester, *EARLY, "--collect-only", *W3)
@@ -808,7 +810,7 @@ def test_server_does_not_start_if_nothing_runs(pytester: pytest.Pytester) -> Non
     assert log_of(pytester) == []
 
 
-def test_controller_imports_no_torch_before_the_first_finding() -> None:
+def test_xdist_controller_starts_without_importing_torch() -> None:
     """Its workers would wait for it."""
     code = "import equivtest.pytest_plugin.header, equivtest.pytest_plugin.session, sys; print('torch' in sys.modules)"
 
@@ -830,7 +832,7 @@ TWO = ONE + "test_b: eq.Property = eq.Property(subject='s')\n"
     ],
     ids=["one property", "two", "unknown", "no Python", "your number"],
 )
-def test_run_of_test_files_has_a_worker_for_each_of_their_properties(
+def test_number_of_workers_is_at_most_the_number_of_properties(
     tmp_path: Path, text: str, wanted: str, arguments: list[str]
 ) -> None:
     (tmp_path / "test_mine.py").write_text(text)

@@ -22,7 +22,7 @@ SIZES = "--world-sizes=1,2"
 SHOWN = ("-p", "equivtest.pytest_plugin.progress", SIZES)
 
 
-def test_progress_is_a_line_every_interval_without_a_terminal(
+def test_progress_is_printed_as_a_line_per_interval_without_a_terminal(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_suite(pytester, "a", "b_slow")
@@ -35,7 +35,7 @@ def test_progress_is_a_line_every_interval_without_a_terminal(
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_progress_is_a_live_line_on_a_terminal(pytester: pytest.Pytester, no_color: str) -> None:
+def test_progress_is_one_line_that_is_rewritten_on_a_terminal(pytester: pytest.Pytester, no_color: str) -> None:
     make_suite(pytester, "a_wrong", "b_slow")
 
     shown = on_terminal(pytester, [*SHOWN, "--world-sizes=3,4", "-n0"], {"NO_COLOR": no_color})
@@ -69,7 +69,7 @@ def on_terminal(pytester: pytest.Pytester, args: list[str], environment: dict[st
     return b"".join(shown).decode(errors="replace")
 
 
-def test_progress_line_counts_running_properties_beyond_the_first() -> None:
+def test_progress_line_shows_properties_cases_failures_and_remaining_time() -> None:
     state = progress.State(planned={"t::a[w1-0]", "t::a[w3-0]", "t::b[audit]", "t::test_other"}, started_s=0.0)
     state.ended, state.running, state.failed = {"t::a[w1-0]", "t::a[w3-0]"}, {"t::b[audit]": None}, {"t::a"}
 

@@ -51,7 +51,7 @@ def written(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_killed_run_resumes_to_the_same_report(pytester: pytest.Pytester, workers: str) -> None:
+def test_resumed_run_writes_the_report_of_an_uninterrupted_run(pytester: pytest.Pytester, workers: str) -> None:
     make_killed_run(pytester)
 
     result = run_suite(pytester, UNKNOWN, SIZES, "--resume=out", "-n", workers, subprocess=True)
@@ -63,7 +63,7 @@ def test_killed_run_resumes_to_the_same_report(pytester: pytest.Pytester, worker
     assert written(pytester.path / "out") == written(pytester.path / "whole")
 
 
-def test_case_with_a_torn_log_line_is_judged_again(pytester: pytest.Pytester) -> None:
+def test_search_with_a_truncated_log_line_runs_again(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")
     log = pytester.path / "out" / LOG
@@ -111,7 +111,7 @@ def test_resume_of_another_run_is_refused_in_one_line(
     result.stderr.fnmatch_lines([f"ERROR: equivtest: *{line}"])
 
 
-def test_file_that_changed_while_it_was_judged_is_refused(pytester: pytest.Pytester) -> None:
+def test_resume_is_refused_if_a_file_changed_during_the_interrupted_run(pytester: pytest.Pytester) -> None:
     """Its later searches were judged by what was imported before."""
     make_suite(pytester, "a_edits", "b")
     run_suite(pytester, SIZES, "--report=out", subprocess=True)
@@ -139,7 +139,7 @@ def test_resume_is_refused_if_a_file_that_only_ranks_import_changed(
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged before *lib_of_mine.py changed: run without --resume"])
 
 
-def test_file_that_a_rank_imported_within_a_function_is_refused_if_it_changed(pytester: pytest.Pytester) -> None:
+def test_resume_is_refused_if_a_file_imported_within_a_function_changed(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_imports")
     helper = pytester.makepyfile(helper="# first")
     run_suite(pytester, SIZES, "--report=out")
@@ -162,7 +162,7 @@ def test_resume_with_another_python_path_is_refused(pytester: pytest.Pytester, m
     result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with python_path *, this run has other: *"])
 
 
-def test_resume_of_the_same_tests_in_another_folder_is_refused(pytester: pytest.Pytester) -> None:
+def test_resume_from_a_copy_of_the_tests_in_another_folder_is_refused(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a")
     run_suite(pytester, SIZES, "--report=out")
     other = pytester.mkdir("other")

@@ -37,7 +37,7 @@ def test_options_lf_and_ff_without_paths_of_test_files_raise_misuse() -> None:
         run_properties({}, [], "0", None, ["--lf"])
 
 
-def test_dash_k_selects_properties_by_their_claims(pytester: pytest.Pytester) -> None:
+def test_option_k_selects_properties_by_their_claims(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a", "b")
 
     assert run_command(pytester, "-k", "b and agrees_on_all_ranks") == ["search b w2", "search b w3"]

@@ -21,7 +21,7 @@ check ids mask module_property positions program real targets
 ROOT = Path(__file__).parents[2]
 
 
-def test_all_lists_the_public_names() -> None:
+def test_dunder_all_lists_the_public_names() -> None:
     assert sorted(equivtest.__all__) == sorted(PUBLIC.split())
 
 
@@ -33,7 +33,7 @@ def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     assert name in dir(equivtest)
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'equivtest' has no attribute 'chek'"):
         equivtest.chek  # noqa: B018
 

@@ -116,7 +116,7 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
     assert [result.torchs for result in counted.claims()] == [line, ""]
 
 
-def test_claim_that_is_mostly_inconclusive_on_real_values_is_reported_as_a_hole() -> None:
+def test_claim_mostly_inconclusive_on_real_values_is_a_hole_in_coverage() -> None:
     """Exact values and other claims in that cell do not change that."""
     assert cells_of("inconclusive", "real-cancelling", 2, 3).holes(["float32"]) == [
         "world size 3, float32, uneven shards, equals_unsharded on real values: 3 inconclusive, 2 holds"
@@ -134,7 +134,7 @@ def test_summary_reports_a_factor_that_a_program_divides_out() -> None:
 
 
 @pytest.mark.parametrize(("holding", "others"), [(3, 3), (4, 1)])
-def test_claim_with_half_of_its_verdicts_inconclusive_is_not_reported_as_a_hole(holding: int, others: int) -> None:
+def test_claim_with_half_of_its_verdicts_inconclusive_is_no_hole_in_coverage(holding: int, others: int) -> None:
     assert cells_of("inconclusive", "real", holding, others).holes(["float32"]) == []
 
 
@@ -175,7 +175,7 @@ def test_report_page_has_a_picture_of_submodules_only_if_a_module_was_judged_by_
     assert "Parts of modules" not in as_html(ENVIRONMENT, [tally(record())], [])
 
 
-def test_two_draws_of_one_case_count_as_one_layout_and_two_draws() -> None:
+def test_two_draws_of_one_case_are_counted_as_one_layout() -> None:
     counted = tally(record(), record(draw=1, mode="wide-x"))
 
     assert (counted.layouts, counted.draws, counted.judged) == (1, 2, 4)
@@ -195,7 +195,7 @@ def test_two_draws_of_one_case_count_as_one_layout_and_two_draws() -> None:
         (tally(record(), planned=("w3-0", "w4-0")), "skipped", "not finished: 1 of 2 searches ended"),
     ],
 )
-def test_result_of_a_claim_has_an_outcome_and_counts_its_verdicts(counted: Tally, outcome: str, text: str) -> None:
+def test_result_of_a_claim_has_an_outcome_and_counts_of_verdicts(counted: Tally, outcome: str, text: str) -> None:
     result = counted.claims()[0]
 
     assert (result.outcome, result.text) == (outcome, text)
@@ -205,28 +205,28 @@ def test_failing_claim_does_not_change_the_report_of_another() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
 
 
-def test_claim_that_the_property_does_not_list_is_reported_too() -> None:
+def test_claim_that_the_property_does_not_list_is_reported() -> None:
     assert [r.claim for r in tally(record(verdicts={"refuses": "holds"})).claims()][-1] == "refuses"
 
 
-def test_cell_whose_verdicts_are_mostly_inconclusive_is_reported_as_a_hole() -> None:
+def test_cell_with_mostly_inconclusive_verdicts_is_a_hole_in_coverage() -> None:
     counted = tally(record(), *[record(verdicts={"equals_unsharded": "inconclusive"})] * 3)
 
     assert counted.holes(["float32"])[1] == "world size 3, float32, uneven shards: 3 inconclusive, 2 holds"
 
 
-def test_cell_without_a_case_is_reported_as_a_hole() -> None:
+def test_cell_without_a_case_is_a_hole_in_coverage() -> None:
     assert tally(record()).holes(["float32"])[0] == "world size 3, float32, even shards: no case"
 
 
-def test_shard_kind_with_known_failures_alone_is_a_hole_unless_it_needs_no_conclusion() -> None:
+def test_shard_kind_with_only_known_failures_is_a_hole_in_coverage_if_required() -> None:
     records = (record(), record(shard_kind="even"), record(shard_kind="empty", verdicts={"output": "known"}))
     assert tally(*records).holes(["float32"]) == ["world size 3, float32, empty shards: 1 known"]
 
     assert tally(*records, conclusive_shards=("even", "uneven")).holes(["float32"]) == []
 
 
-def test_claim_that_no_case_judged_leaves_no_hole_in_a_conclusive_cell() -> None:
+def test_cell_is_covered_if_any_of_its_claims_is_conclusive() -> None:
     """A cell is conclusive by any claim; what no visit judged is still reported as not run."""
     kinds = {"equals_unsharded": "holds"}
     counted = tally(*(record(shard_kind=kind, verdicts=kinds) for kind in ("even", "uneven", "empty")))
@@ -238,11 +238,11 @@ def test_claim_that_no_case_judged_leaves_no_hole_in_a_conclusive_cell() -> None
     ]
 
 
-def test_cells_on_one_rank_have_even_shards_only() -> None:
+def test_run_on_one_rank_requires_only_the_cell_of_even_shards() -> None:
     assert tally(planned=("w1-0",)).required_cells(["float32"]) == [(1, "float32", "even")]
 
 
-def test_claim_refuses_leaves_no_hole_if_it_holds_on_one_shard_kind() -> None:
+def test_refusal_claim_covers_all_shard_kinds_if_it_holds_on_one() -> None:
     assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
 
@@ -292,20 +292,20 @@ def test_totals_count_layouts_verdicts_claims_and_outcomes() -> None:
     ]
 
 
-def test_report_holds_every_record_as_a_line(tmp_path: Path) -> None:
+def test_report_has_a_line_for_every_record(tmp_path: Path) -> None:
     write_report(tmp_path, ENVIRONMENT, Results(records=[record()]))
 
     assert msgspec.json.decode((tmp_path / "verdicts.jsonl").read_text(), type=Record) == record()
 
 
-def test_report_that_cannot_be_written_is_a_broken_setup(tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_raises_broken_setup(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
 
     with pytest.raises(BrokenSetup, match=r"cannot write .*report\.html: Is a directory"):
         write_report(tmp_path, ENVIRONMENT, Results())
 
 
-def test_page_says_first_that_a_run_was_interrupted() -> None:
+def test_report_page_begins_with_a_note_that_the_run_was_interrupted() -> None:
     tallies = [tally(record(), planned=("w3-0", "w4-0"))]
     page = as_html(ENVIRONMENT | {"complete": False}, tallies, [])
     told = "This run did not end: 1 of 2 searches of rowwise_linear ended"
@@ -329,7 +329,7 @@ def test_report_names_the_processor_and_the_commits(tmp_path: Path) -> None:
     ]
 
 
-def test_page_begins_with_identity_and_failures() -> None:
+def test_report_page_begins_with_versions_and_failures() -> None:
     page = as_html(
         ENVIRONMENT | {"torch": "2.13.0", "equivtest": "1", "equivtest_commit": "a" * 40},
         [tally(of_kind("value"), failures=(failure(),))],
@@ -340,7 +340,7 @@ def test_page_begins_with_identity_and_failures() -> None:
     assert places == sorted(places) and places[-1] < page.index('id="claims"')
 
 
-def test_page_can_be_scrolled_by_keyboard_and_named_by_screen_readers() -> None:
+def test_keyboard_and_screen_reader_can_navigate_the_report_page() -> None:
     counted = tally(of_kind("value"), record(mode="real", tensor_margins={"output": 0.25}), failures=(failure(),))
     page = as_html(ENVIRONMENT, [counted], [known_entry()])
 
@@ -374,7 +374,7 @@ def test_report_page_has_the_command_that_repeats_a_failure() -> None:
     assert "<code>equivtest replay f.json</code>" in page
 
 
-def test_page_draws_which_rank_holds_which_element_of_a_wrong_tensor() -> None:
+def test_report_page_draws_the_elements_of_a_wrong_tensor_on_each_rank() -> None:
     ranks = (HeldElements(0, (0, 1, 2), (1,)), HeldElements(1, (3, 4, 5), ()))
     drawing = Drawing("output", "shard(0)", (2, 3), ranks)
     failed = replace(failure(), drawing=drawing)
@@ -402,7 +402,7 @@ def test_picture_of_a_rank_has_a_square_for_each_element_and_a_cross_on_wrong_on
         ((20,), HeldElements(0, tuple(range(20)), tuple(range(10))), "(6,), (7,) and 2 more"),
     ],
 )
-def test_picture_says_in_words_what_it_shows(shape: tuple[int, ...], held: HeldElements, text: str) -> None:
+def test_picture_has_a_text_that_describes_its_elements(shape: tuple[int, ...], held: HeldElements, text: str) -> None:
     (picture,) = pictures_of(Drawing("output", "replicate", shape, (held,)))
 
     assert picture.text.endswith(text)
@@ -424,7 +424,7 @@ def test_picture_says_in_words_what_it_shows(shape: tuple[int, ...], held: HeldE
     ],
     ids=["shape", "empty", "negative", "dims", "beyond", "before", "not held", "twice", "elements", "ranks"],
 )
-def test_page_skips_a_picture_that_no_run_writes(shape: tuple[int, ...], ranks: tuple[HeldElements, ...]) -> None:
+def test_report_page_skips_an_invalid_picture(shape: tuple[int, ...], ranks: tuple[HeldElements, ...]) -> None:
     failed = replace(failure(), drawing=Drawing("output", "replicate", shape, ranks))
     page = as_html(ENVIRONMENT, [tally(of_kind("value"), failures=(failed,))], [])
 
@@ -432,14 +432,14 @@ def test_page_skips_a_picture_that_no_run_writes(shape: tuple[int, ...], ranks: 
     assert "<figure" not in page
 
 
-def test_long_vector_goes_on_in_the_next_row() -> None:
+def test_picture_of_a_long_vector_continues_in_the_next_row() -> None:
     (picture,) = pictures_of(Drawing("output", "replicate", (20,), (HeldElements(0, (16,), ()),)))
 
     assert picture.right.startswith("M34 32") and picture.outlines.count("M") == 20
     assert [label for x, _, label in picture.labels if x == 17] == ["0", "16"]
 
 
-def test_page_begins_coverage_with_the_cells_of_all_properties() -> None:
+def test_coverage_overview_counts_the_conclusive_cells_of_each_property() -> None:
     kinds = ("even", "uneven", "empty")
     whole = tally(*(record(shard_kind=kind) for kind in kinds))
     short = tally(record(verdicts={"equals_unsharded": "inconclusive"}), record(dtype="float64"))
@@ -450,7 +450,7 @@ def test_page_begins_coverage_with_the_cells_of_all_properties() -> None:
     )
 
 
-def test_page_lists_unsupported_collectives_with_reasons() -> None:
+def test_report_page_lists_unsupported_collectives_with_reasons() -> None:
     lacking = tally(of_kind("not_supported", lacking="rank 1: all_gather of float32 raised RuntimeError: no"))
     page = as_html(ENVIRONMENT, [lacking], [])
     assert "<td>float32</td><td>uneven</td>" in page and "<td>rank 1: all_gather of float32 raised" in page
@@ -494,9 +494,7 @@ def test_claims_are_skipped_if_the_program_declined_every_case_on_several_ranks(
 
 
 @pytest.mark.parametrize(("kind", "num_opened"), [("inconclusive", 1), ("not_supported", 1), ("known", 0)])
-def test_property_shows_nothing_if_its_cases_on_several_ranks_are_all_declined_or_open(
-    kind: str, num_opened: int
-) -> None:
+def test_summary_warns_of_a_property_with_only_declined_or_open_cases(kind: str, num_opened: int) -> None:
     """If the rest is open too nothing is shown; a known failure counts as supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")
@@ -505,7 +503,7 @@ def test_property_shows_nothing_if_its_cases_on_several_ranks_are_all_declined_o
     assert [said in line for line in on_declined([counted])] == [True] * num_opened
 
 
-def test_cell_whose_cases_the_program_declined_is_not_reported_as_a_hole() -> None:
+def test_cell_whose_cases_the_program_declined_is_no_hole_in_coverage() -> None:
     """An empty one is."""
     counted = tally(declined("3 heads"), conclusive_shards=("uneven",))
 
@@ -522,14 +520,14 @@ def known_entry(**changes: str) -> KnownState:
     return KnownState(**{name: name for name in KnownState.__struct_fields__} | changes)
 
 
-def test_gate_divides_its_draws_among_world_sizes() -> None:
+def test_gate_profile_draws_nearly_half_of_its_cases_on_three_or_more_ranks() -> None:
     parts = plan(PROFILES["gate"], (1, 2, 3, 4))
 
     large = sum(part.num_cases for part in parts if part.world_size >= 3)
     assert large / sum(part.num_cases for part in parts) >= 0.45
 
 
-def test_plan_of_a_run_keeps_every_search_small() -> None:
+def test_plan_of_a_run_limits_the_number_of_cases_per_search() -> None:
     for profile in PROFILES.values():
         assert all(part.num_cases <= profile.chunk for part in plan(profile, (1, 2, 3, 4), weight=7))
 

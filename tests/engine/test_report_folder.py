@@ -72,7 +72,7 @@ def hanging(pytester: pytest.Pytester, workers: int) -> Iterator[subprocess.Pope
             process.kill()
 
 
-def test_run_removes_only_files_of_an_earlier_run(pytester: pytest.Pytester, out: Path) -> None:
+def test_run_removes_only_the_report_files_of_an_earlier_run(pytester: pytest.Pytester, out: Path) -> None:
     """Its replay files, and what this run writes elsewhere."""
     run_suite(pytester, *ARGS, "--junitxml=mine.xml")
 
@@ -80,7 +80,7 @@ def test_run_removes_only_files_of_an_earlier_run(pytester: pytest.Pytester, out
     assert (out / "failures" / "mine.json").exists() and (out / "notes.txt").exists()
 
 
-def test_green_run_has_no_failures(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_folder_of_a_green_run_has_no_failures_folder(pytester: pytest.Pytester, out: Path) -> None:
     (out / "failures" / "mine.json").unlink()
 
     run_suite(pytester, *ARGS)
@@ -152,7 +152,9 @@ def test_report_of_a_broken_set_up_begins_with_the_reason(pytester: pytest.Pytes
     assert all(words.startswith(told) for words in first_words(out)) and not environment_of(out)["complete"]
 
 
-def test_run_that_stops_at_its_first_failure_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_run_that_stops_at_its_first_failure_is_marked_incomplete(
+    pytester: pytest.Pytester, out: Path
+) -> None:
     """Though what it knows of has ended, the rest never began."""
     make_suite(pytester, "a_wrong", "b")
 
@@ -162,7 +164,7 @@ def test_run_that_stops_at_its_first_failure_is_not_complete(pytester: pytest.Py
     assert all(words.startswith("This run did not end (stopping after 1 failures): ") for words in first_words(out))
 
 
-def test_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_run_without_a_property_is_marked_incomplete(pytester: pytest.Pytester, out: Path) -> None:
     pytester.makepyfile(test_fake="def test_it(): pass")
 
     run_suite(pytester, *ARGS)
@@ -170,7 +172,7 @@ def test_run_without_a_property_is_not_complete(pytester: pytest.Pytester, out: 
     assert not environment_of(out)["complete"] and first_words(out) == ["This run judged nothing."] * 2
 
 
-def test_folder_takes_one_run_at_a_time(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_folder_refuses_a_second_run_at_the_same_time(pytester: pytest.Pytester, out: Path) -> None:
     """The second is refused in one line that names the first, and changes nothing; a killed one blocks no run."""
     with hanging(pytester, 0) as process:
         found = environment_of(out)
@@ -196,7 +198,7 @@ def test_report_folder_can_be_used_again_after_its_run(tmp_path: Path) -> None:
     ReportFolder(tmp_path).leave()
 
 
-def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its place cannot be taken, no other file is left beside it."""
     write_whole(tmp_path / "file", b"earlier")
     (tmp_path / "folder").mkdir()

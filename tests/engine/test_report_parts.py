@@ -12,7 +12,7 @@ from equivtest.report.parts import PartTree, Shown
 from tests.programs.captured import captured, more
 
 
-def test_submodules_are_listed_below_their_parents_in_the_order_of_the_run() -> None:
+def test_submodules_are_listed_below_their_parents_in_the_order_of_their_calls() -> None:
     tree = PartTree()
     tree.add({"boundary.layers.0.up": 0.5, "boundary.norm": 0.25, "grad.boundary.layers.0.up#2[1]": 0.75}, "")
     tree.add({"boundary.layers.0.up": 0.125, "step2.boundary.layers.1:attention[2]": 0.25}, "")
@@ -27,7 +27,7 @@ def test_submodules_are_listed_below_their_parents_in_the_order_of_the_run() -> 
     ]
 
 
-def test_picture_colours_submodules_and_marks_the_first_wrong_one() -> None:
+def test_tree_of_submodules_marks_the_first_wrong_submodule() -> None:
     tree = PartTree()
     tree.add({"boundary.a": 0.5, "boundary.b": None, "boundary.c": 3.0, "boundary.d": 2.0}, "boundary.c")
     tree.add({"boundary.a": None, "boundary.b": None}, "")
@@ -40,7 +40,7 @@ def test_picture_colours_submodules_and_marks_the_first_wrong_one() -> None:
     ]
 
 
-def test_page_of_a_captured_run_marks_the_wrong_part(tmp_path: Path) -> None:
+def test_report_page_of_a_captured_run_marks_the_first_wrong_submodule(tmp_path: Path) -> None:
     captured(tmp_path / "wrong", more)
     judged = judge_run(CapturedRun(tmp_path / "wrong"), "tests.programs.captured:blocks")
     write_picture(tmp_path / "page.html", [("<run>", judged.parts())])

@@ -133,7 +133,7 @@ def entry(claim: str, kind: str, *where: Condition, case: Case = SMALLEST) -> Kn
 # Found failures.
 
 
-def test_search_of_a_right_subject_has_no_failure(tmp_path: Path) -> None:
+def test_search_of_a_right_subject_runs_each_case_once_and_finds_no_failure(tmp_path: Path) -> None:
     """Every case was run once and has its record; no file is written."""
     pool = stub()
     findings = run(pool, tmp_path / "failures")
@@ -162,13 +162,13 @@ def test_failure_that_also_occurs_on_gloo_and_the_cpu_counts_as_known(tmp_path: 
     assert 0 < len(gloo.seen) < len(findings.records)
 
 
-def test_failure_of_the_backend_is_reported_although_torch_also_fails_on_gloo(tmp_path: Path) -> None:
+def test_failure_of_the_backend_is_reported_beside_a_failure_of_torch_on_gloo(tmp_path: Path) -> None:
     findings = against_gloo(stub(wrong_second_value, touches_three), stub(wrong_second_value), tmp_path)
 
     assert targets(findings) == {("does_not_touch_its_inputs", "touched")}
 
 
-def test_failure_counts_as_the_backends_if_gloo_fails_at_another_tensor(tmp_path: Path) -> None:
+def test_failure_is_attributed_to_the_backend_if_gloo_fails_at_another_tensor(tmp_path: Path) -> None:
     """On gloo the first parameter is wrong, on the backend the second."""
 
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -180,7 +180,7 @@ def test_failure_counts_as_the_backends_if_gloo_fails_at_another_tensor(tmp_path
     assert targets(findings) == {("equals_unsharded", "value")}
 
 
-def test_fault_of_the_backend_in_the_area_of_a_shipped_known_failure_fails(tmp_path: Path) -> None:
+def test_shipped_known_failure_excuses_no_case_that_holds_on_gloo(tmp_path: Path) -> None:
     """The entry is about gloo and the CPU, which are right on these cases."""
     shipped = KnownFailures((replace(entry("equals_unsharded", "value"), is_shipped=True),))
     alone = against_gloo(stub(wrong_second_value), stub(), tmp_path, shipped)
@@ -202,7 +202,7 @@ def test_known_failure_of_a_users_own_list_needs_no_run_on_gloo(tmp_path: Path) 
     ("text", "alike"),
     [("ValueError: on cpu:0", True), ("ValueError: on two", False), ("RuntimeError: on cpu:0", False)],
 )
-def test_exceptions_that_differ_only_in_devices_count_as_alike(text: str, alike: bool) -> None:  # noqa: FBT001
+def test_exceptions_that_differ_only_in_their_devices_count_as_equal(text: str, alike: bool) -> None:  # noqa: FBT001
     def ended(detail: str) -> Verdict:
         return Verdict(
             claim="",
@@ -216,7 +216,7 @@ def test_exceptions_that_differ_only_in_devices_count_as_alike(text: str, alike:
 
 
 @pytest.mark.parametrize("kind", ["lost", "timed_out"])
-def test_time_out_or_death_on_gloo_too_does_not_count_as_a_failure_of_torch(kind: str) -> None:
+def test_time_out_or_lost_rank_is_never_attributed_to_torch(kind: str) -> None:
     """A busy machine is enough for gloo to time out too."""
     ended = Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement(kind))
 
@@ -261,7 +261,7 @@ def test_time_out_or_death_on_gloo_too_does_not_count_as_a_failure_of_torch(kind
         "other element",
     ],
 )
-def test_failures_on_two_backends_are_alike_if_tensor_and_element_agree(
+def test_failures_on_two_backends_count_as_equal_if_tensor_and_element_agree(
     kind: str, mismatch: Mismatch, other: Mismatch, *, alike: bool
 ) -> None:
     first, second = (
@@ -297,7 +297,7 @@ def test_failure_is_shrunk_only_in_worlds_that_the_property_supports(tmp_path: P
     assert shrunk(findings, "does_not_touch_its_inputs").world_size == 3 and not findings.misuse
 
 
-def test_search_for_one_failure_stops_at_it_and_shrinks_no_other_failure(tmp_path: Path) -> None:
+def test_search_for_one_failure_stops_once_it_is_found_and_shrunk(tmp_path: Path) -> None:
     """The rest of the chunk does not run."""
     everything = run(stub(wrong_second_value, touches_three), tmp_path)
     prop = one_draw(claimed())
@@ -322,7 +322,7 @@ def test_search_for_one_failure_leaves_its_ranks_alive(pool: Pool, tmp_path: Pat
         assert targets(found) == {wanted} and new._worlds[2].pids == before
 
 
-def test_search_for_one_failure_judges_its_case_only_up_to_the_failing_claim_and_draw(
+def test_search_for_one_failure_stops_judging_at_the_failing_claim_and_draw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cases before are judged whole."""
@@ -344,7 +344,7 @@ def test_search_for_one_failure_judges_its_case_only_up_to_the_failing_claim_and
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_search_for_a_sufficient_case_stops_at_the_first_one_found(tmp_path: Path) -> None:
+def test_search_for_a_sufficient_case_stops_at_the_first_sufficient_case(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -383,7 +383,7 @@ def test_two_kinds_of_failure_of_one_claim_are_shrunk_separately(tmp_path: Path)
     assert numbers == {"value": 2, "shape": 3}
 
 
-def test_failure_is_plain_data_with_its_message_and_file(tmp_path: Path) -> None:
+def test_failure_has_a_message_that_names_its_replay_file(tmp_path: Path) -> None:
     """The file is the one that the message names."""
     [failure] = run(stub(touches_three), tmp_path).failures
 
@@ -417,7 +417,7 @@ def test_known_failure_does_not_hide_another_failure(tmp_path: Path, neighbour: 
     assert records and all(record.known["equals_unsharded"] == "known since then" for record in records)
 
 
-def test_two_known_failures_of_one_claim_with_different_kinds_both_apply(tmp_path: Path) -> None:
+def test_two_known_failures_of_different_kinds_apply_to_one_claim(tmp_path: Path) -> None:
     """The second entry is found though the first covers the case too."""
     known = KnownFailures(
         (
@@ -442,7 +442,7 @@ def test_shrinking_avoids_cases_that_are_known_to_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
-def test_case_that_a_known_failure_excludes_does_not_run(tmp_path: Path, kind: str) -> None:
+def test_case_covered_by_a_known_failure_that_breaks_ranks_does_not_run(tmp_path: Path, kind: str) -> None:
     """Neither in the search nor while shrinking; its record says why."""
     known = KnownFailures((entry("equals_unsharded", kind, Condition("dtype", "==", "float32")),))
     pool = stub(touches_three)
@@ -486,7 +486,7 @@ def test_shrinking_keeps_several_ranks_if_the_failure_on_one_rank_has_another_ca
     )
 
 
-def test_message_names_the_first_cases_wrong_tensor_if_the_smallest_case_has_another(tmp_path: Path) -> None:
+def test_message_names_another_wrong_tensor_that_the_failure_had_before_shrinking(tmp_path: Path) -> None:
     """The first case has a wrong second parameter alone, the smallest a wrong first one."""
 
     def wrong_first_value(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -501,7 +501,7 @@ def test_message_names_the_first_cases_wrong_tensor_if_the_smallest_case_has_ano
     assert "at first" not in same.message
 
 
-def test_shrinking_keeps_to_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path) -> None:
+def test_shrinking_uses_only_the_world_sizes_and_dtypes_of_the_run(tmp_path: Path) -> None:
     """Though it fails on one rank too, and the first dtype would be simpler."""
     pool = stub(touches_three)
     chunk = replace(CHUNK, world_size=4, world_sizes=(4, 2), dtypes=("bfloat16", "float16"))
@@ -542,7 +542,7 @@ def test_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> N
     assert isinstance(smallest, ModuleCase) and (smallest.arguments.x_shape, smallest.world_size) == ((7, 2), 2)
 
 
-def test_failure_on_one_world_size_only_is_shrunk_on_that_size(tmp_path: Path) -> None:
+def test_failure_that_needs_three_ranks_is_shrunk_on_three_ranks(tmp_path: Path) -> None:
     """After every smaller world of several ranks was tried, with fewer cases."""
     pool = stub(touches_three, from_world=3)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3))
@@ -585,7 +585,7 @@ def test_case_runs_once_during_search_and_shrinking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "limit_s"), [("timed_out", limits.SHRINK_CASE_S), ("lost", limits.CASE_S)])
-def test_time_out_is_shrunk_under_a_shorter_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
+def test_time_out_is_shrunk_under_a_shorter_time_limit(tmp_path: Path, outcome: str, limit_s: float) -> None:
     """Every try costs the limit."""
     pool = StubPool(lambda case: [Reply(rank=0, outcome=outcome), *right_replies(case)[1:]])  # type: ignore[arg-type]
     [failure] = run(pool, tmp_path).failures
@@ -605,7 +605,7 @@ def test_message_of_a_shrunk_time_out_names_the_limits_before_and_during_shrinki
     )
 
 
-def test_search_stops_early_if_its_runs_keep_breaking(tmp_path: Path) -> None:
+def test_search_stops_early_after_several_runs_in_which_ranks_broke(tmp_path: Path) -> None:
     """Each costs a world; the failure is reported, and shrunk."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path)
@@ -627,7 +627,7 @@ def test_world_is_kept_while_cases_that_must_be_refused_are_searched_and_shrunk(
 # Budget.
 
 
-def test_search_whose_time_is_over_runs_nothing_and_counts_the_cases_left_out(tmp_path: Path) -> None:
+def test_search_without_time_left_runs_no_case_and_counts_the_omitted_cases(tmp_path: Path) -> None:
     pool = StubPool(right_replies)
     findings = search(claimed(), CHUNK, cast(Pool, pool), NOTHING, tmp_path, until_s=0.0)
 
@@ -668,7 +668,7 @@ def test_record_of_a_draw_has_its_case_seed_verdicts_and_margins(tmp_path: Path)
     assert from_data(msgspec.json.decode(msgspec.json.encode(first), type=Record).case) == case
 
 
-def test_record_of_real_values_tells_the_margin_of_each_tensor(tmp_path: Path) -> None:
+def test_record_of_real_values_has_the_margin_of_each_tensor(tmp_path: Path) -> None:
     """Right values rounded once: some margin, below one; exact values have none."""
     prop = claimed(cases=lambda space: linear_cases(space, style="colwise"))
     records = search(prop, CHUNK, cast(Pool, StubPool(right_replies)), NOTHING, tmp_path).records
@@ -699,7 +699,7 @@ def test_cells_that_are_often_inconclusive_are_judged_on_further_cases(
     assert min(judged) >= (18 if num_cells_open else 9) and max(judged) < 60
 
 
-def test_search_that_stopped_early_adds_no_cases_for_short_cells(tmp_path: Path) -> None:
+def test_search_that_stopped_early_adds_no_cases_to_fill_cells(tmp_path: Path) -> None:
     """A search that was cut short has cells without conclusions."""
     pool = StubPool(lambda case: [raised(rank) for rank in range(case.world_size)])
     findings = run(pool, tmp_path, chunk=replace(CHUNK, num_cases=1, per_cell=9))
@@ -747,7 +747,7 @@ def test_two_bugs_of_a_real_subject_are_found_shrunk_and_replayed(pool: Pool, tm
 
 
 @pytest.mark.ranks
-def test_search_finds_no_failure_of_a_right_subject(pool: Pool, tmp_path: Path) -> None:
+def test_search_on_real_ranks_finds_no_failure_of_a_right_subject(pool: Pool, tmp_path: Path) -> None:
     """No failure is made up."""
     chunk = replace(CHUNK, num_cases=5)
     findings = search(claimed("zero3_fetch_all_reduce"), chunk, pool, NOTHING, tmp_path)

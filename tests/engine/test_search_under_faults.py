@@ -125,7 +125,7 @@ def test_shrinking_the_death_of_a_rank_starts_one_world_for_each_death(
 
 
 @pytest.mark.ranks
-def test_hangs_are_shrunk_within_the_budget(
+def test_shrinking_a_hang_ends_within_its_time_budget(
     counted: tuple[Pool, list[int], list[list[Reply]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try lasts its limit at least: so many fit into the budget, and fewer on a slow machine."""

@@ -60,7 +60,7 @@ def outcomes_of(path: Path) -> dict[tuple[str | None, str | None], list[str]]:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 4, 6])
-def test_shards_of_a_run_have_every_property_once_and_cost_about_the_same(num_shards: int) -> None:
+def test_shards_of_a_run_contain_each_property_once_and_take_about_equal_time(num_shards: int) -> None:
     parts = divide([f"test.py::{name}" for name in SECONDS], num_shards)
     loads = [sum(SECONDS[name.removeprefix("test.py::")] for name in part) for part in parts]
 
@@ -68,7 +68,7 @@ def test_shards_of_a_run_have_every_property_once_and_cost_about_the_same(num_sh
     assert max(loads) <= 1.1 * sum(loads) / num_shards or max(loads) == max(SECONDS.values())
 
 
-def test_measured_durations_exist_for_shipped_properties_only() -> None:
+def test_only_shipped_properties_have_measured_durations() -> None:
     assert SECONDS.keys() <= shipped().keys()
 
 
@@ -78,17 +78,17 @@ def test_more_shards_than_properties_raise_misuse() -> None:
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/2/3", "a/b", "-1/2", "1/99999"])
-def test_shard_that_is_no_fraction_raises_misuse(text: str) -> None:
+def test_shard_option_that_is_no_valid_fraction_raises_misuse(text: str) -> None:
     with pytest.raises(Misuse, match=r"--shard: expected I/N with I from 1 to N, such as 2/4, got "):
         parse({"shard": text})
 
 
-def test_shard_of_a_soak_raises_misuse() -> None:
+def test_shard_option_with_profile_soak_raises_misuse() -> None:
     with pytest.raises(Misuse, match="--shard does not go with --profile soak"):
         parse({"shard": "1/2", "profile": "soak"})
 
 
-def test_merged_shards_give_the_same_results_as_one_run(pytester: pytest.Pytester) -> None:
+def test_merged_shards_give_the_results_of_an_undivided_run(pytester: pytest.Pytester) -> None:
     reports = run_shards(pytester)
     result = run_suite(pytester, "--report=whole")
     whole, merged = pytester.path / "whole", pytester.path / "merged"
@@ -141,7 +141,7 @@ def test_log_without_its_replay_files_raises_misuse(tmp_path: Path) -> None:
         merge(paths, tmp_path / "merged", COMMAND)
 
 
-def test_merge_is_red_for_a_failing_claim_though_the_log_says_that_no_test_failed(tmp_path: Path) -> None:
+def test_merge_fails_for_a_failing_claim_although_no_test_failed(tmp_path: Path) -> None:
     first = searched(record(0, "value"), name="scale")
     paths = [
         write_run(tmp_path / "first", first, shard="1/2", failed=0),
@@ -182,7 +182,7 @@ def test_file_that_changed_between_shards_raises_misuse(tmp_path: Path) -> None:
         merge(paths, tmp_path / "merged", COMMAND)
 
 
-def test_missing_shard_raises_misuse(tmp_path: Path) -> None:
+def test_merging_without_one_of_the_shards_raises_misuse(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match="merge lacks the shard 2/2: name the reports of all 2"):
         merge(shards(tmp_path)[:1], tmp_path / "merged", COMMAND)
 
@@ -203,6 +203,8 @@ def test_merging_into_a_shards_folder_raises_misuse_and_keeps_the_shard(tmp_path
     assert (paths[0] / LOG).exists()
 
 
-def test_merge_has_the_exit_code_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_command_exits_with_1_if_a_shard_has_a_failing_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert call(monkeypatch, "merge", *map(str, shards(tmp_path)), "--report", str(tmp_path / "merged")) == 1
     assert read_run(tmp_path / "merged").environment["failed"] == 1

@@ -49,7 +49,7 @@ def test_most_cases_have_several_draws(name: str, num_draws: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["colwise_linear", "rowwise_linear"])
-def test_over_a_third_of_linear_draws_are_real(name: str) -> None:
+def test_over_a_third_of_linear_draws_have_real_values(name: str) -> None:
     """And some of every kind of real values in every world."""
     modes = Counter((case.world_size, mode) for case in run_of(name) for mode, _ in case.values)
     real = {key: count for key, count in modes.items() if key[1] in REAL_MODES}
@@ -138,7 +138,7 @@ def test_some_data_parallel_training_has_a_step_that_leaves_in_proj_unused(name:
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_third_of_data_parallel_training_cases_clips_gradients_and_all_norm_types_occur(name: str) -> None:
+def test_a_third_of_data_parallel_training_cases_clip_gradients(name: str) -> None:
     trained = [case for case in run_of(name) if case.trains]
     clipping = [case for case in trained if case.clips]
 
@@ -147,7 +147,7 @@ def test_third_of_data_parallel_training_cases_clips_gradients_and_all_norm_type
 
 
 @pytest.mark.parametrize("name", DATA_PARALLEL)
-def test_third_or_more_of_data_parallel_cases_recomputes_activations(name: str) -> None:
+def test_at_least_a_third_of_data_parallel_cases_recompute_activations(name: str) -> None:
     counts = Counter(case.checkpointed for case in run_of(name))
 
     assert counts.keys() == set(CHECKPOINTS)
@@ -155,7 +155,7 @@ def test_third_or_more_of_data_parallel_cases_recomputes_activations(name: str) 
 
 
 @pytest.mark.parametrize("name", ["fsdp2_mlp", "hsdp_mlp"])
-def test_some_sharded_cases_shard_one_weight_or_both_on_dim_1(name: str) -> None:
+def test_some_sharded_cases_shard_one_or_two_weights_on_dim_1(name: str) -> None:
     counts = Counter(case.by_columns for case in run_of(name) if not case.tied)
     weights = ("in_proj.weight", "out_proj.weight")
 
@@ -189,7 +189,7 @@ FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
 
 
 @pytest.mark.parametrize("kind", FETCH_KINDS)
-def test_fetch_cases_occur_with_and_without_each_trait(kind: str) -> None:
+def test_fetch_cases_are_drawn_with_and_without_each_kind_of_parameter(kind: str) -> None:
     assert {bool(FETCH_KINDS[kind](case)) for case in run_of("deepspeed_fetch_all_gather")} == {True, False}
 
 
@@ -199,7 +199,7 @@ def test_over_a_third_of_the_draws_of_fetch_cases_have_special_values() -> None:
     assert 0.35 * modes.total() < modes["special"] < 0.45 * modes.total(), modes
 
 
-def test_fetch_cases_that_repeat_have_an_odd_number_of_draws() -> None:
+def test_repeated_fetch_cases_have_an_odd_number_of_draws() -> None:
     """So that what alternates from call to call is in its other state when draw 0 comes again."""
     assert {len(case.values) % 2 for case in run_of("deepspeed_fetch_all_gather") if case.repeats} == {1}
 
@@ -218,7 +218,7 @@ def test_about_one_fetch_case_in_eight_records_collectives(name: str) -> None:
     assert len(cases) / 16 < sum(case.records for case in cases) < len(cases) / 4
 
 
-def test_fetch_case_records_collectives_only_if_it_names_its_collective() -> None:
+def test_fetch_case_records_collectives_only_if_it_names_a_collective() -> None:
     """An unnamed collective has no documentation."""
     named = drawn(fetch_cases(SPACE, collective="all_reduce"), 60)
 
@@ -226,11 +226,11 @@ def test_fetch_case_records_collectives_only_if_it_names_its_collective() -> Non
     assert not any(case.records for case in run_of("deepspeed_fetch_all_gather"))
 
 
-def test_mesh_within_a_larger_world_shrinks_to_one_rank_in_the_second_process() -> None:
+def test_mesh_of_part_of_the_processes_shrinks_to_the_second_process_alone() -> None:
     assert smallest(fetch_cases(SPACE), lambda case: bool(case.members)) == FetchCase(world_size=1, members=(1,))
 
 
-def test_mesh_of_a_world_larger_than_the_table_has_all_processes_in_order_or_reversed() -> None:
+def test_mesh_of_six_ranks_has_all_processes_in_order_or_reversed() -> None:
     """No process is left out there: a soak has worlds of up to eight."""
     cases = drawn(STRATEGIES["deepspeed_fetch_all_gather"](Space((6,), limits.DTYPES)), 40)
 
@@ -249,7 +249,7 @@ def test_linear_case_with_uneven_shards_of_x_passes_x_as_a_dtensor(style: str) -
     assert all(case.x_is_dtensor for case in uneven)
 
 
-def test_refused_linear_case_with_misfit_in_features_has_a_replicated_plain_x() -> None:
+def test_linear_case_with_wrong_in_features_has_a_replicated_plain_x() -> None:
     """Not hidden in the shards of some ranks, nor by a DTensor that states the right shape."""
     for case in run_of("rowwise_linear_refuses"):
         if case.misfit == "in_features":
@@ -262,13 +262,13 @@ def test_uneven_shard_shrinks_to_one_feature_over_two_ranks() -> None:
     assert case == LinearCase(world_size=2, style="rowwise")
 
 
-def test_case_with_a_failing_mode_shrinks_to_one_draw() -> None:
+def test_case_shrinks_to_the_one_draw_whose_mode_fails() -> None:
     case = smallest(STRATEGIES["colwise_linear"](SPACE), lambda case: any(mode == "wide-w" for mode, _ in case.values))
 
     assert case == LinearCase(world_size=1, style="colwise", values=(("wide-w", 0),))
 
 
-def test_large_size_shrinks_to_the_nearest_edge() -> None:
+def test_large_size_shrinks_to_the_smallest_size_that_fails() -> None:
     case = smallest(STRATEGIES["rowwise_linear"](SPACE), lambda case: case.world_size > 2 and case.in_features > 3)
 
     assert case == LinearCase(world_size=3, style="rowwise", in_features=4)
@@ -296,7 +296,7 @@ def ten_of_each() -> list[str]:
         return [str(case) for strategy in STRATEGIES.values() for case in drawn(strategy(SPACE), 10, number=11)]
 
 
-def test_draws_do_not_depend_on_other_imports(tmp_path: Path) -> None:
+def test_drawn_cases_do_not_depend_on_other_imported_modules(tmp_path: Path) -> None:
     """Hypothesis' own integers do, see test_chunks.py: they draw the constants of that module too."""
     constants = [f"A{n} = {n}; B{n} = {10_007 * n}; S{n} = 'shard({n})'" for n in range(100)]
     (tmp_path / "full_of_constants.py").write_text("\n".join(constants))

@@ -39,7 +39,9 @@ def counted(shape: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sliced_tensor_is_assembled_again(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> None:
+def test_assembling_the_shards_of_a_tensor_gives_the_tensor(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...]
+) -> None:
     whole = counted(shape)
     for layout in layouts_of(len(shape), len(mesh_shape)):
         assembled = assemble(sliced(whole, layout, mesh_shape), shape, layout, mesh_shape)
@@ -110,7 +112,7 @@ def test_layout_with_two_different_reductions_is_refused() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(0,), (0, 2), (0, 1, 2)])
-def test_assembling_without_a_rank_is_refused(ranks: tuple[int, ...]) -> None:
+def test_assembling_from_too_few_or_too_many_ranks_is_refused(ranks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="one tensor of each of 2 ranks"):
         assemble({rank: torch.ones(1) for rank in ranks}, (1,), Layout((Replicate(),)), (2,))
 
@@ -149,12 +151,12 @@ def test_operands_of_a_partial_tensor_are_not_compared_as_replicas() -> None:
     assert not assemble(locals_, (1,), Layout((Partial(),)), (2,)).disagreeing
 
 
-def test_equal_nans_count_as_the_same_bits() -> None:
+def test_nans_with_equal_bits_count_as_equal() -> None:
     assert same_bits(torch.tensor([math.nan]), torch.tensor([math.nan]))
 
 
 @pytest.mark.parametrize("other", [torch.ones(2, dtype=torch.float64), torch.ones(1, 2), torch.tensor([1.0, 2.0])])
-def test_bits_are_the_same_only_with_dtype_shape_and_values(other: torch.Tensor) -> None:
+def test_tensors_differ_in_their_bits_if_dtype_shape_or_a_value_differs(other: torch.Tensor) -> None:
     assert not same_bits(torch.ones(2), other)
 
 
@@ -163,7 +165,7 @@ def test_strides_do_not_change_the_compared_bits() -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_bits_have_the_width_of_the_dtype(name: str) -> None:
+def test_integer_view_of_bits_has_the_element_size_of_the_dtype(name: str) -> None:
     tensor = torch.ones(3, dtype=DTYPES[name], requires_grad=True)
 
     assert as_bits(tensor).element_size() == tensor.element_size()

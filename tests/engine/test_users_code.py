@@ -14,16 +14,16 @@ from equivtest.base.users_code import is_users, users_frames
 
 
 @pytest.mark.parametrize("prefix", [sys.prefix, sys.base_prefix])
-def test_file_beside_the_folders_of_an_environment_is_the_users(prefix: str) -> None:
+def test_file_beside_the_folders_of_an_environment_counts_as_user_code(prefix: str) -> None:
     assert is_users(str(Path(prefix, "plan.py"))) and is_users(str(Path(prefix, "src", "app", "plan.py")))
 
 
 @pytest.mark.parametrize("file", [json.__file__, torch.__file__, users_code.__file__, "<string>", "plan.so"])
-def test_file_of_python_a_package_or_equivtest_is_not_the_users(file: str) -> None:
+def test_file_of_python_a_package_or_equivtest_is_not_user_code(file: str) -> None:
     assert not is_users(file)
 
 
-def test_frames_of_the_user_are_found_by_their_lines() -> None:
+def test_traceback_frames_in_user_code_are_found() -> None:
     files = (__file__, json.__file__, "/home/me/plan.py")
     lines = [line for file in files for line in (f'  File "{file}", line 3, in f', "    f()")]
 
