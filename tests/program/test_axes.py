@@ -46,7 +46,7 @@ def deep_case(parallelize: str, mesh: tuple[int, int], **fields: Any) -> ModuleC
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron", "by_hand"])
-def test_data_parallelism_and_tensor_parallelism_on_two_axes_hold(
+def test_right_program_with_data_and_tensor_parallelism_passes(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
     """Covers every mesh; parameters are DTensors of both axes, of one, or plain."""
@@ -58,7 +58,9 @@ def test_data_parallelism_and_tensor_parallelism_on_two_axes_hold(
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("parallelize", ["tensor_parallel", "whole_on_dp", "fsdp2_tp"])
-def test_whole_batch_is_the_same_along_both_axes(pool: Pool, parallelize: str, mesh: tuple[int, int]) -> None:
+def test_right_program_on_two_axes_passes_if_every_rank_has_the_whole_batch(
+    pool: Pool, parallelize: str, mesh: tuple[int, int]
+) -> None:
     verdicts = check("module", case_of(parallelize, mesh, batch="whole", x_shape=(2, 3)), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -93,7 +95,7 @@ def test_reduction_along_a_wrong_axis_is_rejected(pool: Pool, parallelize: str, 
 
 
 @pytest.mark.ranks
-def test_program_on_two_axes_holds_on_real_values(pool: Pool) -> None:
+def test_right_program_on_two_axes_passes_on_real_values(pool: Pool) -> None:
     case = case_of("fsdp2_tp", (2, 2), values=(("real", 0), ("real", 1)), dtype="float64")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -105,7 +107,7 @@ def test_program_on_two_axes_holds_on_real_values(pool: Pool) -> None:
     [("deep_fsdp2_tp", (2, 2)), ("deep_fsdp2_tp", (2, 1)), ("deep_megatron", (2, 2)), ("deep_megatron", (1, 2))],
     ids=str,
 )
-def test_each_submodule_on_two_axes_holds_on_each_part_of_the_batch(
+def test_each_submodule_of_a_right_program_on_two_axes_passes(
     pool: Pool, parallelize: str, mesh: tuple[int, int]
 ) -> None:
     """Within a part of the batch, ranks along the other axis hold shards and operands of the tensors in between."""
@@ -139,7 +141,9 @@ def test_reference_runs_once_on_each_part_of_the_batch() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
-def test_property_on_two_axes_holds_and_passes_its_audit(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_right_property_on_two_axes_passes_its_claims_and_its_audit(
+    pool: Pool, tmp_path: Path, parallelize: str
+) -> None:
     """A program that reduces gradients along the first axis gets different rows there, without a setting."""
     prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
     found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)

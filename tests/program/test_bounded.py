@@ -29,7 +29,7 @@ def told(
     return str(raised.value)
 
 
-def test_refusal_of_a_growing_bound_names_the_layer_from_which_it_is_too_wide() -> None:
+def test_refusal_of_a_growing_bound_names_the_first_layer_with_a_too_wide_bound() -> None:
     """No dtype would help; judging by parts would."""
     message = told("deep", (2, 3), "float32", by_parts=False)
 
@@ -58,14 +58,14 @@ def test_refusal_names_the_submodule_with_the_first_too_wide_bound() -> None:
     )
 
 
-def test_refusal_names_a_smaller_shape_that_is_conclusive() -> None:
+def test_refusal_names_a_smaller_shape_that_gives_a_conclusion() -> None:
     """No dtype is wider, and one part is all that the module has."""
     message = told("chaos", (4, 60, 2), "float64", step=STEP)
 
     assert "use x of shape (4, 1, 2) in float64, which is enough; or judge a smaller part" in message
 
 
-def test_smaller_shape_that_a_refusal_proposes_keeps_a_row_for_each_micro_batch() -> None:
+def test_refusal_proposes_a_shape_with_a_row_for_each_micro_batch() -> None:
     sizes, inputs = {"batch": (8,), "place": (60,)}, {"input": real(("batch", "place", 2))}
     prop = module_property(
         HERE + "chaos", HERE + "whole", inputs=inputs, sizes=sizes, batch="parts of the whole", step=STEP,
@@ -75,14 +75,14 @@ def test_smaller_shape_that_a_refusal_proposes_keeps_a_row_for_each_micro_batch(
         prop.cases(Space((2,), ("float64",)))
 
 
-def test_refusal_of_an_invisible_update_names_a_dtype_that_shows_it() -> None:
+def test_refusal_of_an_update_below_its_bound_names_a_dtype_that_shows_the_update() -> None:
     message = told("perceptron", (2, 3), "float32", where=STEPS, optimizer=f"{STEPS}small_sgd")
 
     assert "so a missing update would not show: use float64, which is enough (--dtypes float64)" in message
 
 
 @pytest.mark.parametrize("batch", ["whole", "parts of the whole"])
-def test_refusal_of_a_whole_step_in_16_bits_names_dtypes_that_are_enough(batch: str) -> None:
+def test_refusal_of_a_whole_step_in_bfloat16_names_dtypes_that_are_enough(batch: str) -> None:
     message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch, by_parts=False)
 
     assert message == (
@@ -105,7 +105,7 @@ def test_updates_in_16_bits_of_a_divided_batch_are_judged_by_parts() -> None:
     assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("bfloat16",))) == {}
 
 
-def test_reason_for_leaving_out_16_bits_names_dtypes_that_are_conclusive() -> None:
+def test_reason_for_omitting_bfloat16_names_dtypes_that_give_a_conclusion() -> None:
     prop = module_property(f"{STEPS}squares", HERE + "whole", [(2, 3)], batch="whole", step=STEP, by_parts=False)
 
     assert prop.leaves_out is not None

@@ -63,7 +63,7 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
         ("layers_sharded", 3, "float64", "mean of parts"),
     ],
 )
-def test_deep_module_holds_in_every_dtype(
+def test_right_deep_module_passes_in_every_dtype(
     pool: Pool, parallelize: str, world_size: int, dtype: str, batch: str
 ) -> None:
     rows = 1 if batch == "whole" else world_size
@@ -77,7 +77,7 @@ def test_deep_module_holds_in_every_dtype(
     assert set(filter(is_boundary, case.answer_names())) <= judged
 
 
-def test_recorded_tensors_are_released() -> None:
+def test_tensors_recorded_for_the_reference_are_freed() -> None:
     """A tensor's hooks keep references that no garbage collector sees."""
     case = case_of("twice", "twice_divided", x_shape=(2, 6))
     expect(case, 0)
@@ -93,7 +93,7 @@ def num_tensors() -> int:
     return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
-def test_deep_module_has_a_too_wide_bound_without_by_parts() -> None:
+def test_deep_module_has_a_too_wide_bound_if_by_parts_is_false() -> None:
     case = replace(case_of("deep", DECODER + "heads_and_hidden_divided", dtype="float64"), by_parts=False)
 
     assert is_too_wide(expect(case, 0).tensors["grad.x"])
@@ -131,7 +131,7 @@ def test_message_names_the_first_wrong_submodule_of_a_deep_module(
     ("build", "parallelize"),
     [("twice", "twice_divided"), ("merged", "merged_divided"), ("partly_used", "partly_summed")],
 )
-def test_every_recorded_value_is_judged(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
+def test_judge_rejects_an_error_in_any_recorded_tensor(pool: Pool, build: str, parallelize: str, dtype: str) -> None:
     """Each tensor of right answers, spoilt on all ranks or on one, and nothing that follows from it, is red."""
     case = case_of(build, parallelize, x_shape=(2, 6), dtype=dtype)
     replies = pool.run("module", case)
@@ -167,14 +167,14 @@ def spoilt(
 
 
 @pytest.mark.ranks
-def test_submodule_that_returns_its_input_passes_the_same_tensor(pool: Pool) -> None:
+def test_in_place_addition_to_a_submodules_output_is_followed(pool: Pool) -> None:
     """A tensor that is added in place to a part's output is added to that very output."""
     case = case_of("adds_in_place", "nothing_divided", x_shape=(2, 24))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
-def test_copy_of_a_submodules_output_has_the_same_requires_grad() -> None:
+def test_copy_of_a_submodules_output_keeps_requires_grad() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         copy = copied_of((x, 1), {id(x)})
@@ -184,7 +184,7 @@ def test_copy_of_a_submodules_output_has_the_same_requires_grad() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["hands_on", "hands_on_by_name"])
-def test_partial_sums_returned_by_a_submodule_are_judged_as_rounded(pool: Pool, build: str) -> None:
+def test_bound_of_a_submodule_includes_the_rounding_of_partial_sums(pool: Pool, build: str) -> None:
     """A third in bfloat16 is off by more than the products that follow in float32."""
     case = case_of(build, "shares_handed_on", world_size=3, dtype="bfloat16", x_shape=(2, 24))
     verdicts = check("module", case, pool)
@@ -198,7 +198,7 @@ def test_partial_sums_returned_by_a_submodule_are_judged_as_rounded(pool: Pool, 
 
 
 @pytest.mark.ranks
-def test_recomputation_in_the_backward_is_judged(pool: Pool) -> None:
+def test_right_program_with_activation_checkpointing_passes(pool: Pool) -> None:
     case = case_of("checkpointed", "hidden_divided", dtype="float32")
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
@@ -216,7 +216,7 @@ def test_submodule_that_runs_twice_is_judged_twice(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_reordered_columns_of_merged_projections_are_inferred(pool: Pool, world_size: int) -> None:
+def test_right_program_with_reordered_columns_of_a_merged_projection_passes(pool: Pool, world_size: int) -> None:
     case = case_of("merged", "merged_divided", x_shape=(2, 6), world_size=world_size)
     verdicts = check("module", case, pool)
 
@@ -229,7 +229,7 @@ def test_reordered_columns_of_merged_projections_are_inferred(pool: Pool, world_
 @pytest.mark.parametrize(
     ("parallelize", "kind"), [("partly_summed", "holds"), ("partly_unsummed", "value")], ids=["right", "not summed"]
 )
-def test_gradient_may_be_replicated_in_some_features_and_partial_in_others(
+def test_gradient_may_be_replicated_in_one_feature_and_partial_in_another(
     pool: Pool, parallelize: str, kind: str
 ) -> None:
     """In the other features each rank uses its part; a gradient that is never summed shows in the weight's gradient."""
@@ -250,7 +250,7 @@ def test_gradient_may_be_replicated_in_some_features_and_partial_in_others(
         ("three_users", ["a:input", "b:input"]),
     ],
 )
-def test_each_submodule_that_uses_a_tensor_is_judged_by_a_separate_gradient(
+def test_gradient_of_a_tensor_is_judged_separately_for_each_submodule_using_it(
     pool: Pool, build: str, parts: list[str], dtype: str
 ) -> None:
     """A parallel part that wraps its input gets the gradient of this use alone, not the sum over all users."""
@@ -264,7 +264,7 @@ def test_each_submodule_that_uses_a_tensor_is_judged_by_a_separate_gradient(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["two_users", "in_place"])
-def test_right_program_holds_if_several_submodules_use_one_tensor(pool: Pool, build: str) -> None:
+def test_right_program_passes_if_several_submodules_use_one_tensor(pool: Pool, build: str) -> None:
     verdicts = check("module", case_of(build, "nothing_divided", x_shape=(2, 4, 6)), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
@@ -272,7 +272,7 @@ def test_right_program_holds_if_several_submodules_use_one_tensor(pool: Pool, bu
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_wrong_gradient_of_one_of_several_uses_of_a_tensor_is_red(pool: Pool, dtype: str) -> None:
+def test_wrong_gradient_of_one_use_of_a_tensor_is_rejected(pool: Pool, dtype: str) -> None:
     verdict, *_ = failed(case_of("two_users", "one_path_doubled", x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "grad.boundary.first"
@@ -283,7 +283,7 @@ def test_wrong_gradient_of_one_of_several_uses_of_a_tensor_is_red(pool: Pool, dt
     ("parallelize", "dtype", "factor"),
     [("factor_of_4", "float64", 4), ("factor_of_4", "bfloat16", 4), ("factor_of_3", "bfloat16", 3)],
 )
-def test_factor_that_a_program_later_divides_out_is_reported(
+def test_loss_scale_that_the_program_later_divides_out_is_reported(
     pool: Pool, parallelize: str, dtype: str, factor: float
 ) -> None:
     """A program may scale its loss, and divide its gradients later."""
@@ -308,7 +308,7 @@ def test_factor_that_a_program_later_divides_out_is_reported(
     ],
     ids=["gradients that underflow", "factor of rounded norms", "wide bound", "wide bound, rounded", "factor below 1"],
 )
-def test_factor_that_a_deep_model_in_16_bits_later_divides_out_is_reported(
+def test_loss_scale_that_a_deep_model_in_16_bits_divides_out_is_reported(
     pool: Pool, build: str, parallelize: str, dtype: str, seed: int
 ) -> None:
     inputs = (("ids", "ids(7)", ("batch", "seq")), ("targets", "targets(7, -100)", ("batch", "seq")))
@@ -339,14 +339,14 @@ def test_factor_that_a_deep_model_in_16_bits_later_divides_out_is_reported(
         ("factor_on_a_small_path", "small_path"),
     ],
 )
-def test_factor_that_reaches_a_parameters_gradient_is_red(pool: Pool, parallelize: str, build: str, dtype: str) -> None:
+def test_factor_left_in_a_parameters_gradient_is_rejected(pool: Pool, parallelize: str, build: str, dtype: str) -> None:
     verdicts = failed(case_of(build, parallelize, x_shape=(2, 4, 6), dtype=dtype), pool)
 
     assert ("gradients_equal_unsharded", "value") in [(verdict.claim, verdict.kind) for verdict in verdicts]
 
 
 @pytest.mark.ranks
-def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
+def test_factor_in_the_gradient_of_one_rank_alone_is_rejected(pool: Pool) -> None:
     """The same factor on all ranks is divided out at once, so it is not red."""
     case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
     replies, name = pool.run("module", case), "grad.boundary.first"
@@ -359,7 +359,7 @@ def test_factor_in_one_gradient_of_one_rank_is_red(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_zero_gradient_in_place_of_a_nonzero_one_is_wrong_and_no_factor(pool: Pool) -> None:
+def test_zero_gradient_in_place_of_a_nonzero_gradient_is_rejected(pool: Pool) -> None:
     case = case_of("three_users", "users_parallel", x_shape=(2, 4, 6))
     replies = spoilt(pool.run("module", case), "grad.boundary.first", (0, 1), torch.zeros_like)
 
@@ -370,7 +370,7 @@ def twice(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
 
 
-def test_submodule_that_writes_to_its_input_has_the_right_gradient() -> None:
+def test_capture_keeps_the_gradients_of_a_submodule_that_writes_to_its_input() -> None:
     module = parts_programs.in_place()
     x = torch.linspace(-1, 1, 24).reshape(4, 6)
     module(x).sum().backward()
@@ -464,7 +464,7 @@ def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | N
     ],
     ids=["exchanged", "more than others", "as many by chance"],
 )
-def test_oracle_follows_rows_that_other_ranks_computed_without_inferring_a_layout(locals_: list[torch.Tensor]) -> None:
+def test_oracle_matches_rows_that_moved_to_other_ranks(locals_: list[torch.Tensor]) -> None:
     """Tokens go to the ranks of their experts in this way; the returned rows are judged on the ranks that have them."""
     whole = held_of_first(locals_, ROWS)
 
@@ -477,13 +477,13 @@ def test_oracle_follows_rows_that_other_ranks_computed_without_inferring_a_layou
     [ROWS, ROWS + 1, ROWS.flip(0), ROWS.roll(1, dims=1), ROWS.roll(1, dims=0)],
     ids=["right", "wrong", "rows in another order", "features in another order", "rows rolled"],
 )
-def test_rows_that_only_one_rank_has_are_judged(own: torch.Tensor) -> None:
+def test_rows_that_only_one_rank_computed_are_not_matched_as_moved_rows(own: torch.Tensor) -> None:
     whole = held_of_first([own, OTHERS], ROWS)
 
     assert whole is not None and whole.layout is not None and torch.equal(whole.value, own)
 
 
-def test_columns_are_never_matched_as_moved_rows() -> None:
+def test_columns_on_other_ranks_are_never_matched_as_moved_rows() -> None:
     own = torch.stack([OTHERS[0], ROWS[1]], dim=1)
     whole = held_of_first([own, torch.stack([ROWS[0], OTHERS[1]], dim=1)], ROWS.T)
 
@@ -499,7 +499,7 @@ def test_reference_continues_from_a_copy_of_the_recorded_value() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)], ids=str)
-def test_rows_of_one_or_few_numbers_are_not_matched_as_moved_rows(shape: tuple[int, ...]) -> None:
+def test_rows_of_one_number_are_not_matched_as_moved_rows(shape: tuple[int, ...]) -> None:
     """One or a few agree by chance."""
     numbers = torch.arange(6, dtype=torch.float64).reshape(shape)
     whole = held_of_first([numbers + 1, numbers], numbers)
@@ -508,12 +508,12 @@ def test_rows_of_one_or_few_numbers_are_not_matched_as_moved_rows(shape: tuple[i
 
 
 @pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
-def test_oracle_follows_no_rank_if_a_row_is_on_none(locals_: list[torch.Tensor]) -> None:
+def test_oracle_matches_no_rows_if_every_rank_lacks_one_of_them(locals_: list[torch.Tensor]) -> None:
     assert held_of_first(locals_, ROWS) is None
 
 
 @pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
-def test_boundary_whose_shape_differs_between_parts_of_the_batch_is_judged_if_one_is_wrong(
+def test_output_with_a_shape_per_batch_part_is_reported_only_if_one_part_is_wrong(
     wrong: tuple[int, ...], judged: list[str]
 ) -> None:
     """Each part routes other numbers of tokens to an expert."""
@@ -529,7 +529,7 @@ def test_boundary_whose_shape_differs_between_parts_of_the_batch_is_judged_if_on
     assert list(found) == judged and all(each.value.shape == (2, 3, 24) for each in found.values())
 
 
-def test_numbers_that_ranks_hold_in_another_order_are_matched() -> None:
+def test_numbers_that_ranks_hold_in_another_order_are_matched_within_their_bounds() -> None:
     """1.06 is nearest to 1.0, but no other number can be 1.2."""
     right = Bounded(torch.tensor([1.0, 1.2], dtype=torch.float64), torch.tensor([0.15, 0.15], dtype=torch.float64))
     held = (torch.tensor([number], dtype=torch.float64) for number in (1.06, 0.9))
@@ -556,21 +556,21 @@ def test_nearest_layout_is_inferred_if_no_layout_agrees() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"values": (("dense", 0),)}, {"x_shape": (3, 3, 24), "batch": "mean of parts"}])
-def test_judging_by_parts_needs_real_values_and_equal_rows(fields: dict[str, object]) -> None:
+def test_judging_by_parts_requires_real_values_and_equal_rows_per_rank(fields: dict[str, object]) -> None:
     with pytest.raises(
         Misuse, match=r"by_parts (goes with real values|needs the same number of rows on every rank), got"
     ):
         case_of("deep", "halved", **fields)
 
 
-def test_module_is_judged_by_parts_if_nothing_else_concludes() -> None:
+def test_deep_module_is_judged_by_parts_by_default() -> None:
     prop = module_property(HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole")
 
     assert prop.cases is not None
     assert prop.leaves_out is not None and prop.leaves_out(Space((1,), ("float32", "bfloat16"))) == {}
 
 
-def test_deep_module_with_by_parts_false_is_refused() -> None:
+def test_property_of_a_deep_module_with_by_parts_false_is_refused() -> None:
     prop = module_property(
         HERE + "deep", DECODER + "heads_and_hidden_divided", ((1, 2, 24),), batch="whole", by_parts=False
     )
@@ -579,7 +579,7 @@ def test_deep_module_with_by_parts_false_is_refused() -> None:
         prop.cases(Space((1,), ("float32",)))
 
 
-def test_difference_between_replicas_makes_later_submodules_inconclusive() -> None:
+def test_difference_between_replicas_widens_the_bounds_of_later_submodules() -> None:
     locals_ = [VALUE, VALUE + 0.125 * (VALUE == 3)]
     placed = {rank: {"name": Placed(local, Layout((Replicate(),)))} for rank, local in enumerate(locals_)}
     whole = held_by_ranks(case_of("deep", "halved"), placed, 0)("name", Bounded(VALUE, torch.full_like(VALUE, 0.25)))
@@ -589,7 +589,7 @@ def test_difference_between_replicas_makes_later_submodules_inconclusive() -> No
 
 
 @pytest.mark.parametrize(("is_inner", "kind"), [(True, "holds"), (False, "inconclusive")])
-def test_too_wide_bound_of_an_inner_boundary_does_not_make_the_claim_inconclusive(*, is_inner: bool, kind: str) -> None:
+def test_claim_is_conclusive_despite_a_too_wide_bound_of_an_inner_submodule(*, is_inner: bool, kind: str) -> None:
     case = case_of("deep", "halved", world_size=1)
     right = ExpectedTensor(VALUE, VALUE + 100, Layout((Replicate(),)), "float64", "", is_inner=is_inner)
     answers = {0: Answer({"boundary.name": Placed(VALUE, UNTOLD)}, {}, ())}
@@ -603,7 +603,7 @@ def test_too_wide_bound_of_an_inner_boundary_does_not_make_the_claim_inconclusiv
     ("factor", "allowed", "kind"),
     [(1.05, 10.0, "holds"), (1.2, 10.0, "inconclusive"), (1.05, torch.inf, "holds"), (3.0, 10.0, "value")],
 )
-def test_value_that_nearly_equals_the_expected_one_holds_although_its_bound_is_too_wide(
+def test_claim_holds_for_a_nearly_equal_value_despite_a_too_wide_bound(
     factor: float, allowed: float, kind: str
 ) -> None:
     bound = torch.full_like(VALUE, allowed)
@@ -615,7 +615,7 @@ def test_value_that_nearly_equals_the_expected_one_holds_although_its_bound_is_t
     assert judgement.kind == kind and ("name" in judgement.agreeing) == (kind == "holds")
 
 
-def test_nearness_is_undefined_for_infinities_and_invisible_updates() -> None:
+def test_near_equality_is_undefined_for_infinite_values_and_zero_updates() -> None:
     assert resolution_of(VALUE.clone().fill_(torch.inf)) is None
     assert resolution_of(VALUE, change=torch.zeros_like(VALUE)) is None
 
@@ -646,7 +646,7 @@ def test_values_of_a_checkpoint_recomputation_are_not_recorded() -> None:
 
 
 @pytest.mark.parametrize(("num", "told"), [(16, "0, 1"), (17, " and 1 others agree")])
-def test_message_names_the_first_of_many_wrong_tensors(num: int, told: str) -> None:
+def test_message_lists_at_most_sixteen_tensors_that_agree(num: int, told: str) -> None:
     judgement = Judgement("value", (Mismatch("name", 0, "1", "2"),), tuple(map(str, range(num))))
     verdict = Verdict(
         claim="equals_unsharded", subject="module", case=case_of("deep", "halved"), judgement=judgement, draw=0
@@ -658,7 +658,7 @@ def test_message_names_the_first_of_many_wrong_tensors(num: int, told: str) -> N
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("parallelize", "wrong"), [("out_divided", ""), ("query_of_one_rank", "grad.0.query")])
-def test_expanded_operand_is_matched_by_element(pool: Pool, parallelize: str, wrong: str) -> None:
+def test_recorded_values_of_an_expanded_operand_are_judged(pool: Pool, parallelize: str, wrong: str) -> None:
     """The ranks' values cannot be written into a tensor whose elements share memory."""
     case = case_of("pooled", parallelize, x_shape=(2, 3, 24))
     found = [each for each in judge("module", case, pool) if each.kind != "skipped"]
@@ -668,7 +668,7 @@ def test_expanded_operand_is_matched_by_element(pool: Pool, parallelize: str, wr
 
 
 @pytest.mark.ranks
-def test_rank_that_holds_zeros_of_a_partial_sum_is_right(pool: Pool) -> None:
+def test_partial_sum_may_be_whole_on_one_rank_and_zero_on_the_other(pool: Pool) -> None:
     """No rank owes a summand of attention's input: rank 0 has all of it here, and rank 1 zeros."""
     verdicts = judge("module", case_of("pooled", "on_the_first_rank", x_shape=(2, 3, 24)), pool)
 

@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_factor_that_a_captured_job_later_divides_out_is_reported(tmp_path: Path) -> None:
+def test_loss_scale_that_a_captured_job_later_divides_out_is_reported(tmp_path: Path) -> None:
     captured(tmp_path / "run", factor_taken_out)
     found = judged(tmp_path / "run")
 
@@ -66,7 +66,7 @@ def test_factor_that_a_captured_job_later_divides_out_is_reported(tmp_path: Path
     assert "  factor    4 in the backward, divided out later: grad.boundary." in describe(found)
 
 
-def test_factor_that_a_captured_job_does_not_divide_out_is_red(tmp_path: Path) -> None:
+def test_loss_scale_that_a_captured_job_leaves_in_is_rejected(tmp_path: Path) -> None:
     captured(tmp_path / "run", factor_left_in)
 
     assert first_wrong(judged(tmp_path / "run")) == "grad.boundary.1"
@@ -77,16 +77,14 @@ def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
-def test_captured_step_holds_with_its_recorded_buffers(run: Path) -> None:
+def test_captured_step_passes_with_its_recorded_buffers(run: Path) -> None:
     found = judged(run)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
     assert found.coverage() == "16 of 16 boundaries judged"
 
 
-def test_comparison_of_captured_runs_names_the_wrong_one_and_says_that_the_other_holds(
-    run: Path, tmp_path: Path
-) -> None:
+def test_comparison_of_two_captured_runs_names_the_wrong_run(run: Path, tmp_path: Path) -> None:
     captured(tmp_path / "wrong", more)
     right, wrong = judged(run), judged(tmp_path / "wrong")
 
@@ -102,7 +100,7 @@ def test_comparison_of_captured_runs_names_the_wrong_one_and_says_that_the_other
         (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
     ],
 )
-def test_submodule_behind_an_inconclusive_boundary_is_judged(
+def test_submodule_after_an_inconclusive_output_is_judged(
     tmp_path: Path, part: int, factor: float, words: str, open_: str
 ) -> None:
     """A conclusion about a part needs only a recorded value that is near."""
@@ -118,7 +116,7 @@ def test_submodule_behind_an_inconclusive_boundary_is_judged(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("subject", "first"), [("captured_on_ranks", ""), ("wrong_on_ranks", "boundary.0")])
-def test_captured_run_of_ranks_that_divide_a_module_is_judged(
+def test_captured_run_of_a_tensor_parallel_module_is_judged(
     pool: Pool, run: Path, tmp_path: Path, subject: str, first: str
 ) -> None:
     """Halves on two ranks look like operands of a sum until a whole tensor is added."""
@@ -152,7 +150,7 @@ def test_captured_submodules_within_wrappers_keep_their_names(tmp_path: Path) ->
     assert found.coverage() == "16 of 16 boundaries judged"
 
 
-def test_capture_of_a_wrapper_is_refused_with_the_submodule_to_capture(tmp_path: Path) -> None:
+def test_error_for_a_captured_wrapper_names_the_submodule_to_capture(tmp_path: Path) -> None:
     module = nn.Sequential(nn.DataParallel(model()))
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
@@ -161,7 +159,7 @@ def test_capture_of_a_wrapper_is_refused_with_the_submodule_to_capture(tmp_path:
         judged(tmp_path / "run")
 
 
-def test_run_under_autocast_is_judged_under_autocast(tmp_path: Path) -> None:
+def test_run_captured_under_autocast_is_judged_under_autocast(tmp_path: Path) -> None:
     for name, spoil in (("right", lambda module: None), ("wrong", more)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             captured(tmp_path / name, spoil)
@@ -201,7 +199,7 @@ class Sending(nn.Module):
         return self.module(input)
 
 
-def test_captured_buffers_have_the_values_after_the_wrapper_broadcast_them(tmp_path: Path) -> None:
+def test_buffers_are_captured_after_the_wrapper_broadcast_their_values(tmp_path: Path) -> None:
     module = Sending()
     with equivtest.capture(module, tmp_path / "run"):
         step(module)
@@ -226,7 +224,7 @@ def test_capture_reports_inputs_or_parameters_that_the_forward_changed(tmp_path:
     assert [each.tensor for each in found.failed[-1].judgement.mismatches] == ["given.input", "param.1.down.bias"]
 
 
-def test_shards_that_do_not_form_a_whole_are_listed_by_rank(run: Path) -> None:
+def test_error_for_shards_that_form_no_whole_tensor_lists_them_by_rank(run: Path) -> None:
     rows, whole = Layout((Shard(0),)), Layout((Replicate(),))
     held = {
         0: {"param.bias": Placed(torch.ones(2), rows)},
@@ -260,7 +258,7 @@ def test_captured_submodules_keep_their_names(run: Path, tmp_path: Path) -> None
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none"),
     ],
 )
-def test_refused_capture_writes_nothing(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_refused_capture_writes_no_file(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(Misuse, match=words):
         captured(tmp_path / "run", **options)
 
@@ -274,7 +272,7 @@ def test_refused_capture_writes_nothing(tmp_path: Path, options: dict[str, Any],
         (lambda module: module(torch.ones(1, 4), 2.0), "called with shift='2.0'"),
     ],
 )
-def test_capture_of_a_block_without_a_forward_of_tensors_is_refused(
+def test_capture_without_a_forward_or_with_a_non_tensor_input_is_refused(
     tmp_path: Path, body: Callable[[Any], object], words: str
 ) -> None:
     module = model()[0]  # type: ignore[index]
@@ -428,7 +426,7 @@ def test_invalid_folder_of_a_captured_run_is_refused_with_a_reason(copy: Path, w
     assert not Path("ran").exists()
 
 
-def test_captured_gradients_are_judged_by_the_contract_of_the_batch(copy: Path) -> None:
+def test_declared_batch_decides_which_captured_gradients_are_right(copy: Path) -> None:
     """Both ranks recorded equal values and the whole gradients of the parameters, which are no means of two parts."""
     second_rank(copy)
     assert not judged(copy).failed
@@ -438,14 +436,14 @@ def test_captured_gradients_are_judged_by_the_contract_of_the_batch(copy: Path) 
     assert first_wrong(judged(copy)) == "grad.0.up.weight"
 
 
-def test_judging_a_captured_run_with_another_or_a_missing_model_is_refused(run: Path) -> None:
+def test_judging_a_captured_run_with_a_wrong_or_missing_model_is_refused(run: Path) -> None:
     with pytest.raises(Misuse, match=r"another model than .*others: it has no parameter 1.bias"):
         judged(run, HERE + "others")
     with pytest.raises(Misuse, match="cannot be imported"):
         judged(run, "tests.nowhere:blocks")
 
 
-def test_submodules_captured_alone_are_judged_separately(tmp_path: Path, command: Command) -> None:
+def test_submodules_captured_separately_are_judged_separately(tmp_path: Path, command: Command) -> None:
     """Within the second block its last layer is wrong; the first block does not know."""
     captured(tmp_path / "run", more, alone=("?",))
     ended = command(tmp_path, "judge", "run", "--reference", HERE + "blocks")
@@ -455,7 +453,7 @@ def test_submodules_captured_alone_are_judged_separately(tmp_path: Path, command
     assert "ValueMismatch: run/1: boundary.down differs" in ended.stdout
 
 
-def test_parameter_within_another_tensor_is_placed_by_a_function(tmp_path: Path) -> None:
+def test_user_function_locates_a_parameter_within_a_flat_tensor(tmp_path: Path) -> None:
     module, shapes = Flat(), {"weight": (4, 4), "bias": (4,)}
     with equivtest.capture(module, tmp_path / "run", placed=placed, shapes=shapes):
         step(module)
@@ -480,7 +478,9 @@ def test_capturing_a_submodule_alone_that_shares_a_parameter_is_refused(tmp_path
         ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
     ],
 )
-def test_ranks_that_began_with_other_values_are_refused(copy: Path, name: str, batch: str, words: str) -> None:
+def test_captured_ranks_that_began_with_unequal_values_are_refused(
+    copy: Path, name: str, batch: str, words: str
+) -> None:
     """Ranks may start with different values only if their rows differ, or if the forward changes the buffer."""
     second_rank(copy)
     second = copy / TENSORS.replace("0.", "1.")
@@ -507,7 +507,9 @@ def test_tensor_file_keeps_every_dtype(tmp_path: Path) -> None:
     assert all(torch.equal(read.read(name), tensor) for name, tensor in tensors.items())
 
 
-def test_judge_command_has_the_usual_exit_codes(run: Path, copy: Path, tmp_path: Path, command: Command) -> None:
+def test_judge_command_exits_with_0_for_right_1_for_wrong_2_for_missing_runs(
+    run: Path, copy: Path, tmp_path: Path, command: Command
+) -> None:
     captured(tmp_path / "wrong", more)
     reference = ["--reference", HERE + "blocks"]
     green, red = (command(tmp_path, "judge", str(each), *reference) for each in (run, tmp_path / "wrong"))

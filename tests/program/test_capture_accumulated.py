@@ -99,9 +99,7 @@ def more_in_the_second() -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_micro_batches_of_different_sizes_hold_in_any_order_of_forwards_and_backwards(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_right_micro_batches_of_unequal_size_pass_in_any_order_of_backwards(tmp_path: Path, dtype: torch.dtype) -> None:
     found = judged(captured(tmp_path / "run", lambda module: one_by_one(module, dtype), model().to(dtype)))
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -112,15 +110,17 @@ def test_micro_batches_of_different_sizes_hold_in_any_order_of_forwards_and_back
 
 
 @pytest.mark.parametrize("body", [forgetting, twice])
-def test_gradient_that_is_not_added_up_is_wrong(tmp_path: Path, body: Callable[[nn.Module], object]) -> None:
+def test_gradient_that_omits_or_repeats_a_micro_batch_is_rejected(
+    tmp_path: Path, body: Callable[[nn.Module], object]
+) -> None:
     assert first_wrong(judged(captured(tmp_path / "run", body))) == "grad.0.up.weight"
 
 
-def test_submodule_that_is_wrong_in_one_micro_batch_is_named_with_its_number(tmp_path: Path) -> None:
+def test_message_names_the_wrong_submodule_and_the_number_of_its_micro_batch(tmp_path: Path) -> None:
     assert first_wrong(judged(captured(tmp_path / "run", one_by_one, more_in_the_second()))) == "micro2.boundary.1.down"
 
 
-def test_buffers_that_each_forward_changes_are_judged_after_each(tmp_path: Path) -> None:
+def test_buffers_are_judged_after_each_forward_that_changes_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     folder = captured(tmp_path / "run", one_by_one, module)
@@ -132,7 +132,7 @@ def test_buffers_that_each_forward_changes_are_judged_after_each(tmp_path: Path)
     )
 
 
-def test_submodule_captured_alone_and_used_twice_is_judged(tmp_path: Path) -> None:
+def test_submodule_captured_alone_and_called_twice_is_judged(tmp_path: Path) -> None:
     module = Around(*model().children())
     with equivtest.capture(module, tmp_path / "run", alone=("0",)):
         loss_of(module, inputs()[0]).backward()
@@ -199,7 +199,7 @@ def handed_otherwise(module: nn.Module) -> None:
         (handed_otherwise, r"took input in call 4 within the block, input in the first: .* in the same way"),
     ],
 )
-def test_calls_that_cannot_be_micro_batches_are_refused(
+def test_capture_refuses_calls_that_cannot_be_micro_batches(
     tmp_path: Path, body: Callable[[nn.Module], object], words: str
 ) -> None:
     with pytest.raises(Misuse, match=words):

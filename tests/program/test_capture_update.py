@@ -47,7 +47,7 @@ def updated(
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_captured_update_and_its_optimizer_state_hold(tmp_path: Path, name: str) -> None:
+def test_right_captured_update_passes_with_its_optimizer_state(tmp_path: Path, name: str) -> None:
     found = updated(tmp_path / "run", name)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -55,7 +55,7 @@ def test_captured_update_and_its_optimizer_state_hold(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}])
-def test_update_in_16_bits_is_conclusive(tmp_path: Path, how: dict[str, bool]) -> None:
+def test_right_captured_update_in_bfloat16_passes(tmp_path: Path, how: dict[str, bool]) -> None:
     found = updated(tmp_path / "run", dtype=torch.bfloat16, **how)
 
     assert {verdict.kind for verdict in found.verdicts} == {"holds"}
@@ -101,7 +101,7 @@ def stale(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("change", "first"), [(farther, "step1.param.1.down.bias"), (stale, "step1.state.0.up.weight:exp_avg")]
 )
-def test_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> None:
+def test_message_names_the_tensor_that_an_update_made_wrong(tmp_path: Path, change: Spoil, first: str) -> None:
     found = updated(tmp_path / "wrong", spoil=spoiled_after(change))
     right = updated(tmp_path / "right")
 
@@ -110,7 +110,7 @@ def test_wrong_update_is_named(tmp_path: Path, change: Spoil, first: str) -> Non
     assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
 
 
-def test_capture_update_ignores_a_change_that_the_block_undoes(tmp_path: Path) -> None:
+def test_captured_update_that_the_block_undoes_is_rejected(tmp_path: Path) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=2.0**-5)
     step(module)
@@ -126,7 +126,7 @@ def test_capture_update_ignores_a_change_that_the_block_undoes(tmp_path: Path) -
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("subject", "is_wrong"), [("updated_on_ranks", False), ("wrongly_updated_on_ranks", True)])
-def test_captured_update_of_ranks_that_divide_parameters_is_judged(
+def test_captured_update_of_sharded_parameters_is_judged(
     pool: Pool, tmp_path: Path, subject: str, *, is_wrong: bool
 ) -> None:
     case = ModuleCase(world_size=2, build=HERE + "blocks", parallelize=str(tmp_path / "run"), x_shape=(1, 4))
@@ -138,7 +138,7 @@ def test_captured_update_of_ranks_that_divide_parameters_is_judged(
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_capture_update_of_a_block_with_no_or_several_updates_is_refused(tmp_path: Path, times: int) -> None:
+def test_capture_update_refuses_a_block_with_no_or_several_updates(tmp_path: Path, times: int) -> None:
     module = model()
     optimizer = torch.optim.SGD(module.parameters())
 

@@ -63,14 +63,14 @@ def test_tensors_of_an_unknown_module_are_named_without_wrappers(wrapped: nn.Mod
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["whole", "parts", "around", "around_parts", "flattened"])
-def test_statistics_under_wrappers_are_judged(pool: Pool, parallelize: str) -> None:
+def test_running_statistics_of_a_module_within_wrappers_are_judged(pool: Pool, parallelize: str) -> None:
     verdicts = check("module", case_of(parallelize), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @pytest.mark.ranks
-def test_wrong_submodule_within_a_wrapper_is_named(pool: Pool) -> None:
+def test_message_names_a_wrong_submodule_within_a_wrapper(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match=r"module: boundary\.inner\.0 differs"):
         check("module", case_of("wrong_in_around_parts", by_parts=True), pool)
 

@@ -55,7 +55,7 @@ def test_result_of_a_right_program_is_ok() -> None:
 
 
 @pytest.mark.ranks
-def test_result_is_not_ok_if_the_audit_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_not_ok_if_the_audit_finds_an_unseen_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     blind = SimpleNamespace(problem="no claim sees all_reduce", waits="")
     monkeypatch.setattr(checking, "audit_property", lambda *args: SimpleNamespace(as_data=lambda name: blind))
 
@@ -80,7 +80,9 @@ def test_wrong_program_fails_with_the_message() -> None:
 
 
 @pytest.mark.ranks
-def test_changed_file_is_judged_anew_after_a_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_judges_the_new_code_of_a_changed_file_after_a_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / "models_at_a_prompt.py"
     for size in (2, 30):  # Python takes the old bytecode of a file with the same length and the same second of change
@@ -102,7 +104,7 @@ def test_changed_file_is_judged_anew_after_a_reload(tmp_path: Path, monkeypatch:
     sys.modules.pop("models_at_a_prompt")
 
 
-def test_file_that_changed_after_its_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_a_file_that_changed_after_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     file = tmp_path / "edited.py"
@@ -140,7 +142,7 @@ def test_misspelt_setting_is_refused_with_the_right_name(wrong: Any, said: str) 
     assert str(raised.value).startswith(said)
 
 
-def test_check_in_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calling_check_within_a_rank_raises_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "is_rank", lambda: True)
 
     with pytest.raises(Misuse, match="put that below if __name__ == '__main__':, or into a test"):
@@ -169,6 +171,6 @@ def test_check_with_raises_true_raises_inconclusive_if_every_claim_is_open(monke
         check(block, replicated, SHAPES, raises=True)
 
 
-def test_equivtest_check_is_a_function_and_no_module() -> None:
+def test_equivtest_check_is_a_function_rather_than_a_module() -> None:
     assert importlib.util.find_spec("equivtest.check") is None
     assert equivtest.check is check

@@ -23,14 +23,16 @@ def case_of(build: str, parallelize: str = "divided", **fields: object) -> Modul
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["by_table", "by_layer"])
 @pytest.mark.parametrize("fields", [{"by_parts": True}, {"by_parts": False}], ids=["by parts", "whole"])
-def test_submodule_may_return_complex_numbers(pool: Pool, build: str, fields: dict[str, bool]) -> None:
+def test_right_program_with_a_submodule_that_returns_complex_numbers_passes(
+    pool: Pool, build: str, fields: dict[str, bool]
+) -> None:
     verdicts = check("module", case_of(build, **fields), pool)
 
     assert {verdict.kind for verdict in verdicts} == {"holds"}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_complex_buffer_keeps_its_value(dtype: str) -> None:
+def test_complex_buffer_keeps_its_value_if_the_module_is_cast(dtype: str) -> None:
     """`nn.Module.to` would have dropped the imaginary parts."""
     module = in_dtype(call_builder(HERE + "by_table"), dtype)
 
@@ -46,7 +48,7 @@ def test_complex_buffer_keeps_its_value(dtype: str) -> None:
         ("counting", "counting: buffer turns, which the forward changes, is of complex64"),
     ],
 )
-def test_complex_outputs_are_refused(build: str, message: str) -> None:
+def test_complex_outputs_parameters_and_changed_buffers_are_refused(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(build)
 
@@ -65,7 +67,7 @@ def test_failure_in_a_program_with_complex_operations_has_a_fault_line(pool: Poo
 
 
 @pytest.mark.ranks
-def test_gradient_of_an_asynchronous_result_is_not_conjugated(pool: Pool) -> None:
+def test_torch_does_not_conjugate_the_gradient_of_an_asynchronous_result(pool: Pool) -> None:
     """Finding 111, in torch: the bit that stands for the conjugate is lost."""
     verdict, *_ = failed(case_of("by_layer", "on_its_way"), pool)
 

@@ -68,7 +68,7 @@ def test_unreduced_gradients_of_a_divided_batch_are_rejected(pool: Pool, tmp_pat
 
 
 @pytest.mark.ranks
-def test_gradients_compressed_to_fewer_bits_are_red(pool: Pool) -> None:
+def test_gradients_compressed_to_float16_are_rejected(pool: Pool) -> None:
     """float16 is off by up to 2**-11 of a gradient, far beyond the bound of float32."""
     verdicts = judge("module", case_of("curved", "ddp_compressed_to_float16", values=(("real", 0),)), pool)
 
@@ -84,7 +84,7 @@ def test_gradients_compressed_to_fewer_bits_are_red(pool: Pool) -> None:
         *(("curved", name) for name in ("ddp", "fsdp2")),
     ],
 )
-def test_right_programs_that_average_gradients_hold(
+def test_right_programs_that_average_gradients_pass(
     pool: Pool, tmp_path: Path, build: str, parallelize: str, world_size: int
 ) -> None:
     """Covers integers and real numbers, with rows that the ranks share evenly and unevenly."""
@@ -96,7 +96,7 @@ def test_right_programs_that_average_gradients_hold(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_that_sums", "fsdp2_that_sums"])
-def test_summed_gradients_are_wrong_unless_declared(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_summed_gradients_are_rejected_unless_declared(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """DDP and fully_shard document that they average."""
     unsaid = searched(claimed("mlp", parallelize), pool, tmp_path)
     said = searched(claimed("mlp", parallelize, batch=SUM), pool, tmp_path)
@@ -105,7 +105,7 @@ def test_summed_gradients_are_wrong_unless_declared(pool: Pool, tmp_path: Path, 
 
 
 @pytest.mark.ranks
-def test_averaged_gradients_are_wrong_if_sums_are_declared(pool: Pool) -> None:
+def test_averaged_gradients_are_rejected_if_sums_are_declared(pool: Pool) -> None:
     with pytest.raises(ValueMismatch, match=r"module: grad\.0\.weight differs from the oracle"):
         check("module", case_of(batch=SUM), pool)
 
@@ -131,7 +131,7 @@ def test_mixed_precision_is_judged_if_the_reference_has_its_output_dtype(pool: P
 
 
 @pytest.mark.ranks
-def test_bucket_that_waits_for_a_missing_gradient_is_found(pool: Pool) -> None:
+def test_ddp_bucket_that_waits_for_a_missing_gradient_is_rejected(pool: Pool) -> None:
     """DistributedDataParallel is silent until the next forward unless it is configured to find unused parameters."""
     with pytest.raises(ValueMismatch, match=r"module: grad\.used\.weight differs from the oracle"):
         check("module", case_of("spare", "ddp"), pool)
@@ -139,13 +139,13 @@ def test_bucket_that_waits_for_a_missing_gradient_is_found(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["ddp_of_layers", "fsdp2"])
-def test_unused_parameter_is_no_failure(pool: Pool, parallelize: str) -> None:
+def test_right_program_with_an_unused_parameter_passes(pool: Pool, parallelize: str) -> None:
     assert {verdict.kind for verdict in check("module", case_of("spare", parallelize), pool)} == {"holds"}
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_number_returned_by_each_rank_is_compared_as_a_row(pool: Pool, world_size: int) -> None:
+def test_number_returned_by_each_rank_is_judged_as_one_row_of_the_output(pool: Pool, world_size: int) -> None:
     """A loss is such a number; x may have one dim, too."""
     case = case_of("one_number", world_size=world_size, x_shape=(5,))
 
@@ -154,7 +154,7 @@ def test_number_returned_by_each_rank_is_compared_as_a_row(pool: Pool, world_siz
 
 
 @pytest.mark.ranks
-def test_module_that_mixes_rows_holds_if_each_rank_mixes_only_its_own_rows(pool: Pool) -> None:
+def test_module_that_mixes_rows_passes_if_each_rank_mixes_only_its_own_rows(pool: Pool) -> None:
     """The module mixes only the rows that a rank has."""
     case = case_of("ranked", world_size=3, dtype="float64", values=(("real", 0),))
 
@@ -171,7 +171,7 @@ def test_gradients_on_seven_ranks_may_be_multiplied_by_a_rounded_seventh(pool: P
 
 
 @pytest.mark.parametrize(("batch", "divisor"), [(MEAN, 3), (SUM, 1)])
-def test_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int) -> None:
+def test_reference_runs_the_unsharded_module_on_each_part_of_the_batch(batch: str, divisor: int) -> None:
     """The softmax is over the rows of a part.  Gradients of parameters are summed; gradients of x are not."""
     case = case_of("ranked", batch=batch, world_size=3, dtype="float64", values=(("real", 0),))
     given = draw(case, 0)
@@ -188,7 +188,7 @@ def test_reference_is_the_unsharded_module_on_each_part(batch: str, divisor: int
     assert torch.allclose(found["grad.linear.weight"].value, weight.grad / divisor, rtol=1e-12, atol=1e-15)
 
 
-def test_sum_over_all_parts_that_the_dtype_cannot_hold_raises_misuse() -> None:
+def test_gradient_sum_that_the_dtype_cannot_represent_raises_misuse() -> None:
     """One part of sixty rows would."""
     with pytest.raises(Misuse, match="bfloat16 is exact only up to 256"):
         expect(case_of(x_shape=(36, 3), dtype="bfloat16", world_size=2, batch=SUM), 0)
@@ -221,7 +221,7 @@ def test_invalid_divided_case_raises_misuse(build: str, fields: dict[str, Any], 
         case_of(build, **fields)
 
 
-def test_shape_that_leaves_a_rank_without_rows_is_left_out() -> None:
+def test_shape_that_gives_a_rank_no_rows_is_not_drawn() -> None:
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (2, 3), (4, 3), (5, 3)), batch=MEAN)
     shapes = {
         (case.world_size, case.arguments.x_shape) for case in drawn(prop.cases(Space((1, 2, 3, 4), limits.DTYPES)), 300)
@@ -236,7 +236,7 @@ def test_shape_that_leaves_a_rank_without_rows_is_left_out() -> None:
 
 
 @pytest.mark.ranks
-def test_world_without_a_shape_of_enough_rows_raises_misuse(pool: Pool, tmp_path: Path) -> None:
+def test_world_with_more_ranks_than_rows_of_any_shape_raises_misuse(pool: Pool, tmp_path: Path) -> None:
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)))
     found = searched(prop, pool, tmp_path, world_size=3)
 
@@ -253,7 +253,7 @@ def test_ranks_that_disagree_on_reducing_gradients_raise_misuse(pool: Pool, tmp_
 
 
 @pytest.mark.ranks
-def test_failed_probe_of_the_batch_raises_misuse(pool: Pool) -> None:
+def test_batch_probe_that_cannot_import_the_program_raises_misuse(pool: Pool) -> None:
     with pytest.raises(Misuse, match="batch:missing' cannot be imported"):
         resolved(claimed("mlp", "missing"), pool)
 
@@ -282,7 +282,7 @@ def test_unknown_reduction_of_gradients_raises_misuse(pool: Pool, parallelize: s
 @pytest.mark.parametrize(
     ("given", "batch"), [({}, MEAN), ({"batch": "whole"}, "whole"), ({"batch": SUM}, SUM)], ids=["none", "whole", "sum"]
 )
-def test_declared_batch_overrides_the_probed_one(pool: Pool, given: dict[str, Any], batch: str) -> None:
+def test_declared_batch_overrides_the_probed_batch(pool: Pool, given: dict[str, Any], batch: str) -> None:
     prop = resolved(claimed("mlp", "fsdp2", **given), pool)
 
     assert {case.batch for case in chunk_cases(prop, Chunk(2, limits.DTYPES, 0, 5))} == {batch}  # type: ignore[attr-defined]
@@ -290,7 +290,7 @@ def test_declared_batch_overrides_the_probed_one(pool: Pool, given: dict[str, An
 
 
 @pytest.mark.ranks
-def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: Pool) -> None:
+def test_batch_stays_whole_if_data_parallelism_covers_only_some_ranks(pool: Pool) -> None:
     """Ranks of one group of tensor parallelism have the same rows."""
     space = Space((4,), limits.DTYPES)
     prop = resolved(claimed("mlp", "fsdp2_over_tensor_parallelism"), pool, space)
@@ -299,7 +299,7 @@ def test_data_parallelism_over_fewer_ranks_than_all_keeps_the_batch_whole(pool: 
 
 
 @pytest.mark.ranks
-def test_probe_of_an_unsupported_parallelization_leaves_no_case(pool: Pool) -> None:
+def test_batch_probe_of_an_unsupported_parallelization_raises_no_error(pool: Pool) -> None:
     """No dtype gets an answer if torch lacks a function that `parallelize` uses."""
     prop = claimed("mlp", "lacking", optimizer="equivtest.programs.examples.mixture:sgd")
 
@@ -307,7 +307,7 @@ def test_probe_of_an_unsupported_parallelization_leaves_no_case(pool: Pool) -> N
 
 
 @pytest.mark.ranks
-def test_ranks_are_probed_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+def test_batch_is_probed_only_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     prop = claimed("mlp", "ddp_of_layers")
     resolved(prop, pool)
     monkeypatch.setattr(pool, "run", None)
@@ -316,14 +316,14 @@ def test_ranks_are_probed_once(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> N
 
 
 @pytest.mark.ranks
-def test_output_that_is_a_dtensor_of_the_batchs_rows_raises_misuse(pool: Pool) -> None:
+def test_dtensor_output_of_a_divided_batch_raises_misuse(pool: Pool) -> None:
     with pytest.raises(
         Misuse, match=r"each rank must return its own rows as a plain tensor, got .*: call to_local on it"
     ):
         judge("module", case_of(parallelize="dtensor_of_rows"), pool)
 
 
-def test_divided_case_prints_as_code() -> None:
+def test_repr_of_a_divided_case_is_code_that_makes_an_equal_case() -> None:
     assert from_code(repr(case_of(batch=SUM))) == case_of(batch=SUM)
 
 

@@ -38,14 +38,14 @@ def test_written_case_lists_the_fields_of_all_groups() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"steps": 3}, {"x_shape": (3, 3), "zero_or_none": ()}])
-def test_replace_accepts_the_name_of_a_group_field(changes: dict[str, Any]) -> None:
+def test_replacing_a_field_by_name_reaches_into_its_group(changes: dict[str, Any]) -> None:
     changed = CASE.but(**changes)
 
     assert changed == dataclasses.replace(CASE, **changes) != CASE
     assert fields_of(changed) == fields_of(CASE) | changes
 
 
-def test_condition_of_a_known_failure_reads_a_group_field() -> None:
+def test_condition_of_a_known_failure_can_name_a_group_field() -> None:
     assert Condition("steps", "==", 2).holds(CASE)
     assert not Condition("optimizer", "==", "").holds(CASE)
 
@@ -59,7 +59,7 @@ def test_condition_of_a_known_failure_reads_a_group_field() -> None:
         ({"axes": ("dp",)}, r"mesh must say how many ranks lie along each of axes \('dp',\), got \(\)"),
     ],
 )
-def test_invalid_field_of_a_group_is_refused_with_its_name(changes: dict[str, Any], message: str) -> None:
+def test_error_for_an_invalid_field_of_a_group_names_the_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         CASE.but(**changes)
 

@@ -59,7 +59,7 @@ SHAPES = {"weight": (4, 3), "bias": (4,)}
         *(("mlp", name) for name in FSDP1),
     ],
 )
-def test_right_program_with_plain_shards_holds(
+def test_right_program_with_plain_shards_passes(
     pool: Pool, build: str, parallelize: str, world_size: int, dtype: str
 ) -> None:
     """Rows, columns, heads, padding and flat parameters: exactly."""
@@ -93,13 +93,13 @@ def test_message_names_the_wrong_parameter_of_a_program_with_plain_shards(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["drifting", "fsdp1_unreduced"])
-def test_wrong_program_fails_on_three_ranks_too(pool: Pool, parallelize: str) -> None:
+def test_wrong_program_with_plain_shards_fails_on_three_ranks(pool: Pool, parallelize: str) -> None:
     with pytest.raises(ValueMismatch, match="claim     gradients_equal_unsharded"):
         check("module", case_of("mlp", parallelize, world_size=3), pool)
 
 
 @pytest.mark.ranks
-def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
+def test_replicas_of_an_element_must_have_equal_bits(pool: Pool) -> None:
     verdicts = {verdict.claim: verdict for verdict in judge("module", case_of("mlp", "drifting"), pool)}
     mismatch = verdicts["agrees_on_all_ranks"].judgement.mismatches[0]
 
@@ -122,13 +122,13 @@ def test_replicas_of_elements_must_have_the_same_bits(pool: Pool) -> None:
         ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
     ],
 )
-def test_elements_whose_place_tracing_cannot_find_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
+def test_elements_that_tracing_cannot_locate_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", parallelize), pool)
 
 
 @pytest.mark.ranks
-def test_places_from_the_users_function_are_used(pool: Pool) -> None:
+def test_layout_declared_by_the_user_function_is_used(pool: Pool) -> None:
     """A declared layout replaces the one read from the values; None means that the name decides."""
     case = case_of("mlp", "megatron", placed=HERE + "rows_and_columns", world_size=3)
 
@@ -136,7 +136,7 @@ def test_places_from_the_users_function_are_used(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_wrong_layout_from_the_users_function_placed_fails_as_value_mismatch(pool: Pool) -> None:
+def test_wrong_layout_declared_by_the_user_function_raises_value_mismatch(pool: Pool) -> None:
     with pytest.raises(
         ValueMismatch, match=r"param\.0\.weight differs(.|\n)*local \(0, 0\), global \(3, 0\) of \(8, 3\)"
     ):
@@ -154,7 +154,7 @@ def test_wrong_layout_from_the_users_function_placed_fails_as_value_mismatch(poo
         ("mlp", r"placed .* must take \(module, name\), but takes \(\)"),
     ],
 )
-def test_invalid_place_raises_misuse(pool: Pool, placed: str, message: str) -> None:
+def test_invalid_layout_declared_by_the_user_function_raises_misuse(pool: Pool, placed: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", "megatron", placed=HERE + placed), pool)
 
@@ -179,7 +179,7 @@ def test_plain_shards_are_judged_by_parts_on_real_values(pool: Pool, parallelize
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("build", "parallelize"), [("mlp", "megatron"), ("mlp", "fsdp1_flat"), ("separate", "merged")])
-def test_property_of_plain_shards_holds_and_passes_its_audit(
+def test_right_property_of_plain_shards_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, build: str, parallelize: str
 ) -> None:
     """With flat parameters each rank has different rows, without a setting."""
@@ -193,7 +193,7 @@ def test_property_of_plain_shards_holds_and_passes_its_audit(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
-def test_steps_of_training_update_each_ranks_elements(pool: Pool, parallelize: str) -> None:
+def test_training_steps_on_plain_shards_are_judged_by_element(pool: Pool, parallelize: str) -> None:
     """Parameters and optimizer states are compared for the elements that the rank holds."""
     steps = {"optimizer": HERE + "adamw", "steps": 2, "values": (("real", 0),)}
     verdicts = {verdict.claim: verdict.kind for verdict in check("module", case_of("mlp", parallelize, **steps), pool)}
@@ -210,7 +210,7 @@ def test_clipping_by_the_norm_of_one_ranks_shards_raises_misuse(pool: Pool, para
 
 
 @pytest.mark.parametrize("num", [1, 16, 1016, 1017, 5000])
-def test_tracing_values_are_distinct_and_exact_in_every_dtype(num: int) -> None:
+def test_values_used_for_tracing_are_distinct_and_exact_in_every_dtype(num: int) -> None:
     words = code_words(num)
 
     assert len(set(zip(*words.tolist(), strict=True))) == num
@@ -233,7 +233,7 @@ def test_tracing_finds_elements_that_were_moved_or_padded() -> None:
     assert places["bias"][0].indices.tolist() == [*right["bias"].tolist(), *[NONE] * 14]
 
 
-def test_tracing_finds_an_element_twice_if_two_tensors_hold_it() -> None:
+def test_tracing_finds_both_copies_of_an_element_in_two_tensors() -> None:
     """Tied halves are such elements."""
     places = read_places(SHAPES, lambda whole: {"one": whole["weight"], "two": whole["weight"][:1]}, "it")
 

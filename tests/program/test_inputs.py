@@ -62,7 +62,9 @@ def failing(found: Findings) -> set[tuple[str, str]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["rows_of_the_table", "ddp", "fsdp2"])
-def test_inputs_by_name_and_outputs_in_a_dict_hold_on_integers(pool: Pool, tmp_path: Path, parallelize: str) -> None:
+def test_right_program_with_named_inputs_and_a_dict_of_outputs_passes(
+    pool: Pool, tmp_path: Path, parallelize: str
+) -> None:
     """Covers every dtype, for equality; ids above the middle and below it, a whole number among the outputs."""
     prop = module_property(HERE + "looked", HERE + parallelize, inputs=LOOKED, positional=("ids",))
     found = searched(prop, pool, tmp_path)
@@ -84,7 +86,7 @@ def test_unreduced_gradients_of_a_model_with_named_inputs_are_rejected(pool: Poo
 @pytest.mark.parametrize(
     ("parallelize", "batch", "seed"), [("searching", "mean of parts", 0), ("model_tensor_parallel", "whole", 11)]
 )
-def test_right_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
+def test_right_model_that_returns_a_loss_passes(pool: Pool, parallelize: str, batch: str, seed: int) -> None:
     """Tied, frozen, unused and whole-number parameters, buffers that change, a norm in float32, a mask of finfo.min."""
     case = model_case(parallelize, batch=batch, values=(("real", seed),))
 
@@ -103,14 +105,14 @@ def test_right_model_with_a_loss_holds(pool: Pool, parallelize: str, batch: str,
         ("unsynchronized", ValueMismatch, r"grad\.\S+ differs"),
     ],
 )
-def test_wrong_submodule_of_a_model_is_named(
+def test_message_names_the_wrong_parameter_or_buffer_of_a_model(
     pool: Pool, parallelize: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         check("module", model_case(parallelize), pool)
 
 
-def test_reference_of_a_model_is_its_loss_on_each_part() -> None:
+def test_reference_of_a_model_has_a_loss_and_buffers_for_each_part_of_the_batch() -> None:
     """Two rows and one: buffers and losses are each rank's own, gradients are averaged."""
     case = model_case("searching")
     found, given = expect(case, 0).tensors, draw(case, 0)
@@ -147,7 +149,7 @@ def test_batch_norm_is_judged_with_its_running_statistics(pool: Pool, build: str
 
 
 @pytest.mark.ranks
-def test_router_that_reads_the_number_of_rows_can_be_judged(pool: Pool) -> None:
+def test_router_that_reads_the_number_of_rows_has_a_narrow_bound(pool: Pool) -> None:
     """The router is judged if its choice is certain."""
     case = case_of("router", "ddp", x_shape=(5, 6), inputs=(), sizes=(), dtype="float64", values=REAL, batch="whole")
 
@@ -174,13 +176,13 @@ def test_router_that_reads_the_number_of_rows_can_be_judged(pool: Pool) -> None:
         ),
     ],
 )
-def test_refusal_of_an_operation_names_it_its_line_and_what_to_do(build: str, message: str) -> None:
+def test_refusal_of_an_operation_names_operation_line_and_remedy(build: str, message: str) -> None:
     prop = module_property(HERE + build, HERE + "whole", ((2, 3),), batch="whole")
     with pytest.raises(Misuse, match=message):
         prop.cases(Space((1,), ("float64",)))
 
 
-def test_attention_with_a_chosen_kernel_is_decomposed() -> None:
+def test_attention_forced_to_the_flash_kernel_has_a_bound() -> None:
     case = case_of("flash", "whole", x_shape=(1, 1, 3, 4), inputs=(), sizes=(), dtype="float64", values=REAL)
 
     assert float(expect(case, 0).tensors["output"].allowed.max()) < 1e-12  # type: ignore[union-attr]
@@ -206,7 +208,7 @@ TORCHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ("build", "parallelize"),
     [("encoder_layer", "fsdp2"), ("heads", "average_over_ranks"), ("cell", "ddp"), ("lstm", "average_over_ranks")],
 )
-def test_right_programs_of_torchs_modules_hold(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
+def test_right_programs_of_torchs_own_modules_pass(pool: Pool, tmp_path: Path, build: str, parallelize: str) -> None:
     inputs, named = TORCHS[build]
     batch = "whole" if parallelize == "average_over_ranks" else None
     prop = module_property(HERE + build, HERE + parallelize, inputs=inputs, batch=batch, **named)
@@ -307,7 +309,7 @@ def test_parallel_module_must_return_the_unsharded_modules_outputs(pool: Pool) -
         judge("module", model_case("searching", outputs=()), pool)
 
 
-def test_case_with_inputs_is_plain_data() -> None:
+def test_case_with_named_inputs_survives_json_and_its_own_code() -> None:
     case = model_case("searching")
 
     assert from_code(repr(case)) == case == from_data(to_data(case))
@@ -322,7 +324,7 @@ def test_sizes_of_inputs_are_drawn_in_every_combination() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ids_have_both_extremes_and_no_mask_hides_a_row(seed: int) -> None:
+def test_drawn_ids_include_the_smallest_and_largest_and_masks_keep_every_row(seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     found = {
         kind: make_whole_numbers(kind, (3, 4), 1, source)
@@ -337,7 +339,7 @@ def test_ids_have_both_extremes_and_no_mask_hides_a_row(seed: int) -> None:
     assert (found["positions(9)"].diff() == 1).all() and int(found["positions(9)"].max()) < 9
 
 
-def test_each_rank_has_a_target_that_is_not_ignored() -> None:
+def test_drawn_targets_give_each_rank_a_target_that_counts() -> None:
     """Also for targets of one dim, one for each row of the batch."""
     source = torch.Generator().manual_seed(0)
     found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
@@ -347,7 +349,7 @@ def test_each_rank_has_a_target_that_is_not_ignored() -> None:
 
 @pytest.mark.parametrize("kind", ["targets(5, -100)", "mask", "mask(hides)"])
 @pytest.mark.parametrize(("shape", "rows_per_rank"), [((4, 3), 2), ((2, 4), 2), ((4,), 2), ((4, 2), 0), ((4,), 0)])
-def test_ranks_never_have_equal_numbers_of_elements_that_are_not_ignored(
+def test_drawn_targets_and_masks_give_ranks_unequal_numbers_of_counted_elements(
     kind: str, shape: tuple[int, ...], rows_per_rank: int
 ) -> None:
     """Neither halves of the rows nor halves of the last dim have equal numbers; equal numbers hide a mean of means."""
@@ -364,7 +366,7 @@ def test_invalid_kind_of_input_raises_misuse(kind: str) -> None:
         kind_of(kind)
 
 
-def test_input_functions_are_exported_by_equivtest() -> None:
+def test_equivtest_exports_the_functions_that_describe_inputs() -> None:
     for name in ("ids", "mask", "module_property", "positions", "real", "targets"):
         assert callable(getattr(equivtest, name))
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -58,7 +58,7 @@ def test_exception_in_build_is_reported_with_its_line_and_what_to_do(name: str, 
     assert place in message and message.endswith(f": {way_out}") and "\n" not in message
 
 
-def test_optimizer_without_gradient_is_refused() -> None:
+def test_training_a_module_that_gets_no_gradient_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"so the optimizer updates nothing: leave out detach\(\)"):
         ModuleCase(
             world_size=2,
@@ -90,7 +90,7 @@ def test_message_of_each_common_mistake_is_short_and_says_what_to_do(
         ("wrong", "no way out: inputs="),
     ],
 )
-def test_check_of_messages_finds_a_message_that_breaks_a_rule(message: str, problem: str) -> None:
+def test_style_check_of_messages_finds_a_message_that_breaks_a_rule(message: str, problem: str) -> None:
     assert problem_of(MISTAKES[0], message) == problem
 
 

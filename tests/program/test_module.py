@@ -47,7 +47,7 @@ def case_of(build: str = "mlp", parallelize: str = "tensor_parallel", **fields: 
         ("tied", "ddp"),
     ],
 )
-def test_right_parallel_module_holds(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_parallel_module_passes(pool: Pool, build: str, parallelize: str, world_size: int, dtype: str) -> None:
     """Divided, gathered or replicated: gradients that are averaged over equal rows, too."""
     case = case_of(build, parallelize, world_size=world_size, dtype=dtype, values=(("dense", 0), ("dense", 1)))
 
@@ -81,7 +81,7 @@ def test_module_that_cannot_be_judged_raises_misuse(pool: Pool, parallelize: str
 
 
 @pytest.mark.ranks
-def test_gradient_shard_of_a_whole_parameter_raises_misuse(pool: Pool) -> None:
+def test_sharded_gradient_of_an_unsharded_parameter_raises_misuse(pool: Pool) -> None:
     """The parameter is whole, so it is unknown which part the gradient is."""
     with pytest.raises(Misuse, match=r"gradient of weight is a plain tensor .* \(2, 3\), .* \(4, 3\): make the shard"):
         judge("module", case_of("linear", "gradients_in_parts"), pool)
@@ -162,7 +162,7 @@ def test_invalid_module_case_raises_misuse(build: str, fields: dict[str, Any], m
     ],
     ids=["an operation that rounds", "too many bits"],
 )
-def test_module_case_whose_values_could_round_is_refused(case: ModuleCase, message: str) -> None:
+def test_module_case_with_integers_that_could_round_is_refused(case: ModuleCase, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         expect(case, 0)
 
@@ -179,7 +179,7 @@ def test_reference_is_the_unsharded_module() -> None:
     assert torch.equal(found["grad.first.weight"].value, cotangent.T @ (x @ weight.T) + (cotangent @ weight).T @ x)
 
 
-def test_each_dtype_gets_only_shapes_whose_sums_it_holds() -> None:
+def test_dtype_gets_only_shapes_whose_sums_it_represents_exactly() -> None:
     """bfloat16 holds 256, which sums over sixty rows exceed."""
     prop = module_property(HERE + "mlp", HERE + "tensor_parallel", ((2, 3), (60, 3)))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 200)
@@ -188,7 +188,7 @@ def test_each_dtype_gets_only_shapes_whose_sums_it_holds() -> None:
     assert {case.dtype for case in cases if case.arguments.x_shape == (60, 3)} == {"float32", "float64", "float16"}
 
 
-def test_single_output_needs_no_name() -> None:
+def test_naming_the_output_of_a_module_with_one_output_raises_misuse() -> None:
     with pytest.raises(Misuse, match="but has no output at logits: omit outputs, as it returns one tensor"):
         case_of(outputs=("logits",))
 
@@ -199,7 +199,7 @@ def test_single_shape_in_place_of_a_list_is_refused(x_shapes: Any) -> None:
         module_property(HERE + "mlp", HERE + "tensor_parallel", x_shapes)
 
 
-def test_rounding_module_is_drawn_on_real_values_if_bounds_conclude() -> None:
+def test_module_that_rounds_is_drawn_on_real_values() -> None:
     """Real values as a whole, and part by part in 16 bits; integers it would round, too."""
     prop = module_property(HERE + "norm", HERE + "whole", ((2, 3),), conclusive_dtypes=("float64",))
     cases = drawn(prop.cases(Space((2,), limits.DTYPES)), 100)
@@ -220,7 +220,7 @@ def test_rounding_module_is_drawn_on_real_values_if_bounds_conclude() -> None:
         ("deep", "the roundings of a correct module may add up to more than 0.1 of .*; or judge a smaller part"),
     ],
 )
-def test_module_whose_bounds_are_too_wide_raises_misuse_with_by_parts_false(build: str, message: str) -> None:
+def test_module_with_too_wide_bounds_raises_misuse_if_by_parts_is_false(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         module_property(HERE + build, HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), limits.DTYPES))
 
@@ -253,7 +253,7 @@ def test_module_that_no_dtype_can_judge_raises_misuse(pool: Pool, tmp_path: Path
     assert found.misuse and not found.left_out
 
 
-def test_module_that_rounds_is_refused_in_16_bits_with_by_parts_false() -> None:
+def test_module_that_rounds_is_refused_in_bfloat16_if_by_parts_is_false() -> None:
     with pytest.raises(Misuse, match="native_layer_norm may round"):
         module_property(HERE + "norm", HERE + "whole", ((2, 3),), by_parts=False).cases(Space((1,), ("bfloat16",)))
 
@@ -262,13 +262,15 @@ def test_module_that_rounds_is_refused_in_16_bits_with_by_parts_false() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("parallelize", ["ddp", "fsdp2", "tensor_parallel"])
-def test_rounding_module_is_judged_within_bounds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_module_that_rounds_passes_within_its_bounds(
+    pool: Pool, parallelize: str, world_size: int, dtype: str
+) -> None:
     case = case_of("curved", parallelize, world_size=world_size, dtype=dtype, values=(("real", 0), ("real", 1)))
 
     assert {verdict.kind for verdict in check("module", case, pool)} == {"holds"}
 
 
-def test_builder_draws_the_same_numbers_every_time() -> None:
+def test_builder_with_random_numbers_builds_equal_modules_every_time() -> None:
     """Covers the parent and every rank."""
     first = call_builder(HERE + "noisy").get_buffer("noise")
     torch.rand(1)  # as a process may that has done something else
@@ -286,7 +288,7 @@ def test_module_may_create_its_mask_in_the_forward() -> None:
 
 
 @pytest.mark.ranks
-def test_parallel_module_with_another_gelu_is_rejected(pool: Pool) -> None:
+def test_parallel_module_with_another_gelu_approximation_is_rejected(pool: Pool) -> None:
     case = case_of("curved", "with_another_gelu", dtype="float64", values=(("real", 0),))
 
     with pytest.raises(ValueMismatch, match=r"module: output differs from the oracle(.|\n)*running error of"):
@@ -298,7 +300,7 @@ def test_parallel_module_with_another_gelu_is_rejected(pool: Pool) -> None:
     [("filled_beyond_float16", {"float16"}), ("filled_beyond_float32", {"float32", "bfloat16", "float16"})],
 )
 @pytest.mark.parametrize("batch", ["whole", "mean of parts"])
-def test_dtype_that_the_unsharded_module_refuses_is_left_out(build: str, refused: set[str], batch: str) -> None:
+def test_dtype_that_the_unsharded_module_refuses_is_not_drawn(build: str, refused: set[str], batch: str) -> None:
     prop, space = module_property(HERE + build, f"{HERE}ddp", [(2, 3)], batch=batch), Space((2,), limits.DTYPES)
     left_out = prop.left_out(space)
 
@@ -307,7 +309,7 @@ def test_dtype_that_the_unsharded_module_refuses_is_left_out(build: str, refused
     assert {case.dtype for case in drawn(prop.cases(space), 20)} == {*limits.DTYPES} - refused
 
 
-def test_dtype_that_the_module_refuses_raises_misuse_if_it_is_the_only_one() -> None:
+def test_run_with_only_a_dtype_that_the_module_refuses_raises_misuse() -> None:
     prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)], batch="whole")
 
     with pytest.raises(Misuse, match=r"does not take an x of shape \(2, 3\) in float16: RuntimeError"):
@@ -315,7 +317,7 @@ def test_dtype_that_the_module_refuses_raises_misuse_if_it_is_the_only_one() -> 
 
 
 @pytest.mark.ranks
-def test_probe_uses_a_dtype_that_the_unsharded_module_takes(pool: Pool) -> None:
+def test_batch_probe_uses_a_dtype_that_the_unsharded_module_accepts(pool: Pool) -> None:
     prop = module_property(f"{HERE}filled_beyond_float32", f"{HERE}ddp", [(2, 3)])
 
     assert {case.batch for case in drawn(resolved(prop, pool).cases(Space((2,), limits.DTYPES)), 2)} == {

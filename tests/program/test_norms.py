@@ -20,7 +20,7 @@ from tests.programs.wrong_norms import RIGHT_NORMS
         ("OwnOverflow", (1, 2), "step2.param.whole"),
     ],
 )
-def test_norm_of_a_wrong_set_of_gradients_is_rejected(
+def test_total_norm_of_a_wrong_set_of_gradients_is_rejected(
     pool: Pool, wrong: str, mesh: tuple[int, int], tensor: str
 ) -> None:
     verdicts = judge("module", norm_case(wrong, mesh), pool)
@@ -30,5 +30,5 @@ def test_norm_of_a_wrong_set_of_gradients_is_rejected(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("right", RIGHT_NORMS)
-def test_norm_of_all_gradients_holds(pool: Pool, right: str) -> None:
+def test_right_total_norm_of_all_gradients_passes(pool: Pool, right: str) -> None:
     assert {verdict.kind for verdict in judge("module", norm_case(right, (2, 2)), pool)} == {"holds"}

@@ -72,7 +72,7 @@ def width(found: Bounded) -> float:
     return float(found.allowed.median() / found.value.square().mean().sqrt())
 
 
-def test_attention_is_judged_from_recorded_operands() -> None:
+def test_output_of_attention_is_judged_from_recorded_query_key_and_value() -> None:
     run, _, _ = forced(rotated, X, held_of(rotated, X))
     few = {name: each for name, each in held_of(rotated, X).items() if "attention" not in name}
     names = [f"{grad}boundary.0:attention[{place}]" for grad in ("", "grad.") for place in range(3)]
@@ -81,7 +81,7 @@ def test_attention_is_judged_from_recorded_operands() -> None:
     assert width(run.found["boundary.0"]) < 0.5 * width(forced(rotated, X, few)[0].found["boundary.0"])
 
 
-def test_recorded_operands_of_a_different_computation_are_not_judged() -> None:
+def test_oracle_ignores_recorded_operands_of_a_different_computation() -> None:
     def plain(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (x * each for each in (0.7, 1.3, 0.9))
         return functional.scaled_dot_product_attention(q, k, v)
@@ -94,7 +94,7 @@ def test_recorded_operands_of_a_different_computation_are_not_judged() -> None:
     assert bool((error <= run.found["boundary.0"].allowed).all())
 
 
-def test_output_of_a_submodule_that_a_recorded_function_made_is_judged() -> None:
+def test_wrong_output_of_recorded_attention_is_beyond_its_bound() -> None:
     """A wrong one is no operand of another way."""
     held = held_of(rotated, X)
     wrong = held | {name: held[name] * 2 for name in ("boundary.0", "boundary.0:attention:output")}
@@ -128,7 +128,9 @@ ROW = torch.tensor([[0.5], [1.0]])
         ([[-1], [1]], False),
     ],
 )
-def test_oracle_continues_from_the_ranks_choice_of_equal_scores(indices: list[list[int]], *, is_followed: bool) -> None:
+def test_oracle_follows_the_experts_that_ranks_chose_among_equal_scores(
+    indices: list[list[int]], *, is_followed: bool
+) -> None:
     held = held_of(routed, ROW) | {"boundary.0:topk:chosen": torch.tensor(indices)}
     _, counted, output = forced(routed, ROW, {name: each for name, each in held.items() if "topk" in name})
     expected = 2 * ROW * WEIGHTS[torch.tensor(indices).clamp(0, 3)]
@@ -137,7 +139,7 @@ def test_oracle_continues_from_the_ranks_choice_of_equal_scores(indices: list[li
     assert output.value.equal(expected.double()) or not is_followed
 
 
-def test_recorded_choice_of_one_expert_twice_is_undecided() -> None:
+def test_choosing_one_expert_twice_makes_the_case_undecided() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x, x / 2], -1).topk(2).values.sum(-1)
 
@@ -147,7 +149,7 @@ def test_recorded_choice_of_one_expert_twice_is_undecided() -> None:
     assert counted.undecided.startswith("undecided: topk")
 
 
-def test_equal_scores_without_a_recorded_choice_are_undecided() -> None:
+def test_equal_scores_without_a_recorded_choice_make_the_case_undecided() -> None:
     held = {name: each for name, each in held_of(routed, ROW).items() if "chosen" not in name}
 
     assert forced(routed, ROW, held)[1].undecided.startswith("undecided: topk")

@@ -43,7 +43,7 @@ def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], wor
 
 
 @pytest.mark.ranks
-def test_state_of_a_library_ends_with_its_case_although_tear_down_is_missing(pool: Pool) -> None:
+def test_state_of_a_library_ends_with_its_case_without_a_tear_down_function(pool: Pool) -> None:
     """The next case gets the library in its initial state."""
     check("module", case_of("library", **SET_UP), pool)
 
@@ -53,7 +53,7 @@ def test_state_of_a_library_ends_with_its_case_although_tear_down_is_missing(poo
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
-def test_environment_names_rank_and_store_if_the_program_needs_the_world(pool: Pool, world_size: int) -> None:
+def test_environment_variables_name_rank_and_store_if_needs_world_is_true(pool: Pool, world_size: int) -> None:
     """The environment names the rank and a store of all ranks; a program that does not need the world gets neither."""
     check("module", case_of("asks_its_environment", world_size=world_size), pool)
     check("module", case_of("asks_in_vain", world_size=world_size, needs_world=False), pool)
@@ -75,7 +75,7 @@ def test_cases_of_a_module_property_run_on_the_whole_world() -> None:
 
 
 @pytest.mark.ranks
-def test_wrong_set_up_is_rejected(pool: Pool) -> None:
+def test_program_with_a_wrong_set_up_function_is_rejected(pool: Pool) -> None:
     fields = {"set_up": HERE + "initialize_wrongly", "tear_down": HERE + "forget"}
 
     with pytest.raises(ValueMismatch, match=r"module: output differs(.|\n)*param\.0\.weight, param\.2\.weight agree"):
@@ -83,7 +83,7 @@ def test_wrong_set_up_is_rejected(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_program_cannot_decline_after_its_answer(pool: Pool) -> None:
+def test_not_supported_raised_in_tear_down_raises_misuse(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "declines_late"}
 
     with pytest.raises(Misuse, match="raised NotSupported when the case had been run: what was run already: have"):
@@ -91,7 +91,7 @@ def test_program_cannot_decline_after_its_answer(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_error_of_a_program_is_reported_whatever_its_tear_down_does(pool: Pool) -> None:
+def test_error_of_a_program_is_reported_although_tear_down_raises(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "raises_too"}
 
     with pytest.raises(RankRaised, match="RuntimeError: it cannot be made"):
@@ -100,7 +100,7 @@ def test_error_of_a_program_is_reported_whatever_its_tear_down_does(pool: Pool) 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
-def test_property_of_a_library_holds_and_passes_its_audit(
+def test_right_property_of_a_library_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, tear_down: dict[str, str]
 ) -> None:
     """Its group's collectives are audited like the mesh's."""

@@ -40,13 +40,13 @@ def cases_of(prop: Property) -> list[ModuleCase]:
     return list(cases)
 
 
-def test_functions_of_a_test_file_are_named_by_the_file() -> None:
+def test_case_names_functions_of_a_test_file_by_file_and_name() -> None:
     case = cases_of(program(block, replicated, SHAPES, batch="mean of parts"))[0]
 
     assert (case.build, case.parallelize) == (HERE + "block", HERE + "replicated")
 
 
-def test_groups_of_arguments_equal_the_flat_arguments() -> None:
+def test_grouped_arguments_make_the_property_that_flat_arguments_make() -> None:
     grouped = program(
         block,
         replicated,
@@ -119,12 +119,12 @@ def test_misspelt_argument_of_a_program_is_refused_with_the_right_name(wrong: An
     assert str(raised.value).startswith(said)
 
 
-def test_group_refuses_positional_arguments() -> None:
+def test_group_of_arguments_refuses_positional_arguments() -> None:
     with pytest.raises(Misuse, match=r"Training takes arguments by name, such as Training\(optimizer=...\), got "):
         Training(sgd)  # type: ignore[misc]
 
 
-def test_each_value_of_each_option_is_drawn() -> None:
+def test_every_value_of_every_option_is_drawn() -> None:
     options = {"bias": (True, False), "width": (2, 4), "wraps": (True, False)}
     prop = program(block, replicated, SHAPES, batch="mean of parts", options=options)
 

@@ -40,7 +40,7 @@ def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3, 5])
-def test_step_may_return_a_tensor_of_fixed_size_for_the_whole_batch(pool: Pool, num_rows: int) -> None:
+def test_right_step_that_returns_a_tensor_of_fixed_size_passes(pool: Pool, num_rows: int) -> None:
     """Two numbers in one tensor are not the rows of a batch of two."""
     assert wrong_tensors(step_of(num_rows=num_rows), pool) == set()
 
@@ -48,7 +48,7 @@ def test_step_may_return_a_tensor_of_fixed_size_for_the_whole_batch(pool: Pool, 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3])
 @pytest.mark.parametrize("name", ["sums", "counts"])
-def test_returned_tensor_of_fixed_size_that_is_not_reduced_is_wrong(pool: Pool, name: str, num_rows: int) -> None:
+def test_unreduced_tensor_of_fixed_size_that_a_step_returns_is_rejected(pool: Pool, name: str, num_rows: int) -> None:
     assert f"output.{name}" in wrong_tensors(step_of(f"trains_with_own_{name}", num_rows=num_rows), pool)
 
 
@@ -64,7 +64,7 @@ def test_message_names_the_factor_by_which_all_gradients_of_a_step_are_wrong(poo
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("form", ["float64", "numbers", "one_element"])
-def test_number_returned_by_a_step_is_judged_by_value(pool: Pool, form: str, dtype: str) -> None:
+def test_right_number_that_a_step_returns_passes_in_any_form(pool: Pool, form: str, dtype: str) -> None:
     case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
 
     assert wrong_tensors(case, pool) == set()
@@ -72,7 +72,7 @@ def test_number_returned_by_a_step_is_judged_by_value(pool: Pool, form: str, dty
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("form", "dtype"), [("float32", "float64"), ("bfloat16", "float16"), ("bfloat16", "float32")])
-def test_number_returned_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dtype: str) -> None:
+def test_number_that_a_step_returns_in_a_narrower_dtype_is_rejected(pool: Pool, form: str, dtype: str) -> None:
     case = step_of(f"reports_{form}", dtype=dtype, num_rows=4, by_parts=dtype not in REAL_DTYPES)
 
     assert "output.loss" in wrong_tensors(case, pool)
@@ -80,7 +80,7 @@ def test_number_returned_in_a_narrower_dtype_is_wrong(pool: Pool, form: str, dty
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("form", ["integers", "doubled"])
-def test_wrong_number_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
+def test_wrong_number_that_a_step_returns_in_a_wider_dtype_is_rejected(pool: Pool, form: str) -> None:
     case = step_of(f"reports_{form}", dtype="bfloat16", num_rows=4, by_parts=True)
 
     assert {"output.loss", "output.squares"} <= wrong_tensors(case, pool)
@@ -93,7 +93,7 @@ def test_wrong_number_in_a_wider_dtype_is_wrong(pool: Pool, form: str) -> None:
         ("of_two_rows", r"whether output\.own of shape \(2,\) has the 2 rows of the batch is unknown"),
     ],
 )
-def test_output_of_a_step_that_is_neither_rows_nor_of_fixed_size_raises_misuse(build: str, message: str) -> None:
+def test_step_output_without_rows_or_fixed_size_raises_misuse(build: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         ModuleCase(
             world_size=2, build=HERE + build, parallelize=f"{HERE}replicated", x_shape=(2, 3),
@@ -103,7 +103,7 @@ def test_output_of_a_step_that_is_neither_rows_nor_of_fixed_size_raises_misuse(b
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("num_rows", [2, 3])
-def test_step_that_evaluates_has_no_gradients(pool: Pool, num_rows: int) -> None:
+def test_right_evaluation_step_passes_without_gradients(pool: Pool, num_rows: int) -> None:
     case = step_of("evaluates", build=f"{HERE}evaluated", optimizer="", num_rows=num_rows)
 
     assert wrong_tensors(case, pool) == set()
@@ -111,7 +111,7 @@ def test_step_that_evaluates_has_no_gradients(pool: Pool, num_rows: int) -> None
 
 
 @pytest.mark.ranks
-def test_evaluation_of_a_ranks_own_rows_only_is_wrong(pool: Pool) -> None:
+def test_evaluation_step_without_a_reduction_is_rejected(pool: Pool) -> None:
     """The step calls no collective."""
     case = step_of("evaluates_own_rows", build=f"{HERE}evaluated", optimizer="", num_rows=3)
 
@@ -128,7 +128,7 @@ def test_module_without_gradients_is_judged_without_a_step(pool: Pool, build: st
 
 
 @pytest.mark.parametrize("build", ["evaluated", "counted"])
-def test_property_of_a_step_that_evaluates_draws_cases(build: str) -> None:
+def test_property_of_an_evaluation_step_draws_cases(build: str) -> None:
     case = smallest(evaluation(build).cases(TWO_RANKS), lambda _: True)
 
     assert case.training.step and not case.judge.by_parts

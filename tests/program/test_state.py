@@ -47,7 +47,7 @@ def wrong_tensors(case: ModuleCase, pool: Pool) -> set[str]:
         {"build": "normed", "parallelize": "summing", "batch": "sum of parts", "values": (("real", 0),)},
     ],
 )
-def test_state_of_the_whole_batch_holds(pool: Pool, fields: dict[str, Any]) -> None:
+def test_buffers_reduced_over_the_whole_batch_pass(pool: Pool, fields: dict[str, Any]) -> None:
     assert wrong_tensors(case_of(**fields), pool) == set()
 
 
@@ -61,20 +61,20 @@ def test_state_of_the_whole_batch_holds(pool: Pool, fields: dict[str, Any]) -> N
         ({"build": "normed", "dtype": "float64", "values": (("real", 0),)}, "output"),
     ],
 )
-def test_state_that_is_not_reduced_is_wrong(pool: Pool, fields: dict[str, Any], first: str) -> None:
+def test_buffers_that_are_not_reduced_are_rejected(pool: Pool, fields: dict[str, Any], first: str) -> None:
     assert first in wrong_tensors(case_of(parallelize="own_rows", **fields), pool)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("build", ["counting", "normed"])
-def test_reduced_state_is_wrong_if_own_rows_are_declared(pool: Pool, build: str) -> None:
+def test_reduced_buffers_are_rejected_if_state_says_own_rows(pool: Pool, build: str) -> None:
     values = (("real", 0),)
 
     assert wrong_tensors(case_of(build, "own_rows", state=OWN, values=values), pool) == set()
     assert any(name.startswith("buffer.") for name in wrong_tensors(case_of(build, state=OWN, values=values), pool))
 
 
-def test_module_with_state_of_the_whole_batch_is_judged_on_the_whole_batch() -> None:
+def test_reference_runs_once_if_buffers_follow_the_whole_batch() -> None:
     """The rows of a part alone have another mean."""
     case = case_of("normed", dtype="float64", values=(("real", 0),))
     found, own = (expect(each, 0).tensors for each in (case, case_of("normed", state=OWN, values=case.values)))
@@ -85,17 +85,17 @@ def test_module_with_state_of_the_whole_batch_is_judged_on_the_whole_batch() -> 
 
 
 @pytest.mark.parametrize("build", ["counting", "normed"])
-def test_buffer_that_depends_on_the_rows_needs_the_argument_state(build: str) -> None:
+def test_buffer_that_depends_on_the_rows_needs_the_state_argument(build: str) -> None:
     with pytest.raises(PropertyMisuse, match=r"buffer \w+ follows the rows .* state='own rows' .* state='whole batch'"):
         case_of(build, state="")
 
 
-def test_module_with_running_state_is_refused_without_the_argument_state() -> None:
+def test_property_of_a_module_whose_buffers_change_needs_the_state_argument() -> None:
     with pytest.raises(Misuse, match=r"state='own rows' if .* or state='whole batch' if"):
         property_of("counting").cases(Space((2,), DTYPES))
 
 
-def test_property_draws_cases_of_its_contract() -> None:
+def test_property_draws_cases_with_the_declared_state_argument() -> None:
     prop = property_of("counting", state=WHOLE)
 
     assert smallest(prop.cases(Space((2,), DTYPES))).judge.state == WHOLE
@@ -103,7 +103,7 @@ def test_property_draws_cases_of_its_contract() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("state", [OWN, WHOLE])
-def test_batch_norm_follows_own_rows_unless_state_names_the_whole_batch(pool: Pool, state: str) -> None:
+def test_batch_norm_is_judged_on_own_rows_unless_state_says_whole_batch(pool: Pool, state: str) -> None:
     fields = {"dtype": "float64", "values": (("real", 0),), "x_shape": (5, 3), "inputs": (), "sizes": ()}
     case = case_of("batch_norm", "own_rows", state="", **fields)
 
@@ -112,7 +112,7 @@ def test_batch_norm_follows_own_rows_unless_state_names_the_whole_batch(pool: Po
 
 
 @pytest.mark.ranks
-def test_batch_norm_of_an_unknown_class_needs_the_argument_state(pool: Pool) -> None:
+def test_batch_norm_of_an_unknown_class_needs_the_state_argument(pool: Pool) -> None:
     fields = {"dtype": "float64", "values": (("real", 0),), "x_shape": (5, 3), "inputs": (), "sizes": ()}
     case = case_of("batch_norm", "other_norm", state="", **fields)
 
@@ -124,7 +124,7 @@ def test_batch_norm_of_an_unknown_class_needs_the_argument_state(pool: Pool) -> 
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_buffer_that_no_row_changes_needs_no_argument_state(world_size: int) -> None:
+def test_buffer_that_counts_calls_needs_no_state_argument(world_size: int) -> None:
     assert case_of("called", world_size=world_size, state="").is_divided
 
 
@@ -138,7 +138,7 @@ def test_buffer_that_no_row_changes_needs_no_argument_state(world_size: int) -> 
         ({"state": "whole"}, "state must be one of"),
     ],
 )  # fmt: skip
-def test_argument_state_that_contradicts_the_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
+def test_state_argument_that_contradicts_the_case_raises_misuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 
@@ -153,7 +153,7 @@ def property_of(build: str, **fields: Any) -> Property:
     )
 
 
-def test_buffer_that_depends_on_the_first_row_needs_state() -> None:
+def test_buffer_that_depends_on_the_first_row_needs_the_state_argument() -> None:
     prop = module_property(f"{HERE}first", f"{HERE}own_rows", x_shapes=[(4, 3)], batch="mean of parts")
 
     with pytest.raises(Misuse, match=r"state='own rows' .* state='whole batch'"):

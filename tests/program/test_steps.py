@@ -62,7 +62,9 @@ def failed(case: ModuleCase, pool: Pool) -> list[Verdict]:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("parallelize", ["data_parallel", "fully_sharded"])
-def test_step_with_the_mean_over_all_tokens_holds(pool: Pool, parallelize: str, world_size: int, dtype: str) -> None:
+def test_right_step_with_a_loss_averaged_over_all_tokens_passes(
+    pool: Pool, parallelize: str, world_size: int, dtype: str
+) -> None:
     made: dict[str, Any] = {**TOKENS, "parallelize": f"{SUBJECT}{parallelize}"}
     case = ModuleCase(world_size=world_size, dtype=dtype, **made)
 
@@ -94,7 +96,7 @@ def test_message_on_a_wrong_step_names_the_first_wrong_tensor(
 @pytest.mark.ranks
 @pytest.mark.parametrize("how", ["", "_foreach"])
 @pytest.mark.parametrize("name", programs.OPTIMIZERS)
-def test_module_is_trained_by_any_optimizer(pool: Pool, name: str, how: str) -> None:
+def test_right_training_passes_with_each_optimizer_of_torch(pool: Pool, name: str, how: str) -> None:
     assert failed(ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}{how}"}), pool) == []
 
 
@@ -105,11 +107,11 @@ CODES = [
     )
     if hasattr(programs, f"{name}{how}") and (name, how, dtype) != ("asgd", "_foreach", "float64")
 ]
-"""All optimizers except the one of `test_asgd_with_foreach_rounds_its_rate_to_another_float32`."""
+"""All optimizers except the one of `test_asgd_with_foreach_differs_from_the_oracle_by_a_float32_rounding`."""
 
 
 @pytest.mark.parametrize(("name", "code", "dtype"), CODES)
-def test_torchs_updates_are_within_the_oracles_bounds(name: str, code: str, dtype: str) -> None:
+def test_updates_of_torchs_optimizers_are_within_the_oracles_bounds(name: str, code: str, dtype: str) -> None:
     """Ten steps in one process, by each of its codes, from the same gradients."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}{name}", "dtype": "float32", "steps": 1})
     case = replace(case, dtype=dtype, by_parts=dtype == "bfloat16")
@@ -117,7 +119,7 @@ def test_torchs_updates_are_within_the_oracles_bounds(name: str, code: str, dtyp
     assert worst_of(case, f"{HERE}{code}", num_steps=10) <= 1
 
 
-def test_asgd_with_foreach_rounds_its_rate_to_another_float32() -> None:
+def test_asgd_with_foreach_differs_from_the_oracle_by_a_float32_rounding() -> None:
     """The optimizer for one tensor takes the step's number as a Python number, and rounds only the result."""
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}asgd", "dtype": "float64", "steps": 1})
 
@@ -159,7 +161,7 @@ def test_update_that_is_smaller_on_one_rank_fails_and_names_step_and_rank(pool: 
 
 
 @pytest.mark.ranks
-def test_gradients_clipped_by_the_norm_of_all_gradients_hold(pool: Pool) -> None:
+def test_gradients_clipped_by_the_norm_of_all_gradients_pass(pool: Pool) -> None:
     for norm_type in (1.0, 2.0, float("inf")):
         case = ModuleCase(**{**PERCEPTRON, "max_norm": 0.1, "norm_type": norm_type})
         assert failed(case, pool) == []
@@ -176,7 +178,7 @@ def test_frozen_parameter_is_not_updated(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_deep_module_is_trained_part_by_part(pool: Pool) -> None:
+def test_right_training_of_a_deep_module_passes_by_parts(pool: Pool) -> None:
     case = ModuleCase(
         build="equivtest.programs.examples.decoder:decoder",
         parallelize="equivtest.programs.examples.decoder_plan:heads_and_hidden_divided",
@@ -235,7 +237,7 @@ def test_optimizer_that_the_oracle_cannot_follow_is_refused(optimizer: str, mess
 
 
 @pytest.mark.ranks
-def test_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool) -> None:
+def test_step_that_updates_parameters_without_an_optimizer_is_rejected(pool: Pool) -> None:
     case = ModuleCase(world_size=2, **{**TOKENS, "optimizer": "", "step": f"{HERE}updates_by_itself", "steps": 1})
     tensors = {each.judgement.mismatches[0].tensor for each in failed(case, pool) if each.judgement.mismatches}
 
@@ -243,7 +245,7 @@ def test_step_that_updates_without_an_optimizer_of_the_case_is_wrong(pool: Pool)
 
 
 @pytest.mark.ranks
-def test_update_that_should_be_tiny_is_wrong_if_it_is_far_off(pool: Pool) -> None:
+def test_large_update_in_place_of_a_tiny_update_is_rejected(pool: Pool) -> None:
     made = {**TOKENS, "optimizer": f"{HERE}tiny", "step": f"{HERE}adds_much", "steps": 1}
     verdicts = failed(ModuleCase(world_size=1, **made), pool)
 
@@ -251,14 +253,14 @@ def test_update_that_should_be_tiny_is_wrong_if_it_is_far_off(pool: Pool) -> Non
 
 
 @pytest.mark.ranks
-def test_rank_without_elements_of_an_unused_parameter_need_not_have_its_gradient(pool: Pool) -> None:
+def test_rank_with_an_empty_shard_of_an_unused_parameter_needs_no_gradient(pool: Pool) -> None:
     made = {**PERCEPTRON, "build": f"{HERE}with_extra", "parallelize": f"{HERE}extra_divided"}
 
     assert failed(ModuleCase(**made), pool) == []
 
 
 @pytest.mark.ranks
-def test_gradients_that_torch_cannot_clip_together_raise_misuse(pool: Pool) -> None:
+def test_clipping_a_mix_of_plain_and_dtensor_gradients_raises_misuse(pool: Pool) -> None:
     made = {**PERCEPTRON, "parallelize": f"{HERE}only_columns", "max_norm": 1.0}
 
     assert "takes plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
@@ -283,7 +285,7 @@ def judge_misused(case: ModuleCase, pool: Pool) -> str:
     return str(refused.value)
 
 
-def test_property_trains_two_steps_unless_it_says_how_many() -> None:
+def test_property_of_training_draws_cases_of_two_steps_by_default() -> None:
     prop = module_property(
         TOKENS["build"],
         TOKENS["parallelize"],
@@ -298,7 +300,7 @@ def test_property_trains_two_steps_unless_it_says_how_many() -> None:
     assert "trains_like_unsharded" in [claim.name for claim in prop.claims]
 
 
-def test_some_draws_have_a_row_of_ignored_targets_alone() -> None:
+def test_some_drawn_targets_have_a_row_in_which_all_are_ignored() -> None:
     source = torch.Generator().manual_seed(0)
     drawn = [make_whole_numbers("targets(7, -100)", (4, 3), 0, source) for _ in range(50)]
 

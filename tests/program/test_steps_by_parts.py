@@ -46,7 +46,7 @@ RIGHT_STEPS = {
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RIGHT_STEPS)
-def test_right_step_of_a_deep_model_holds(pool: Pool, name: str, dtype: str) -> None:
+def test_right_step_of_a_deep_model_passes(pool: Pool, name: str, dtype: str) -> None:
     case = replace(RIGHT_STEPS[name], dtype=dtype)
 
     assert set(kinds(case, pool).values()) == {"holds"}
@@ -61,7 +61,7 @@ def test_right_step_of_a_deep_model_holds(pool: Pool, name: str, dtype: str) -> 
         "scaled_in_one_layer", "norm_wrong_in_one_layer",
     ],
 )  # fmt: skip
-def test_wrong_step_of_a_deep_model_is_red(pool: Pool, wrong: str, dtype: str) -> None:
+def test_wrong_step_of_a_deep_model_is_rejected(pool: Pool, wrong: str, dtype: str) -> None:
     step, parallelize = ("Step", wrong) if wrong[0].islower() else (wrong, "replicated")
     case = stepped(step, f"{HERE}{parallelize}", dtype=dtype)
 
@@ -69,7 +69,7 @@ def test_wrong_step_of_a_deep_model_is_red(pool: Pool, wrong: str, dtype: str) -
 
 
 @pytest.mark.ranks
-def test_wrong_step_of_divided_layers_is_red(pool: Pool) -> None:
+def test_wrong_step_of_tensor_parallel_layers_is_rejected(pool: Pool) -> None:
     case = stepped("WholeTooSmall", f"{HERE}hidden_divided", batch=WHOLE, dtype="bfloat16")
 
     assert kinds(case, pool)["gradients_equal_unsharded"] == "value"
@@ -77,7 +77,7 @@ def test_wrong_step_of_divided_layers_is_red(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("wrong", ["MeanOfMeans", "FirstReduced", "DividedTwice", "LastDropped", "OwnReported"])
-def test_step_that_is_red_as_a_whole_is_red_by_parts(pool: Pool, wrong: str) -> None:
+def test_step_rejected_as_a_whole_is_rejected_by_parts(pool: Pool, wrong: str) -> None:
     case = stepped(
         f"tests.programs.wrong_steps:run_{wrong}", build="equivtest.programs.examples.next_token:next_token",
         optimizer="equivtest.programs.examples.token_mean:adamw", max_norm=0.5, values=(("real", 2),),
@@ -89,7 +89,7 @@ def test_step_that_is_red_as_a_whole_is_red_by_parts(pool: Pool, wrong: str) -> 
 
 
 @pytest.mark.ranks
-def test_step_that_runs_the_module_differently_does_not_fail_by_parts(pool: Pool) -> None:
+def test_step_that_calls_the_module_once_more_is_not_rejected_by_parts(pool: Pool) -> None:
     found = kinds(stepped("OnceMore"), pool)
     of_wrong = kinds(stepped("OnceMoreTooSmall"), pool)
 
@@ -97,7 +97,7 @@ def test_step_that_runs_the_module_differently_does_not_fail_by_parts(pool: Pool
     assert of_wrong["gradients_equal_unsharded"] == "inconclusive"
 
 
-def test_deep_model_is_judged_by_parts_if_nothing_else_concludes() -> None:
+def test_property_of_a_deep_model_judges_steps_by_parts_by_default() -> None:
     inputs = {"ids": ids(7, ("batch", "seq")), "targets": targets(7, ("batch", "seq"))}
     prop = module_property(
         f"{HERE}deep", f"{HERE}replicated", inputs=inputs, sizes={"batch": (4,), "seq": (3,)},

@@ -20,7 +20,7 @@ from equivtest.templates import JOBS, KINDS, write_files
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
-def test_property_that_init_writes_is_green(
+def test_property_that_the_init_command_writes_passes(
     kind: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_property_that_init_writes_is_green(
 
 
 @pytest.mark.parametrize("path", JOBS.values())
-def test_job_that_init_writes_runs_the_test_file(path: str, tmp_path: Path) -> None:
+def test_ci_job_that_the_init_command_writes_runs_the_test_file(path: str, tmp_path: Path) -> None:
     write_files(tmp_path, "step")
     group: Any = typer.main.get_command(app)
 
@@ -46,7 +46,7 @@ def test_job_that_init_writes_runs_the_test_file(path: str, tmp_path: Path) -> N
     assert parsed.params["report"] == "report"
 
 
-def test_init_never_overwrites_a_file(tmp_path: Path) -> None:
+def test_init_command_never_overwrites_a_file(tmp_path: Path) -> None:
     (tmp_path / "test_step.py").write_text("mine")
 
     with pytest.raises(Misuse, match=r"test_step\.py exists: move it, or start in another folder; nothing was written"):

@@ -70,7 +70,7 @@ def kinds_of(found: Findings) -> set[str]:
     ],
     ids=["parallelize", "forward", "backward", "set_up", "step"],
 )
-def test_case_is_declined_wherever_the_program_raises_not_supported(
+def test_case_is_declined_if_any_function_of_the_program_raises_not_supported(
     pool: Pool, parallelize: str, fields: dict[str, Any], reason: str
 ) -> None:
     case = case_of(parallelize, **({"members": ()} | fields))
@@ -88,7 +88,7 @@ def test_case_is_declined_wherever_the_program_raises_not_supported(
         ("at_length", "no heads, no heads, .*, no h[^\n]{0,9}"),
     ],
 )
-def test_reason_of_declined_cases_is_one_line_of_the_summary(pool: Pool, parallelize: str, reason: str) -> None:
+def test_reason_of_a_declined_case_is_shortened_to_one_line(pool: Pool, parallelize: str, reason: str) -> None:
     [verdict] = judge("module", case_of(parallelize), pool)
     said = verdict.detail.splitlines()[0].partition("does not support the case: ")[2]
 
@@ -96,7 +96,7 @@ def test_reason_of_declined_cases_is_one_line_of_the_summary(pool: Pool, paralle
 
 
 @pytest.mark.ranks
-def test_ranks_of_a_slow_program_may_decline_late(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_a_slow_program_extends_the_time_to_decline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each after as much work as the program takes."""
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
     kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
@@ -121,7 +121,7 @@ def test_ranks_that_declined_at_different_points_are_replaced(pool: Pool) -> Non
 
 
 @pytest.mark.ranks
-def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
+def test_ranks_whose_set_up_function_stopped_halfway_are_replaced(pool: Pool) -> None:
     """Otherwise the next case would find a library that cannot be set up twice."""
     given = {"needs_world": True, "set_up": HERE + "set_up_halfway", "tear_down": HERE + "tear_down", "members": ()}
     kinds = [{verdict.kind for verdict in judge("module", case_of("right", **given), pool)} for _ in range(2)]
@@ -130,7 +130,7 @@ def test_ranks_that_were_set_up_halfway_are_replaced(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_check_of_a_declined_case_does_not_pass(pool: Pool) -> None:
+def test_check_of_a_declined_case_raises_inconclusive(pool: Pool) -> None:
     with pytest.raises(Inconclusive, match=r"nothing was shown .* does not support the case: 8 features do not divide"):
         check("module", case_of("divides", 3), pool)
 
@@ -145,7 +145,7 @@ def test_search_counts_declined_cases_with_reasons(pool: Pool, tmp_path: Path) -
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "batch"), [(2, MEAN), (3, "whole")])
-def test_program_that_declines_the_probe_is_probed_once(
+def test_program_that_declines_the_batch_probe_declines_all_cases_of_this_world_size(
     pool: Pool, tmp_path: Path, world_size: int, batch: str
 ) -> None:
     """It declines each case of that world size, also the one that asks how rows are divided."""
@@ -156,7 +156,7 @@ def test_program_that_declines_the_probe_is_probed_once(
 
 
 @pytest.mark.ranks
-def test_program_that_declines_the_probe_on_several_axes_raises_misuse(pool: Pool) -> None:
+def test_program_on_two_axes_that_declines_the_batch_probe_raises_misuse(pool: Pool) -> None:
     """On another mesh of as many ranks it may accept, and there it is unknown how rows are divided."""
     prop = claimed("replicates_on_two", batch=None, axes=("dp", "tp"))
 
@@ -168,7 +168,9 @@ def test_program_that_declines_the_probe_on_several_axes_raises_misuse(pool: Poo
 
 
 @pytest.mark.ranks
-def test_case_declined_by_some_ranks_fails_and_names_them(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_declined_by_only_some_ranks_fails_and_names_the_ranks(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 1.0)  # the other ranks wait for rank 0 all that time
     said = r"rank 0 of 3 raised NotSupported: must be raised on every rank: raised on 0, not on 1, 2: 8 features"
 
@@ -257,7 +259,7 @@ def run_of(command: Command, folder: Path, parallelize: str, *args: str) -> tupl
 
 
 @pytest.mark.ranks
-def test_run_with_some_declined_cases_passes_and_lists_them(command: Command, tmp_path: Path) -> None:
+def test_run_with_some_declined_cases_passes_and_lists_their_reasons(command: Command, tmp_path: Path) -> None:
     code, told = run_of(command, tmp_path, "divides", "--world-sizes=1,2,3", "--report=report")
     lines = [line for line in told.splitlines() if line.startswith("program ")]
 

@@ -46,6 +46,6 @@ def test_zero_or_none_rejects_a_missing_nonzero_gradient(pool: Pool) -> None:
         check("module", case_of("cuts_off_the_busy", **EITHER), pool)
 
 
-def test_zero_or_none_with_an_unknown_name_raises_misuse() -> None:
+def test_zero_or_none_with_an_unknown_parameter_name_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"zero_or_none must name parameters .*\['expert'\] matches none of experts\.0"):
         case_of("skips_the_idle", zero_or_none=("expert",))
