@@ -76,7 +76,7 @@ def test_error_line_shows_how_many_times_the_error_exceeds_its_bound() -> None:
     assert "one process" not in rows(verdict)["expected"]
 
 
-def test_error_line_shows_a_huge_ratio_to_the_bound_as_a_power_of_ten() -> None:
+def test_error_line_shows_a_huge_ratio_as_a_power_of_ten() -> None:
     tensors = dict(expect(LINEAR, 0).tensors)
     tensors["output"] = replace(
         tensors["output"], allowed=torch.full_like(tensors["output"].value, 1e-40), derivation="4 roundings"

@@ -433,9 +433,7 @@ def test_subjects_option_replaces_the_subject_of_a_property(pytester: pytest.Pyt
 
 
 @pytest.mark.parametrize("profile", ["smoke", "gate"])
-def test_only_the_summary_of_profile_smoke_says_that_the_run_is_a_first_look(
-    pytester: pytest.Pytester, profile: str
-) -> None:
+def test_summary_calls_the_run_a_first_look_only_in_profile_smoke(pytester: pytest.Pytester, profile: str) -> None:
     make_suite(pytester, "a")
     result = run_suite(pytester, f"--profile={profile}", "--report=out")
     told = [line for line in result.outlines if line.startswith("smoke is a first look")]

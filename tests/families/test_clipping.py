@@ -54,7 +54,7 @@ def by_parts(gradients: list[torch.Tensor], p: float, axes: tuple[int, ...]) -> 
 # the norm
 
 
-def test_total_norm_of_3_and_4_is_7_5_or_4_for_norm_types_1_2_and_inf() -> None:
+def test_total_norm_follows_the_norm_type() -> None:
     gradients = [torch.tensor([[3.0]]), torch.tensor([-4.0, 0.0])]
 
     norms = {p: float(norm_of(gradients, p, "float32").value) for p in ("1", "2", "inf")}
@@ -153,7 +153,7 @@ def test_clipped_gradient_is_multiplied_by_max_norm_over_total_norm_plus_1e_minu
 
 
 @each_dtype
-def test_gradient_must_be_equal_if_its_norm_is_below_the_clipping_limit(dtype: str) -> None:
+def test_gradient_below_the_clipping_limit_must_stay_exactly_unchanged(dtype: str) -> None:
     gradient = torch.tensor([3.0, -4.0]).double()
     found = clipped(gradient, torch.tensor(5.0).double(), 6.0, TORCH_CPU[dtype])
 
@@ -192,9 +192,7 @@ def global_norm_with(other: float, gradients: list[torch.Tensor], norm_type: flo
 @pytest.mark.parametrize(
     ("norm_type", "other", "right"), [(1.0, 7.0, 14.0), (2.0, 144.0, 13.0), (math.inf, 12.0, 12.0)]
 )
-def test_zero3_total_norm_adds_powers_of_the_ranks_norms_or_takes_their_maximum(
-    norm_type: float, other: float, right: float
-) -> None:
+def test_zero3_combines_the_norms_of_the_ranks_by_the_norm_type(norm_type: float, other: float, right: float) -> None:
     gradients = [torch.tensor([3.0]), torch.tensor([-4.0]), torch.empty(0)]
 
     assert float(global_norm_with(other, gradients, norm_type)) == right

@@ -47,7 +47,7 @@ def case_of(**fields: Any) -> CollectivesCase:
 # The case
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     case_of,
     ({"collectives": ("all_reduce",)}, "collectives must be some of all_reduce_sum, .*, got 'all_reduce'"),
     ({"collectives": ()}, r"collectives must hold at least one value, none of them twice, got \(\)"),
@@ -59,7 +59,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_operands_of_each_kind_form_one_tensor_with_a_row_for_each_rank() -> None:
+def test_collectives_of_one_kind_take_operands_from_one_tensor() -> None:
     """A part for every rank of each size."""
     case = case_of(collectives=("all_reduce_max", "broadcast", "reduce_min"))
 
@@ -68,7 +68,7 @@ def test_operands_of_each_kind_form_one_tensor_with_a_row_for_each_rank() -> Non
     assert case.bounds == ((0, 12), (12, 15))
 
 
-def test_uneven_splits_include_whole_half_and_empty_parts() -> None:
+def test_uneven_splits_have_parts_of_full_half_and_zero_length() -> None:
     case = case_of()
     splits = {(source, target): case.split(5, source, target) for source in range(3) for target in range(3)}
 
@@ -76,7 +76,7 @@ def test_uneven_splits_include_whole_half_and_empty_parts() -> None:
     assert any(splits[source, target] != splits[target, source] for source, target in splits)
 
 
-def test_functions_that_collective_cases_name_are_exactly_those_that_can_be_called() -> None:
+def test_collective_cases_name_every_callable_function_and_no_unknown_one() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 
@@ -206,7 +206,7 @@ def test_special_values_are_copied_with_every_bit() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 64])
-def test_special_values_give_infinite_largest_and_ordinary_sums(world_size: int, dtype: str) -> None:
+def test_special_values_give_infinite_sums_largest_sums_and_ordinary_sums(world_size: int, dtype: str) -> None:
     """In any order: the oracle proves it, or raises."""
     names = ("all_reduce_sum", "all_reduce_premul", "all_reduce_max", "all_reduce_min")
     case = CollectivesCase(
@@ -274,13 +274,13 @@ def test_every_collective_has_examples_in_every_dtype_on_one_to_four_ranks() -> 
     assert pinned >= {(name, dtype, ranks) for name in CALLS for dtype in DTYPES for ranks in limits.WORLD_SIZES}
 
 
-def test_every_collective_has_examples_of_every_size_and_a_large_one() -> None:
+def test_every_collective_has_examples_of_every_size_and_a_large_example() -> None:
     pinned = {(name, numel) for case in examples() for name in case.collectives for numel in case.numels}
 
     assert pinned >= {(name, numel) for name in CALLS for numel in (*NUMELS, 2**17 + 1)}
 
 
-def test_example_has_only_collectives_that_a_backend_supports_together() -> None:
+def test_examples_group_collectives_that_a_backend_supports_together() -> None:
     """A backend that lacks one of them is not judged on a case that has it."""
     bundles = {tuple(call.name for call in calls) for calls in BUNDLES.values()}
     pinned = {case.collectives for case in examples()}
@@ -289,7 +289,7 @@ def test_example_has_only_collectives_that_a_backend_supports_together() -> None
     assert all(any(set(names) <= set(bundle) for bundle in bundles) for names in pinned)
 
 
-def test_each_function_has_its_own_example_on_strided_operands() -> None:
+def test_each_collective_function_has_a_separate_example_on_strided_operands() -> None:
     """gloo's faults in one of them would keep a whole bundle from running."""
     assert [len(case.collectives) for case in examples() if case.stride > 1] == [1] * len(FUNCTIONS)
     assert {call.function for case in examples() if case.stride > 1 for call in case.calls} == FUNCTIONS.keys()
@@ -331,7 +331,7 @@ def test_every_collective_has_an_example_on_eight_ranks() -> None:
     assert {name for case in examples() if case.world_size == 8 for name in case.collectives} == set(CALLS)
 
 
-def test_collectives_are_drawn_with_every_way_to_wait_and_every_size() -> None:
+def test_collectives_are_drawn_with_every_size_and_every_way_to_wait() -> None:
     cases = drawn(collectives_cases(Space((2,), limits.DTYPES)), 400)
 
     assert {name for case in cases for name in case.collectives} == set(ON_GLOO)
@@ -349,7 +349,7 @@ def answer(case: CollectivesCase, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("waits", "stride"), [*((waits, 1) for waits in WAITS), ("together", 3)])
-def test_every_collective_runs_in_a_group_of_one_rank(alone: DeviceMesh, waits: str, stride: int) -> None:
+def test_every_collective_is_right_in_a_group_of_one_rank(alone: DeviceMesh, waits: str, stride: int) -> None:
     """Gloo scatters wrong elements of strided operands (finding 96)."""
     names = tuple(name for name in ON_GLOO if stride == 1 or name != "scatter")
     case = case_of(world_size=1, waits=waits, numels=(4, 0, 1), collectives=names, stride=stride)
@@ -412,7 +412,7 @@ class Late:
 @pytest.mark.parametrize(
     ("waits", "events"), [("async", ["begin", "wait"] * 2), ("together", ["begin", "begin", "wait", "wait"])]
 )
-def test_collectives_begin_and_end_in_the_order_that_the_case_says(
+def test_case_sets_the_order_in_which_collectives_begin_and_end(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, waits: str, events: list[str]
 ) -> None:
     late = Late()
@@ -485,7 +485,7 @@ def test_operands_and_results_have_the_strides_of_the_case_in_larger_memory(
 
 
 @pytest.mark.parametrize("memory", [{"stride": 2}, {"order": "transposed"}, {"order": "channels_last"}, {"offset": 1}])
-def test_backend_that_refuses_memory_gets_contiguous_operands(
+def test_backend_that_refuses_noncontiguous_memory_gets_contiguous_operands(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, memory: dict[str, Any]
 ) -> None:
     def all_reduce(tensor: torch.Tensor, **_: object) -> None:
@@ -502,7 +502,7 @@ def test_backend_that_refuses_memory_gets_contiguous_operands(
     ("order", "shape", "strides"),
     [("transposed", (1, 3, 4), (12, 1, 3)), ("channels_last", (1, 3, 2, 2), (12, 1, 6, 3))],
 )
-def test_dense_operands_and_results_are_not_row_major(
+def test_case_with_an_order_passes_operands_and_results_with_permuted_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, order: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     found: list[torch.Tensor] = []
@@ -541,7 +541,7 @@ def test_reused_memory_has_the_same_address_and_new_content(
     assert (len({address for address, _ in found}) == 1) == is_kept
 
 
-def test_freed_memory_is_allocated_at_the_same_addresses_again(
+def test_operands_are_allocated_at_the_addresses_of_freed_memory(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[torch.Tensor] = []
@@ -566,7 +566,7 @@ def test_case_with_an_offset_passes_unaligned_memory(alone: DeviceMesh, monkeypa
     assert places == [12, 12]
 
 
-def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tagged_send_on_nccl_is_reported_as_not_supported(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
 
     with pytest.raises(Unsupported, match="tags are not supported with the NCCL backend"):
@@ -574,7 +574,7 @@ def test_tags_of_nccl_are_not_supported(alone: DeviceMesh, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("text", "stride"), [("out of memory", 2), ("Tensors must be contiguous", 1)])
-def test_error_that_does_not_mention_contiguous_memory_is_no_refusal_of_strides(
+def test_contiguous_operands_replace_strided_only_after_an_error_about_strides(
     alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch, text: str, stride: int
 ) -> None:
     errors = [RuntimeError(text)]

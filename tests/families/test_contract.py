@@ -65,7 +65,7 @@ NUM_DRAWS = 60
 
 
 @each(STRATEGIES)
-def test_each_conclusive_dtype_is_at_least_15_percent_of_a_run(name: str) -> None:
+def test_each_dtype_has_at_least_15_percent_of_the_drawn_cases(name: str) -> None:
     counts = Counter(case.dtype for case in run_of(name))
     dtypes = PROPERTIES[name].conclusive_dtypes or limits.DTYPES
 
@@ -73,21 +73,21 @@ def test_each_conclusive_dtype_is_at_least_15_percent_of_a_run(name: str) -> Non
 
 
 @each(DIVIDED)
-def test_over_half_of_a_run_is_uneven_or_empty(name: str) -> None:
+def test_over_half_of_the_drawn_cases_have_uneven_or_empty_shards(name: str) -> None:
     counts = Counter(case.shard_kind for case in run_of(name))
 
     assert counts["uneven"] + counts["empty"] > 0.5 * counts.total(), counts
 
 
 @each(DIVIDED)
-def test_every_world_size_above_one_has_shards_of_every_kind(name: str) -> None:
+def test_cases_of_every_world_size_above_one_have_shards_of_every_kind(name: str) -> None:
     kinds = {(case.world_size, case.shard_kind) for case in run_of(name) if case.world_size > 1}
 
     assert kinds == {(w, kind) for w in (2, 3, 4) for kind in ("even", "uneven", "empty")}
 
 
 @each(IN_ALL_DTYPES)
-def test_few_cases_are_drawn_twice(name: str) -> None:
+def test_at_most_five_percent_of_cases_are_drawn_twice(name: str) -> None:
     """Nor are neighbours copies of one another with one draw repeated, as Hypothesis likes to make them."""
     cases = run_of(name)
     neighbours = list(pairwise(cases))
@@ -97,7 +97,7 @@ def test_few_cases_are_drawn_twice(name: str) -> None:
 
 
 @each(ON_ANY_MEMBERS)
-def test_about_one_case_in_six_runs_on_a_mesh_within_a_larger_world(name: str) -> None:
+def test_about_one_drawn_case_in_six_uses_a_subset_of_the_processes(name: str) -> None:
     """On at most four processes; some meshes are not ascending, some leave processes out."""
     cases = run_of(name)
     within = [case for case in cases if case.members]
@@ -120,7 +120,7 @@ def test_drawn_cases_have_the_world_sizes_and_dtypes_of_their_space(name: str) -
 
 
 @each(STRATEGIES)
-def test_strategy_shrinks_to_its_simplest_case(name: str) -> None:
+def test_strategy_shrinks_to_the_case_of_simplest_field_values(name: str) -> None:
     """Every field has its default; if no case has the default, the shortest possible value."""
     found = smallest(STRATEGIES[name](SPACE))
     wanted = {
@@ -147,7 +147,7 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_only_tensors_with_the_role_kept_are_both_passed_and_returned(name: str) -> None:
+def test_only_tensors_with_the_role_kept_are_passed_and_returned(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()
@@ -177,7 +177,7 @@ def test_invalid_field_is_refused_with_its_value_and_the_limit(name: str) -> Non
 
 
 @each(STRATEGIES)
-def test_only_properties_of_refusals_draw_cases_that_must_be_refused(name: str) -> None:
+def test_only_refusal_properties_draw_cases_that_must_be_refused(name: str) -> None:
     assert {bool(case.refusal) for case in run_of(name)} == {name in REFUSED}
 
 
@@ -189,7 +189,7 @@ def test_examples_shard_evenly_and_unevenly_on_four_ranks_in_float32_and_bfloat1
 
 
 @each(REFUSED)
-def test_every_misfit_is_drawn_and_has_no_expected_values(name: str) -> None:
+def test_every_kind_of_invalid_input_is_drawn_and_has_no_expected_values(name: str) -> None:
     misfits = {case.misfit for case in run_of(name)}
     with pytest.raises(Misuse, match=r"misfit must be .*, got 'no such'") as told:
         dataclasses.replace(run_of(name)[0], misfit="no such")
@@ -204,7 +204,7 @@ def test_every_misfit_is_drawn_and_has_no_expected_values(name: str) -> None:
 
 
 @each(COMPUTED)
-def test_torchs_own_unsharded_run_is_within_every_bound(name: str) -> None:
+def test_unsharded_computation_by_torch_is_within_every_bound(name: str) -> None:
     """To the last bit if there are right bits; in 16 bits, where storage dominates, some error is near its bound."""
     worlds = (7, 8) if PROPERTIES[name].resolve else (7, 8, limits.MAX_WORLD_SIZE)
     cases = [*run_of(name), *drawn(STRATEGIES[name](Space(worlds, limits.DTYPES)), 20)]

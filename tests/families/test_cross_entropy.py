@@ -47,7 +47,7 @@ def test_probability_targets_have_several_classes() -> None:
 @pytest.mark.parametrize(
     ("positions", "shape", "dim"), [((), (7,), 0), ((8,), (8, 7), 1), ((2, 3, 4), (2, 7, 3, 4), 1)]
 )
-def test_classes_are_the_second_dim_of_the_logits_and_the_only_one_of_a_single_row(
+def test_classes_are_dim_1_of_batched_logits_and_dim_0_of_unbatched_logits(
     positions: tuple[int, ...], shape: tuple[int, ...], dim: int
 ) -> None:
     case = case_of(positions=positions)
@@ -56,7 +56,7 @@ def test_classes_are_the_second_dim_of_the_logits_and_the_only_one_of_a_single_r
     assert case.layouts()["output"] == Layout((Replicate(),)) and case.shapes()["output"] == positions
 
 
-def test_unignored_targets_are_on_both_sides_of_every_shard_boundary() -> None:
+def test_targets_include_the_classes_on_each_side_of_every_shard_boundary() -> None:
     plain = draw_target(case_of(), "real", 0)
     some = draw_target(case_of(ignored="some", ignore_index=-1), "real", 0)
 
@@ -67,7 +67,7 @@ def test_unignored_targets_are_on_both_sides_of_every_shard_boundary() -> None:
 
 @each_dtype
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_loss_of_peaked_logits_must_be_equal_except_for_underflow_and_a_mean(reduction: str, dtype: str) -> None:
+def test_loss_of_peaked_logits_must_be_exact_except_for_underflow_and_a_mean(reduction: str, dtype: str) -> None:
     """Except for underflow, by the smallest normal number times a cotangent, and the quotient of a mean."""
     case = case_of(dtype=dtype, reduction=reduction, weighted=True, values=(("peaked", 0),))
     output, gradient = (expect(case, 0).tensors[name] for name in ("output", "grad.x"))
@@ -141,7 +141,7 @@ def test_mean_loss_without_targets_is_nan_and_its_gradient_zero() -> None:
     ],
     ids=["an empty part", "an image", "fewer classes than ranks", "a single row"],
 )
-def test_own_cross_entropy_from_which_defects_are_made_is_right(case: CrossEntropyCase, pool: Pool) -> None:
+def test_cross_entropy_that_the_defects_modify_is_right(case: CrossEntropyCase, pool: Pool) -> None:
     """Also in cases in which torch's own is wrong."""
     verdicts = judge("tests.defects.cross_entropy:own_cross_entropy", case, pool)
 

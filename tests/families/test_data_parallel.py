@@ -71,7 +71,7 @@ def test_style_determines_layouts_of_parameters_gradients_and_states(style: str,
     assert layouts["x"] == layouts["output"] == layouts["grad.in_proj.output"] == Shard(0)
 
 
-def test_weight_by_columns_is_sharded_on_dim_1_everywhere() -> None:
+def test_weight_sharded_by_columns_has_gradients_and_states_sharded_on_dim_1() -> None:
     case = data_parallel_case(style="fsdp2", by_columns=("in_proj.weight",), optimizer="sgd", steps=2, momentum=0.5)
     layouts = {name: layout.placements[0] for name, layout in case.layouts().items()}
 
@@ -87,14 +87,14 @@ def test_batch_covers_all_ranks_and_micro_batches() -> None:
     assert case.shapes()["capture.out_proj.input"] == (12, 5, 5)
 
 
-def test_training_case_also_asks_for_frozen_parameters_after_each_step() -> None:
+def test_training_case_requires_frozen_parameters_as_answers_after_each_step() -> None:
     case = data_parallel_case(requires_grad=("out_proj.bias",), optimizer="sgd", steps=2, momentum=0.5)
 
     assert "step2.param.in_proj.weight" in case.answer_names()
     assert "step2.momentum.in_proj.weight" not in case.answer_names()
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     data_parallel_case,
     ({"micro_batches": 0}, "micro_batches must be in 1..8, got 0"),
     ({"requires_grad": ("x",)}, "needs a parameter in requires_grad"),
@@ -131,7 +131,9 @@ test_invalid_case_is_refused_by_name = refuses(
         ({"misfit": "not_contiguous", "in_features": 1}, "a weight of one row or column is always contiguous"),
     ],
 )
-def test_case_of_a_refused_sharding_has_a_weight_that_cannot_be_sharded(fields: dict[str, Any], message: str) -> None:
+def test_case_of_a_refused_sharding_requires_a_weight_that_fsdp2_cannot_shard(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Misuse, match=message):
         RefusedShardingCase(**{"world_size": 3, **fields})
 
@@ -145,7 +147,7 @@ def fetches(**fields: Any) -> list[tuple[str, int]]:
     return [(call.phase, call.size_bytes) for call in expected_collectives(case, 0) if call.kind == "all_gather"]
 
 
-def test_recomputing_the_hidden_activation_fetches_in_proj_once_more() -> None:
+def test_recomputing_the_hidden_activation_gathers_in_proj_a_third_time() -> None:
     """Each of three ranks has 5 + 2 of in_proj's 15 and 5 elements, and 4 + 1 of out_proj's 10 and 2."""
     once = [("forward", 28), ("forward", 20), ("backward", 20), ("backward", 28)]
 
@@ -153,7 +155,7 @@ def test_recomputing_the_hidden_activation_fetches_in_proj_once_more() -> None:
     assert fetches(checkpointed="hidden") == [*once, ("backward", 28)]
 
 
-def test_backward_that_stops_early_recomputes_nothing() -> None:
+def test_backward_that_stops_at_the_hidden_activation_fetches_no_weight_again() -> None:
     fields = {"checkpointed": "hidden", "optimizer": "sgd", "steps": 2, "stopped_steps": (2,)}
 
     assert len(fetches(**fields)) == 5 + 3
@@ -190,7 +192,7 @@ def test_dividing_each_ranks_gradient_before_the_sum_gives_the_exact_average(cas
     assert torch.equal(averaged.double(), right)
 
 
-def test_reciprocal_of_the_world_size_is_accurate_except_for_seven_ranks_in_float32() -> None:
+def test_reciprocal_of_a_world_size_is_inaccurate_only_for_seven_in_float32() -> None:
     assert [w for w in range(1, 10) if not reciprocal_is_near(w, "float32")] == [7]
     assert all(reciprocal_is_near(w, "float64") for w in range(1, 10))
 
@@ -203,7 +205,7 @@ def test_gradients_on_seven_ranks_in_float32_are_judged_within_a_bound() -> None
     assert tensors["output"].allowed is None
 
 
-def test_update_on_seven_ranks_is_expected_from_the_gradient_that_the_ranks_have() -> None:
+def test_expected_update_on_seven_ranks_starts_from_the_gradients_of_the_ranks() -> None:
     """Though the data are exact: a gradient within its bound is no error of the update."""
     case = data_parallel_case(world_size=7, optimizer="sgd", steps=2, requires_grad=("out_proj.bias",))
     held = train(case, torch.float32)
@@ -285,7 +287,7 @@ def test_average_of_zero_gradients_is_exactly_zero() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize(("world_size", "micro_batches"), [(2, 1), (3, 2), (4, 3)])
-def test_nearly_all_verdicts_on_two_real_features_are_conclusive(
+def test_bounds_on_two_real_features_are_narrow_for_nearly_all_seeds(
     dtype: str, world_size: int, micro_batches: int
 ) -> None:
     """Up to 36 tokens behind each element of a gradient, in bfloat16 too."""
@@ -311,7 +313,7 @@ def test_training_does_not_overflow_float16(mode: str, seed: int) -> None:
     assert all(tensor.allowed is None or bool(tensor.allowed.isfinite().all()) for tensor in expected)
 
 
-def test_step_that_stops_at_the_hidden_activation_changes_neither_in_proj_nor_its_state() -> None:
+def test_step_that_stops_at_the_hidden_activation_leaves_in_proj_unchanged() -> None:
     case = data_parallel_case(optimizer="sgd", steps=3, momentum=0.5, weight_decay=0.25, stopped_steps=(2,))
     expected = expect(case, 0).tensors
 
@@ -368,7 +370,7 @@ def test_releasing_a_parameter_that_is_not_available_raises() -> None:
         layer_of(nn.Linear(1, 1)).release()
 
 
-def test_backward_uses_the_parameter_that_is_fetched_at_that_time() -> None:
+def test_backward_uses_the_most_recently_fetched_parameter() -> None:
     """A view of the weight is saved as a reference: what it refers to is fetched anew, or refused."""
     module = nn.Linear(2, 3, bias=False)
     layer = layer_of(module)
@@ -383,7 +385,7 @@ def test_backward_uses_the_parameter_that_is_fetched_at_that_time() -> None:
     assert torch.equal(layer.unpack(saved), torch.full((2, 3), 7.0))
 
 
-def test_x_and_cotangent_of_later_steps_have_mostly_one_sign_in_each_feature() -> None:
+def test_features_of_later_steps_have_mostly_one_sign() -> None:
     case = DataParallelCase(
         world_size=2, style="ddp", leading=(64,), in_features=5, out_features=3, optimizer="sgd", steps=3
     )

@@ -31,7 +31,7 @@ def pool() -> Iterator[Pool]:
         yield pool
 
 
-def test_property_without_deepspeed_says_how_to_get_it() -> None:
+def test_property_whose_package_is_absent_says_how_to_install_the_package() -> None:
     """The reason names the package and the command."""
     absent = dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="no_such_package")
 
@@ -43,7 +43,7 @@ def test_property_that_requires_no_package_is_never_skipped() -> None:
     assert dataclasses.replace(suite.deepspeed_fetch_all_reduce, requires="").absent == ""
 
 
-def test_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.Pytester) -> None:
+def test_property_whose_package_is_absent_is_skipped_with_a_reason(pytester: pytest.Pytester) -> None:
     """It is neither collected as searches nor reported as passed."""
     pytester.makeconftest("from equivtest.options import pytest_addoption")
     pytester.makepyfile(
@@ -59,7 +59,7 @@ def test_property_that_cannot_run_is_skipped_with_its_reason(pytester: pytest.Py
     result.stdout.fnmatch_lines(["*no_such_package is not installed: pip install*"])
 
 
-def test_known_failures_of_an_absent_package_are_not_active() -> None:
+def test_known_failures_of_deepspeed_are_inactive_if_deepspeed_is_absent() -> None:
     """Entries about DeepSpeed count only for the releases that they name."""
     entries = KnownFailures.load(SHIPPED).entries
 
@@ -69,7 +69,7 @@ def test_known_failures_of_an_absent_package_are_not_active() -> None:
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", [name for name in SUBJECTS if name.startswith("deepspeed_fetch")])
-def test_two_padded_parameters_are_fetched_correctly(subject: str, pool: Pool) -> None:
+def test_deepspeed_fetches_two_padded_parameters_correctly(subject: str, pool: Pool) -> None:
     """The smallest case of DeepSpeed PR 8158; releases before 0.19.4 fail it."""
     case = FetchCase(world_size=2, parameters=((1,), (1,)), requires_grad=(True, True))
     verdicts = judge(subject, case, pool, suite.CLAIMS)
@@ -79,7 +79,7 @@ def test_two_padded_parameters_are_fetched_correctly(subject: str, pool: Pool) -
 
 @installed
 @pytest.mark.ranks
-def test_dtype_that_zero_init_refuses_is_declined(pool: Pool) -> None:
+def test_case_in_a_dtype_that_zero_init_refuses_is_declined(pool: Pool) -> None:
     """DeepSpeed looks at the dtype only on a CPU that has kernels for float16."""
     verdicts = judge("deepspeed_fetch_all_gather", FetchCase(world_size=1, dtype="float64"), pool, suite.CLAIMS)
 
@@ -91,7 +91,9 @@ def test_dtype_that_zero_init_refuses_is_declined(pool: Pool) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("subject", ["deepspeed_mlp_all_gather", "deepspeed_mlp_all_reduce"])
 @pytest.mark.parametrize("persistence_numel", [0, EVERYTHING])
-def test_layer_of_two_padded_parameters_is_trained_correctly(subject: str, persistence_numel: int, pool: Pool) -> None:
+def test_deepspeed_trains_a_layer_of_two_padded_parameters_correctly(
+    subject: str, persistence_numel: int, pool: Pool
+) -> None:
     """Up to the step that prefetches; releases before 0.19.4 fail it by all_reduce."""
     case = EngineCase(
         world_size=2, biases=("out_proj",), requires_grad=("in_proj.weight", "out_proj.bias"),
@@ -115,7 +117,7 @@ CLIPPED = EngineCase(
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_training_with_clipped_gradients_holds(stage: int, pool: Pool) -> None:
+def test_right_deepspeed_training_with_clipped_gradients_passes(stage: int, pool: Pool) -> None:
     subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
     verdicts = judge(subject, dataclasses.replace(CLIPPED, stage=stage), pool, training.CLAIMS)
 
@@ -155,7 +157,7 @@ def kinds_in_training(case: EngineCase, pool: Pool) -> set[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("tied", ["same", "transposed"])
-def test_training_with_a_weight_shared_by_two_layers_holds(tied: str, stage: int, pool: Pool) -> None:
+def test_right_deepspeed_training_with_a_shared_weight_passes(tied: str, stage: int, pool: Pool) -> None:
     case = dataclasses.replace(TIED, tied=tied, hidden_features=3 if tied == "same" else 5, stage=stage)
 
     assert kinds_in_training(case, pool) == {"holds"}
@@ -186,7 +188,7 @@ SCALED = EngineCase(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("fields", [{}, {"predivide_factor": 0.5}, {"predivide_factor": 2.0, "prescales": True}])
-def test_training_with_gradients_scaled_before_the_reduction_holds(
+def test_right_deepspeed_training_with_prescaled_gradients_passes(
     fields: dict[str, float], stage: int, pool: Pool
 ) -> None:
     subject = "deepspeed_mlp_all_gather" if stage == 3 else "deepspeed_mlp_stages_1_and_2"
@@ -198,7 +200,7 @@ def test_training_with_gradients_scaled_before_the_reduction_holds(
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2])
-def test_gradients_scaled_only_before_the_reduction_are_rejected(stage: int, pool: Pool) -> None:
+def test_gradients_that_stay_scaled_after_the_reduction_are_rejected(stage: int, pool: Pool) -> None:
     subject = "tests.programs.deepspeed:scaled_before_alone"
     verdicts = judge(subject, dataclasses.replace(SCALED, stage=stage), pool, training.CLAIMS)
 
@@ -217,7 +219,9 @@ SAVED = EngineCase(
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("fields", [{}, {"optimizer": "adamw", "momentum": 0.0, "saved_after": 1}])
-def test_training_continues_from_a_loaded_checkpoint(fields: dict[str, object], stage: int, pool: Pool) -> None:
+def test_right_deepspeed_training_from_a_loaded_checkpoint_passes(
+    fields: dict[str, object], stage: int, pool: Pool
+) -> None:
     case = dataclasses.replace(SAVED, stage=stage, **fields)  # type: ignore[arg-type]
 
     assert kinds_in_training(case, pool) == {"holds"}
@@ -240,7 +244,7 @@ def test_training_that_does_not_continue_from_the_checkpoint_is_rejected(program
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
+def test_deepspeed_fetches_two_parameters_by_the_named_collective(collective: str, pool: Pool) -> None:
     """One for both of them; the broadcasts are the partition's."""
     case = FetchCase(
         world_size=2, parameters=((3,), (5,)), requires_grad=(True, True), collective=collective, records=True
@@ -255,7 +259,7 @@ def test_two_parameters_are_fetched_by_the_collective_that_the_subject_names(col
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_engine_fetches_by_the_collective_that_the_subject_names(collective: str, pool: Pool) -> None:
+def test_deepspeed_engine_fetches_layers_by_the_named_collective(collective: str, pool: Pool) -> None:
     """The backward of its first step makes no others: each layer's two parameters are fetched together."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch=collective, records=True,
@@ -271,7 +275,7 @@ def test_engine_fetches_by_the_collective_that_the_subject_names(collective: str
 @installed
 @pytest.mark.ranks
 @pytest.mark.parametrize(("numel", "fetches"), [(EVERYTHING, 2), (0, 6)])
-def test_engine_that_keeps_no_parameters_fetches_again_for_each_backward(numel: int, fetches: int, pool: Pool) -> None:
+def test_deepspeed_engine_without_reuse_fetches_again_for_each_backward(numel: int, fetches: int, pool: Pool) -> None:
     """Otherwise what a later forward fetched is still there: only the first of three backwards fetches."""
     case = EngineCase(
         world_size=2, biases=("in_proj", "out_proj"), fetch="all_gather", records=True, optimizer="sgd", steps=3,
@@ -285,7 +289,7 @@ def test_engine_that_keeps_no_parameters_fetches_again_for_each_backward(numel: 
 
 @installed
 @pytest.mark.ranks
-def test_engine_runs_after_a_case_whose_mesh_left_out_a_rank(pool: Pool) -> None:
+def test_deepspeed_engine_runs_after_a_case_that_left_out_a_rank(pool: Pool) -> None:
     """Parameters are counted per process, and DeepSpeed compares the counts between ranks."""
     case = EngineCase(world_size=3, optimizer="sgd", steps=3)
     pool.run("deepspeed_fetch_all_gather", FetchCase(world_size=2, members=(1, 2)))
@@ -296,7 +300,7 @@ def test_engine_runs_after_a_case_whose_mesh_left_out_a_rank(pool: Pool) -> None
 
 @installed
 @pytest.mark.ranks
-def test_gradients_are_reduced_in_the_same_order_after_a_case_whose_mesh_left_out_a_rank(pool: Pool) -> None:
+def test_deepspeed_reduces_gradients_correctly_after_a_case_that_left_out_a_rank(pool: Pool) -> None:
     """zero.Init replaces torch's linear for the whole process, and with it the order of gradients."""
     case = EngineCase(
         world_size=3,

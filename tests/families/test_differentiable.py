@@ -20,7 +20,7 @@ def case_of(**fields: Any) -> DifferentiableCase:
     return DifferentiableCase(**{"world_size": 4, "collectives": tuple(CALLS), "numel": 3, **fields})
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     case_of,
     ({"collectives": ("all_gather",)}, "collectives must be some of nn_reduce, .*, got 'all_gather'"),
     ({"collectives": ("all_reduce",) * 2}, r"collectives must be different ones, got \('all_reduce', 'all_reduce'\)"),
@@ -29,12 +29,12 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_functions_that_differentiable_cases_name_are_exactly_those_that_can_be_called() -> None:
+def test_differentiable_cases_name_every_callable_function_and_no_unknown_one() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_gradient_is_the_adjoint_of_the_forward(name: str) -> None:
+def test_expected_gradient_is_the_adjoint_of_the_forward(name: str) -> None:
     """On integers both sums of products are exact in float64."""
     case = case_of(collectives=(name,), dtype="float16")
     given, expected = draw(case, 0), expect(case, 0).tensors
@@ -44,7 +44,7 @@ def test_gradient_is_the_adjoint_of_the_forward(name: str) -> None:
     assert float((output * cotangent).sum()) == float((x * gradient).sum()) != 0
 
 
-def test_uneven_exchange_has_whole_half_and_empty_parts() -> None:
+def test_uneven_all_to_all_has_parts_of_full_half_and_zero_length() -> None:
     case = case_of()
 
     assert {case.split(source, target) for source in range(4) for target in range(4)} == {0, 2, 3}

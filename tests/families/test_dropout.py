@@ -60,7 +60,7 @@ test_invalid_dropout_case_is_refused_by_name = refuses(
 )
 
 
-def test_each_rank_gets_the_seed_of_its_shard() -> None:
+def test_ranks_get_separate_seeds_only_for_separate_shards() -> None:
     by_shard, same, whole = (
         draw(case, 0)["seeds"].unique().numel()
         for case in (case_of(), case_of(seeding="same"), case_of(layout="replicate"))
@@ -72,7 +72,7 @@ def test_each_rank_gets_the_seed_of_its_shard() -> None:
 
 
 @pytest.mark.parametrize(("length", "world_size", "parts"), [(5, 3, 3), (1, 4, 1), (5, 4, 3)])
-def test_empty_shards_are_not_counted_as_parts(length: int, world_size: int, parts: int) -> None:
+def test_number_of_parts_excludes_empty_shards(length: int, world_size: int, parts: int) -> None:
     assert case_of(world_size=world_size, shape=(length, 64)).num_parts == parts
     assert case_of(world_size=world_size, shape=(length, 64), layout="replicate").num_parts == 1
 
@@ -82,12 +82,12 @@ def test_empty_shards_are_not_counted_as_parts(length: int, world_size: int, par
     [({}, True), ({"shape": (5, 55)}, False), ({"shape": (5, 56)}, True), ({"p": 0.9}, False), ({"p": 0.0}, False),
      ({"p": 1.0}, False), ({"training": False}, False), ({"p": 0.9, "shape": (5, 196)}, True)],
 )  # fmt: skip
-def test_claim_drops_at_random_applies_only_if_equal_masks_are_improbable(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
+def test_dropout_claim_applies_only_if_equal_masks_are_improbable(fields: dict[str, Any], speaks: bool) -> None:  # noqa: FBT001
     assert case_of(**fields).draws_at_random is drops_at_random.applies(case_of(**fields), 0) is speaks
 
 
 @each_dtype
-def test_values_have_no_zero_that_could_be_a_dropped_element(dtype: str) -> None:
+def test_drawn_values_for_dropout_are_never_zero(dtype: str) -> None:
     for mode in ("dense", "real"):
         given = draw(case_of(dtype=dtype, values=((mode, 3),)), 0)
         assert all(bool((given[name] != 0).all()) for name in ("x", "cotangent"))
@@ -99,7 +99,7 @@ def test_values_have_no_zero_that_could_be_a_dropped_element(dtype: str) -> None
 
 @each_dtype
 @pytest.mark.parametrize("p", [0.5, 0.875, 0.1, 0.3, 0.9, 1.0])
-def test_torchs_dropout_equals_the_expected_values_of_its_mask(dtype: str, p: float) -> None:
+def test_expected_values_follow_from_the_mask_of_torchs_dropout(dtype: str, p: float) -> None:
     """Equal where 1 - p is a power of two; else within the bound, and not always equal."""
     for seed in range(4):
         case = case_of(world_size=1, layout="replicate", dtype=dtype, p=p, values=(("real", seed),))
@@ -162,7 +162,7 @@ def exact_tails(num: int, probability: Fraction) -> Iterator[Fraction]:
 @pytest.mark.parametrize("num", [1, 10, 57, 300])
 @pytest.mark.parametrize("probability", [0.5, 0.1, 0.75])
 @pytest.mark.parametrize("alarm", [0.05, 1e-6, 1e-12])
-def test_number_of_dropped_elements_exceeds_its_limits_as_rarely_as_the_alarm_rate_says(
+def test_limits_of_dropped_elements_have_the_stated_false_alarm_rate(
     num: int, probability: float, alarm: float
 ) -> None:
     low, high = count_limits(num, probability, alarm)
@@ -181,7 +181,7 @@ def test_limits_of_dropped_elements_are_narrow_for_many_elements_and_wide_for_fe
 
 
 @pytest.mark.parametrize("p", [0.5, 0.25, 0.1, 0.001])
-def test_limits_of_dropped_elements_exclude_some_number_for_the_smallest_judged_part(p: float) -> None:
+def test_dropout_claim_can_fail_on_the_smallest_part_to_which_it_applies(p: float) -> None:
     """For the smallest part to which the claim applies, on the largest number of ranks."""
     num = math.ceil(CHANCE_BITS / -math.log2(agreement(p)))
     num_counts = 64 + 1 + 64 * 63 // 2
@@ -222,7 +222,7 @@ def masked(case: DropoutCase, mask: torch.Tensor) -> list[Reply]:
 RANDOM = torch.rand((5, 64), generator=SOURCE) < 0.5
 
 
-def test_random_mask_passes_the_claims_on_chance_and_values() -> None:
+def test_dropout_with_a_random_mask_passes_all_claims() -> None:
     found = masked(case_of(), RANDOM)
 
     for claim in (drops_at_random, equals_unsharded, gradients_equal_unsharded):
@@ -242,14 +242,14 @@ def test_random_mask_passes_the_claims_on_chance_and_values() -> None:
     ],
     ids=["all", "nothing", "the same", "as the first row of the other", "the opposite", "too many"],
 )
-def test_improbable_mask_is_rejected(mask: torch.Tensor, what: str) -> None:
+def test_dropout_claim_rejects_an_improbable_mask(mask: torch.Tensor, what: str) -> None:
     judgement = judged(drops_at_random, case_of(), masked(case_of(), mask))
 
     assert judgement is not None and judgement.kind == "chance"
     assert judgement.mismatches[0].expected.endswith(what)
 
 
-def test_gradient_under_another_mask_is_wrong_by_value() -> None:
+def test_gradient_under_another_mask_than_the_output_fails_with_kind_value() -> None:
     given = draw(case_of(), 0)
     found = replies(case_of(), given["x"].mul(2).where(RANDOM, 0), given["cotangent"].mul(2).where(~RANDOM, 0))
     judgement = judged(gradients_equal_unsharded, case_of(), found)
@@ -257,7 +257,7 @@ def test_gradient_under_another_mask_is_wrong_by_value() -> None:
     assert judgement is not None and judgement.kind == "value"
 
 
-def test_replica_with_another_mask_fails_agreement_and_equal_replicas_pass_the_claim_on_chance() -> None:
+def test_replicas_must_have_equal_dropout_masks() -> None:
     case = case_of(world_size=2, layout="replicate")
     right, other = masked(case, RANDOM), masked(case, ~RANDOM)
     mixed = [right[0], replace(other[1])]
@@ -266,7 +266,7 @@ def test_replica_with_another_mask_fails_agreement_and_equal_replicas_pass_the_c
     assert (judged(drops_at_random, case, right) or pytest.fail("no verdict")).kind == "holds"
 
 
-def test_answer_of_a_wrong_shape_makes_the_claim_drops_at_random_inconclusive() -> None:
+def test_dropout_claim_is_inconclusive_for_an_output_of_wrong_shape() -> None:
     found = masked(case_of(), RANDOM)
     layout = case_of().layouts()["output"]
     found[1] = Reply(rank=1, outcome="answered", answers=(Answer({"output": Placed(torch.ones(1, 64), layout)}, {}),))
@@ -276,7 +276,7 @@ def test_answer_of_a_wrong_shape_makes_the_claim_drops_at_random_inconclusive() 
 
 
 @pytest.mark.ranks
-def test_dropout_seeded_by_a_shared_seed_and_the_shards_number_is_right(pool: Pool) -> None:
+def test_dropout_seeded_by_a_shared_seed_plus_the_shard_number_passes(pool: Pool) -> None:
     """Right is possible where torch on the CPU is known to fail."""
     case = case_of(seeding="same")
     with Pool(beside=pool) as fresh:

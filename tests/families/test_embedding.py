@@ -59,14 +59,14 @@ test_invalid_embedding_case_is_refused_by_name = refuses(
 )
 
 
-def test_edge_ids_begin_and_end_each_part_of_the_vocabulary() -> None:
+def test_edge_ids_are_the_first_and_last_id_of_each_vocabulary_shard() -> None:
     assert case_of().edge_ids() == (0, 2, 3, 5, 6)
     assert case_of(padding_idx=4).edge_ids() == (0, 2, 3, 4, 5, 6)
     assert case_of(num_embeddings=2).edge_ids() == (0, 1)
 
 
 @pytest.mark.parametrize(("num_embeddings", "expected"), [(2, True), (4, True), (5, False), (6, False)])
-def test_vocabulary_of_four_ids_leaves_the_last_of_three_ranks_empty(num_embeddings: int, *, expected: bool) -> None:
+def test_third_rank_has_no_id_of_a_vocabulary_of_four(num_embeddings: int, *, expected: bool) -> None:
     assert has_empty_part(case_of(num_embeddings=num_embeddings)) is expected
 
 
@@ -80,7 +80,7 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 
 @each_style
-def test_ids_lie_on_both_sides_of_every_boundary_if_tokens_are_enough(style: str) -> None:
+def test_many_drawn_ids_lie_on_each_side_of_every_shard_boundary(style: str) -> None:
     """More than half of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):
@@ -94,7 +94,7 @@ def test_ids_lie_on_both_sides_of_every_boundary_if_tokens_are_enough(style: str
     assert sum(seen) > 0.5 * len(seen)
 
 
-def test_two_tokens_get_neighbouring_ids_that_reach_every_edge_over_many_seeds() -> None:
+def test_two_drawn_ids_are_neighbours_and_reach_every_edge_over_many_seeds() -> None:
     case = case_of(leading=(2,))
     pairs = [set(draw_ids(case, "dense", seed).tolist()) for seed in range(60)]
 
@@ -102,13 +102,13 @@ def test_two_tokens_get_neighbouring_ids_that_reach_every_edge_over_many_seeds()
     assert {2, 3} in pairs and {5, 6} in pairs
 
 
-def test_ids_occur_more_than_once() -> None:
+def test_some_drawn_ids_occur_more_than_once() -> None:
     assert int(counts_of(case_of()).max()) >= 5
     assert int(counts_of(case_of(num_embeddings=1)).max()) == 24
 
 
 @each_dtype
-def test_weight_with_index_values_numbers_its_elements(dtype: str) -> None:
+def test_mode_index_numbers_the_elements_of_the_weight(dtype: str) -> None:
     weight = draw(case_of(dtype=dtype, values=(("index", 9),)), 0)["weight"]
 
     assert weight.dtype == DTYPES[dtype] and weight.flatten().tolist() == list(range(1, 36))
@@ -126,7 +126,7 @@ def test_cotangent_is_zero_for_repeats_of_an_id_that_bfloat16_cannot_add_exactly
 @pytest.mark.parametrize(
     "fields", [{"values": (("real", 3),)}, {"values": (("dense", 3),), "scale_grad_by_freq": True}]
 )
-def test_bounds_of_often_repeated_ids_are_conclusive(fields: dict[str, Any]) -> None:
+def test_bounds_for_often_repeated_ids_are_narrow_enough_to_conclude(fields: dict[str, Any]) -> None:
     """In bfloat16 sixteen of a thousand tokens of one id have a gradient, mostly on the same side of zero."""
     case = case_of(dtype="bfloat16", leading=(1000,), num_embeddings=1, **fields)
 
@@ -135,7 +135,7 @@ def test_bounds_of_often_repeated_ids_are_conclusive(fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_case_of_a_refusal_has_exactly_one_misfit(misfit: str) -> None:
+def test_case_that_must_be_refused_has_exactly_one_kind_of_invalid_input(misfit: str) -> None:
     case = RefusedEmbeddingCase(world_size=2, style="rowwise", leading=(5,), num_embeddings=4, misfit=misfit)
     ids = draw(case, 0)["ids"]
     outside = ((ids < 0) | (ids >= 4)).sum()
@@ -149,7 +149,7 @@ def test_case_of_a_refusal_has_exactly_one_misfit(misfit: str) -> None:
 # The oracle
 
 
-def test_gradient_row_of_an_id_is_exact_if_the_id_occurs_once_never_or_as_padding() -> None:
+def test_gradient_row_has_a_bound_only_if_its_id_occurs_more_than_once() -> None:
     """One number is copied; of those seen more often something is allowed."""
     case = case_of(leading=(9,), padding_idx=3, values=(("real", 1),))
     counts, allowed = counts_of(case), expect(case, 0).tensors["grad.weight"].allowed

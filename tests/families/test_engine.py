@@ -43,7 +43,7 @@ def test_engine_case_refuses_impossible_fields(field: str, value: object, said: 
         EngineCase(**{"world_size": 2, field: value})  # type: ignore[arg-type]
 
 
-def test_third_of_the_cases_has_no_persistent_parameter() -> None:
+def test_a_third_of_engine_cases_have_no_persistent_parameter() -> None:
     cases = run_of("deepspeed_mlp_all_gather")
 
     assert sum(case.persistence_numel == 0 for case in cases) > 0.3 * len(cases)
@@ -51,7 +51,7 @@ def test_third_of_the_cases_has_no_persistent_parameter() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_drawn_sizes_of_engine_options_lie_below_at_and_above_the_numel_of_a_parameter(size: str) -> None:
+def test_drawn_engine_options_lie_just_below_at_and_above_a_parameters_numel(size: str) -> None:
     found = {getattr(case, size) - numel for case in run_of("deepspeed_mlp_all_gather") for numel in numels_of(case)}
 
     assert {-1, 0, 1} <= found
@@ -66,7 +66,7 @@ def test_unusual_options_of_an_engine_are_drawn_seldom(field: str) -> None:
     assert 0.03 < share < 0.5
 
 
-def test_gradients_are_scaled_by_every_kind_of_factor_before_an_all_reduce() -> None:
+def test_engine_cases_are_drawn_with_every_kind_of_predivide_factor() -> None:
     scaled = [case for case in run_of("deepspeed_mlp_all_gather") if not case.reduce_scatter]
 
     assert {case.predivide_factor for case in scaled} >= {0.5, 1.0, 2.0, 3.0}
@@ -95,17 +95,17 @@ def test_predivided_gradients_are_within_the_bound_and_exact_for_powers_of_two(f
     assert (right.allowed is None) == (mode == "dense" and factor in (0.5, 2.0))
 
 
-def test_training_cases_run_three_or_four_steps_to_pass_the_first_that_fetches_ahead() -> None:
+def test_engine_training_cases_run_three_or_four_steps() -> None:
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if case.trains} == {3, 4}
     assert {case.steps for case in run_of("deepspeed_mlp_all_gather") if not case.trains} == {1}
 
 
-def test_reduce_bucket_of_drawn_engine_cases_stays_small() -> None:
+def test_drawn_engine_cases_have_a_small_reduce_bucket() -> None:
     """DeepSpeed's own default takes 2 GB on every rank."""
     assert max(case.reduce_bucket_numel for case in run_of("deepspeed_mlp_all_gather")) == REDUCE_BUCKET_NUMEL
 
 
-def test_only_a_leaf_can_lack_the_gradient_of_its_input() -> None:
+def test_predicate_leaf_input_requires_grad_is_false_only_for_leaf_modules() -> None:
     plain, leaf = EngineCase(world_size=1, requires_grad=("in_proj.weight",)), EngineCase(world_size=1, leaf=True)
 
     assert leaf_input_requires_grad(plain) and leaf_input_requires_grad(leaf)
@@ -137,7 +137,7 @@ def test_engine_cases_of_stages_1_and_2_are_both_drawn() -> None:
     assert {case.stage for case in cases} == {1, 2}
 
 
-def test_third_of_the_training_cases_clips_gradients() -> None:
+def test_a_third_of_engine_training_cases_clip_gradients() -> None:
     trained = [case for case in run_of("deepspeed_mlp_all_gather") if case.trains]
     shares = [sum(case.gradient_clipping == limit for case in trained) / len(trained) for limit in (0.0, 2.0**12)]
 
@@ -145,7 +145,7 @@ def test_third_of_the_training_cases_clips_gradients() -> None:
     assert not any(case.gradient_clipping for case in run_of("deepspeed_mlp_all_gather") if not case.trains)
 
 
-def test_check_command_reads_an_engine_case_without_a_property() -> None:
+def test_code_of_an_engine_case_can_be_read_without_importing_a_property() -> None:
     program = "from equivtest.cases.case import from_code; print(type(from_code('EngineCase(world_size=1)')).__name__)"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 

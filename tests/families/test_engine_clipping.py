@@ -59,7 +59,7 @@ def ratios(found: dict[str, Operand], actual: dict[str, torch.Tensor]) -> list[f
 
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("grouped", [True, False])
-def test_clipping_by_deepspeeds_own_operations_is_within_the_bound(limit: float, *, grouped: bool) -> None:
+def test_clipping_by_the_operations_of_deepspeed_is_within_the_bound(limit: float, *, grouped: bool) -> None:
     for seed in range(50):
         gradients = gradients_of(seed)
         factor = as_deepspeed_does(gradients, limit, [[name] for name in gradients] if grouped else [[*gradients]])
@@ -95,7 +95,7 @@ def test_zero_gradients_are_not_clipped() -> None:
     assert clipped({**gradients}, 2.0**-4, RANKS, FLOAT32) == gradients
 
 
-def test_gradients_whose_norm_equals_the_limit_may_be_clipped_or_not() -> None:
+def test_bound_allows_clipping_or_not_if_the_norm_equals_the_limit() -> None:
     """A norm as large as the limit: whether 1e-6 more passes it is a matter of rounding."""
     gradients = {"weight": torch.full((4,), 2.0**20)}
     found = clipped({**gradients}, 2.0**21, RANKS, FLOAT32)

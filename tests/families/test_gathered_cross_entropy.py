@@ -28,7 +28,7 @@ def case_of(**fields: Any) -> GatheredCrossEntropyCase:
     return GatheredCrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     case_of,
     ({"label_smoothing": 1.5}, r"label_smoothing must be in 0\.\.1, got 1\.5"),
     ({"shares": "positions", "positions": ()}, "shares='positions' needs a dim of positions"),
@@ -57,7 +57,7 @@ test_invalid_misfit_is_refused_by_name = refuses(
 )
 
 
-def test_refused_case_has_one_target_just_outside_of_the_classes() -> None:
+def test_case_that_must_be_refused_has_one_target_outside_of_the_classes() -> None:
     for misfit, wrong in (("above", 7), ("below", -1)):
         case = RefusedGatheredCrossEntropyCase(world_size=2, positions=(8,), num_classes=7, misfit=misfit)
         assert draw(case, 0)["target"].eq(wrong).sum() == 1 and case.refusal
@@ -71,13 +71,13 @@ def test_logits_are_sharded_by_classes_or_by_positions() -> None:
     assert not may_count_unequally(by_class) and may_count_unequally(case_of(ignore_index=3))
 
 
-def test_one_all_gather_of_padded_classes_is_documented() -> None:
+def test_gathered_cross_entropy_documents_one_all_gather_of_padded_classes() -> None:
     """Eight rows of three classes of four bytes; none of one rank."""
     assert expected_collectives(case_of(), 2) == (Collective("all_gather", 96, "forward"),)
     assert expected_collectives(case_of(world_size=1), 0) == ()
 
 
-def test_three_in_four_bounds_of_gathered_cross_entropy_are_conclusive() -> None:
+def test_at_least_three_quarters_of_gathered_cross_entropy_bounds_are_conclusive() -> None:
     cases = run_of("dtensor_cross_entropy")
     tensors = [tensor for case in cases for tensor in expect(case, 0).tensors.values()]
 

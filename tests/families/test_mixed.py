@@ -39,7 +39,7 @@ def test_tensors_of_a_mixed_precision_case_have_the_dtypes_of_its_policy() -> No
     assert {str(draw(uncast, 0)[name].dtype) for name in ("x", "cotangent")} == {"torch.float16"}
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     mixed_case,
     ({"style": "ddp"}, "mixed precision requires style fsdp2, got 'ddp'"),
     ({"dtype": "bfloat16"}, "must be float32, got 'bfloat16'"),
@@ -52,7 +52,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_gradient_sums_reduced_in_float32_need_more_bits_than_bfloat16_has() -> None:
+def test_gradients_reduced_in_float32_need_more_bits_than_bfloat16_has() -> None:
     """So that a reduction in fewer bits shows."""
     for mode in ("dense", "wide-g"):
         values = tuple((mode, seed) for seed in range(5))
@@ -69,7 +69,7 @@ def test_gradient_sums_reduced_in_float32_need_more_bits_than_bfloat16_has() -> 
         assert sum(not torch.equal(found, found.bfloat16().double()) for found in gradients) > len(gradients) / 3
 
 
-def test_micro_batch_whose_gradient_sum_is_too_large_raises_inexact_data() -> None:
+def test_micro_batches_whose_gradient_sum_could_round_raise_inexact_data() -> None:
     averages = Averages(Operations("bfloat16", 1, must_be_exact=True), 1, 2, "float32")
     ones = torch.ones(2, 1, dtype=torch.float64)
 
@@ -78,7 +78,7 @@ def test_micro_batch_whose_gradient_sum_is_too_large_raises_inexact_data() -> No
         averages.product(torch.tensor([[255.0, 2.0, 1.0, 1.0]], dtype=torch.float64), torch.cat((ones, ones)))
 
 
-def test_step_is_judged_from_parameters_rounded_to_the_layers_dtype() -> None:
+def test_expected_step_uses_parameters_rounded_to_the_dtype_of_the_layer() -> None:
     """An update may leave more bits than a layer multiplies."""
     case = mixed_case(optimizer="sgd", steps=2, values=(("real", 0),))
     found = unsharded(case, 0)

@@ -38,7 +38,7 @@ def training_case(**fields: object) -> MlpCase:
 # the case
 
 
-def test_every_answer_has_a_shape_and_a_layout() -> None:
+def test_perceptron_case_has_a_shape_and_a_layout_for_every_answer() -> None:
     case = training_case(steps=3, momentum=0.5)
 
     assert set(case.shapes()) == {*case.given_names(), *case.answer_names()} == set(case.layouts())
@@ -79,7 +79,7 @@ def test_layouts_of_a_perceptron_shard_the_sequence_and_the_hidden_features() ->
         ({"optimizer": "sgd", "steps": 2, "values": (("wide-x", 0),)}, "leaves no bits for an update"),
     ],
 )
-def test_invalid_case_is_refused_by_name(fields: dict[str, object], message: str) -> None:
+def test_error_for_an_invalid_case_names_the_invalid_field(fields: dict[str, object], message: str) -> None:
     with pytest.raises(Misuse, match=message.replace("(", r"\(")):
         mlp_case(**fields)
 
@@ -99,7 +99,7 @@ def test_sums_of_a_perceptron_use_nearly_all_bits_of_the_significand(mode: str, 
         assert SIGNIFICAND_BITS[dtype] - 3 <= bits_used <= SIGNIFICAND_BITS[dtype], case
 
 
-def test_no_sum_under_a_chosen_plan_of_magnitudes_exceeds_the_limit() -> None:
+def test_magnitudes_are_chosen_such_that_no_sum_exceeds_the_limit() -> None:
     for limit in (2**8, 2**11, 2**24, 2**53):
         plan = choose_plan(99, 33, 33, 33, 64, limit, "dense", has_b1=True, small=False)
         assert plan.fits(limit)
@@ -146,7 +146,7 @@ def test_two_steps_of_sgd_are_exact_in_float32_and_float64(dtype: str, momentum:
     assert all(torch.equal(expected[name].value, found[name].double()) for name in expected)
 
 
-def test_wrong_state_after_one_step_does_not_make_the_next_step_wrong() -> None:
+def test_wrong_state_after_one_step_does_not_fail_the_next_step() -> None:
     """The second step is right from a wrong state: only what is wrong differs."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
@@ -159,7 +159,7 @@ def test_wrong_state_after_one_step_does_not_make_the_next_step_wrong() -> None:
     assert torch.equal(difference, moved)
 
 
-def test_first_step_of_exact_data_is_judged_from_the_reference_not_from_the_ranks() -> None:
+def test_first_step_on_exact_data_ignores_the_recorded_activations_of_the_ranks() -> None:
     """However wrong a capture is, the output must be right."""
     case = mlp_case()
     right = train(case, torch.float32)
@@ -169,7 +169,7 @@ def test_first_step_of_exact_data_is_judged_from_the_reference_not_from_the_rank
     assert torch.equal(expected["output"].value, right["output"].double())
 
 
-def test_operand_that_ranks_lack_comes_from_the_reference() -> None:
+def test_oracle_uses_the_reference_for_a_tensor_that_a_rank_lacks() -> None:
     """A rank without a tensor, and ranks that disagree on its layout, make no operand."""
     case = training_case(world_size=2)
     held = held_of(case, train(case, torch.float32))

@@ -60,12 +60,12 @@ def drawn_cases() -> tuple[ChainCase, ...]:
         ({"operator": "neg"}, "operator must be .*chain.*, got 'neg'"),
     ],
 )
-def test_invalid_chain_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+def test_error_for_an_invalid_chain_names_the_invalid_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 
 
-def test_each_step_is_expected_from_the_result_before_it() -> None:
+def test_each_step_of_a_chain_is_expected_from_the_previous_result() -> None:
     case = case_of()
     x, tensors = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors
 
@@ -73,14 +73,14 @@ def test_each_step_is_expected_from_the_result_before_it() -> None:
     assert tensors["output.1"].allowed is None and tensors["grad.operand.0"].allowed is None
 
 
-def test_write_through_a_view_is_expected_in_the_whole_tensor() -> None:
+def test_oracle_expects_a_write_through_a_view_in_the_base_tensor() -> None:
     case = case_of(steps=((WRITE, ("x0",), (("dim", 0), ("index", 1), ("factor", -3.0))),), requires_grad=())
     x, found = draw(case, 0)["operand.0"].double(), expect(case, 0).tensors["output.0"].value
 
     assert torch.equal(found, torch.stack([x[0], -3 * x[1]]))
 
 
-def test_drawn_chains_have_all_kinds_of_steps_and_read_back_from_their_code() -> None:
+def test_drawn_chains_have_all_kinds_of_steps_and_survive_their_own_code() -> None:
     cases = drawn_cases()
     again = [case for case in cases if max(Counter(name for name, _, _ in case.steps).values()) > 1]
 
@@ -92,7 +92,7 @@ def test_drawn_chains_have_all_kinds_of_steps_and_read_back_from_their_code() ->
 
 
 @pytest.mark.ranks
-def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
+def test_torch_passes_a_chain_of_all_special_steps(pool: Pool) -> None:
     steps = (
         ("sum", ("x0",), (("dim", 1), ("keepdim", True))),
         (REDISTRIBUTE, ("y0",), (("placements", "shard(0)"),)),
@@ -107,7 +107,7 @@ def test_torch_is_right_in_a_chain_of_all_kinds_of_steps(pool: Pool) -> None:
     assert all(verdict.kind == "holds" for verdict in verdicts)
 
 
-def test_oracle_expects_the_effect_of_a_context() -> None:
+def test_oracle_models_autocast_no_grad_and_implicit_replication() -> None:
     """No gradients; another dtype of products; of plain tensors those that are whole and that no step takes first."""
     product = {"steps": (("mm", ("x0", "x1"), ()),), "operands": ((2, 3), (3, 2)), "placements": (("replicate",),) * 2}
     named = {context: case_of(context=context, **product) for context in CONTEXTS if context != "flattened mesh"}
@@ -120,7 +120,7 @@ def test_oracle_expects_the_effect_of_a_context() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", PLANTED)
-def test_wrong_context_or_step_is_rejected_and_torchs_own_holds(name: str, pool: Pool) -> None:
+def test_wrong_context_or_step_is_rejected_where_torch_passes(name: str, pool: Pool) -> None:
     case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.contexts:{name}", case, pool, claims))
@@ -128,7 +128,7 @@ def test_wrong_context_or_step_is_rejected_and_torchs_own_holds(name: str, pool:
 
 
 @pytest.mark.parametrize(("world_size", "number", "is_proved"), [(3, 1.0, False), (3, 3.0, True), (2, 1.0, True)])
-def test_result_must_be_equal_only_if_ranks_can_divide_the_added_number_exactly(
+def test_exact_result_is_required_only_if_ranks_can_divide_the_number_exactly(
     world_size: int, number: float, *, is_proved: bool
 ) -> None:
     steps = (("add", ("x0",), (("other", number),)), ("add", ("y0", "x0"), ()))

@@ -57,7 +57,7 @@ def test_enumerated_calls_of_depth_two_have_each_pair_of_placements() -> None:
     assert {((a,), (b,)) for a in texts for b in texts} - {(("replicate",), ("replicate",))} <= pairs
 
 
-def test_enumerated_shards_are_uneven_in_some_calls_and_even_in_others() -> None:
+def test_enumerated_calls_have_even_and_uneven_shards() -> None:
     kinds = defaultdict(set)
     for name in LOSSES:
         for case in calls(name, 2):
@@ -66,14 +66,14 @@ def test_enumerated_shards_are_uneven_in_some_calls_and_even_in_others() -> None
     assert all({"even", "uneven"} <= kinds[name] for name in LOSSES)
 
 
-def test_parts_of_an_enumeration_together_call_every_operator() -> None:
+def test_all_parts_of_an_enumeration_together_call_every_operator() -> None:
     space = Space((2,), ("float32", "bfloat16"))
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 1, part)}
 
     assert set(ENUMERATED) == names
 
 
-def test_conformance_run_calls_the_operators_that_a_gate_leaves_out_as_refused() -> None:
+def test_conformance_run_calls_operators_that_a_gate_run_skips_as_refused() -> None:
     space = Space((2,), ("float32",))
     names = {case.operator for part in range(PARTS) for case in calls_of(space, 2, part)}
 
@@ -82,14 +82,14 @@ def test_conformance_run_calls_the_operators_that_a_gate_leaves_out_as_refused()
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_operator_that_a_gate_leaves_out_as_refused_is_refused_on_every_rank(name: str, pool: Pool) -> None:
+def test_operator_that_a_gate_run_skips_as_refused_is_refused_by_every_rank(name: str, pool: Pool) -> None:
     [verdict] = judge("dtensor_operators", calls(name)[0], pool, (equals_unsharded,))
 
     assert set(verdict.judgement.margins) == {"refused"}, "DTensor computes it: remove it from REFUSED"
 
 
 @pytest.mark.parametrize("name", sorted(set(UNDECIDED) - {"_segment_reduce"}))  # it writes past its end if called
-def test_operator_that_a_gate_leaves_out_as_undecided_has_no_bound(name: str) -> None:
+def test_operator_that_a_gate_run_skips_as_undecided_has_no_bound(name: str) -> None:
     assert undecided(name), "the oracle can judge it: run python -m studies.operator_forms --undecided"
 
 
@@ -97,14 +97,14 @@ def has_whole_call(name: str) -> bool:
     return any(set(case.placements) == {("replicate",)} for case in calls(name))
 
 
-def test_gate_calls_each_hand_written_operator_of_one_operand_on_a_replicated_operand() -> None:
+def test_gate_run_calls_each_unary_operator_on_a_replicated_operand() -> None:
     names = [name for name in HAND_WRITTEN if any(len(form.shapes) == 1 for form in forms_of(name))]
 
     assert len(names) > 200
     assert [name for name in names if not has_whole_call(name)] == []
 
 
-def test_call_on_a_replicated_operand_is_the_last_and_takes_no_form_from_the_other_calls() -> None:
+def test_last_enumerated_call_has_a_replicated_operand_and_is_additional() -> None:
     *others, last = calls("flip")
 
     assert last.placements == (("replicate",),)
@@ -112,7 +112,7 @@ def test_call_on_a_replicated_operand_is_the_last_and_takes_no_form_from_the_oth
 
 
 @pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
-def test_gate_calls_each_form_of_a_convolution_by_batch_and_one_form_on_replicated_operands(name: str) -> None:
+def test_gate_run_calls_each_form_of_a_convolution_on_a_sharded_batch(name: str) -> None:
     *by_batch, whole = calls(name)
 
     assert set(whole.placements) == {("replicate",)}
@@ -120,25 +120,25 @@ def test_gate_calls_each_form_of_a_convolution_by_batch_and_one_form_on_replicat
     assert {case.arguments for case in by_batch} == {form.arguments for form in forms_of(name)}
 
 
-def test_gate_enumerates_three_calls_of_each_loss_and_no_operator_without_a_bound() -> None:
+def test_gate_run_enumerates_three_calls_of_each_loss() -> None:
     assert {len(calls(name)) for name in LOSSES} == {3}
     assert not set(UNDECIDED) & set(ENUMERATED)
     assert undecided("special.airy_ai").endswith("no bound is known for special_airy_ai")
     assert not undecided("nn.functional.mse_loss")
 
 
-def test_space_of_bfloat16_alone_has_no_enumerated_calls() -> None:
+def test_run_in_bfloat16_alone_has_no_enumerated_calls() -> None:
     assert calls_of(Space((2,), ("bfloat16",)), 1, 0) == []
 
 
-def test_chunk_judges_exactly_the_calls_of_its_part_of_the_enumeration() -> None:
+def test_chunk_judges_only_the_calls_of_its_part_of_the_enumeration() -> None:
     prop = shipped()["dtensor_operators"]
     chunk = Chunk(2, ("float32",), 3, 300, depth=1)
 
     assert chunk_cases(prop, chunk) == calls_of(chunk.space, 1, 3)
 
 
-def test_enumerated_calls_have_all_operands_partial_and_each_operand_alone_partial() -> None:
+def test_enumerated_calls_have_one_operand_or_all_operands_partial() -> None:
     found = {tuple(text for (text,) in case.placements) for case in calls("mul")}
     share, whole = "partial(sum)", "replicate"
 
@@ -153,12 +153,12 @@ def test_enumeration_keeps_a_call_only_if_it_adds_a_value_or_a_pair() -> None:
     assert set(covering("add", rows, 2)) == set(rows)
 
 
-def test_enumerated_call_reads_back_from_its_text() -> None:
+def test_enumerated_call_survives_its_own_text() -> None:
     for case in calls("nn.functional.cross_entropy"):
         assert from_code(repr(case)) == case
 
 
-def test_text_of_arguments_can_name_operands_constants_and_dtypes() -> None:
+def test_argument_text_of_a_call_can_name_operands_constants_and_dtypes() -> None:
     import torch
 
     x = torch.tensor([1.0, -2.0])
@@ -175,14 +175,14 @@ def test_operator_case_with_an_unknown_kind_of_operand_values_raises_misuse() ->
         OperatorCase(world_size=1, operator="neg", holds=("small",))
 
 
-def test_operand_that_holds_numbers_below_3_has_whole_numbers_from_0_to_2() -> None:
+def test_operand_declared_as_below_3_has_the_integers_0_to_2() -> None:
     case = OperatorCase(world_size=1, operator="eq", operands=((50,),) * 2, placements=(("replicate",),) * 2,
                         arguments=(), holds=("any", "below 3"))  # fmt: skip
 
     assert set(draw(case, 0)["operand.1"].tolist()) == {0, 1, 2}
 
 
-def test_layout_does_not_change_the_right_result() -> None:
+def test_oracle_computes_one_result_for_all_layouts_of_a_call() -> None:
     whole, divided = (
         OperatorCase(world_size=2, operands=((4,),), placements=((text,),), requires_grad=(0,))
         for text in ("replicate", "shard(0)")
@@ -237,7 +237,7 @@ def test_each_of_many_operands_is_partial_in_some_call() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_operands_of_floor_are_halves_that_ranks_hold_as_sums_of_quarters(world_size: int) -> None:
+def test_partial_operands_of_floor_sum_to_halves_of_quarters_per_rank(world_size: int) -> None:
     case = OperatorCase(world_size=world_size, operator="floor", operands=((40,),), placements=(("partial(sum)",),))
     shares = draw(case, 0)["operand.0"].reshape(world_size, 40)
 
@@ -258,5 +258,5 @@ RULES = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("rule", RULES)
-def test_enumerated_calls_of_a_gate_reject_a_wrong_sharding_rule(rule: str, pool: Pool) -> None:
+def test_enumerated_calls_of_a_gate_run_reject_a_wrong_sharding_rule(rule: str, pool: Pool) -> None:
     assert killed(rule, calls(RULES[rule]), pool).startswith("equals_unsharded")

@@ -63,7 +63,7 @@ def drawn_cases() -> tuple[OperatorCase, ...]:
         ({"operator": "any of bools", "placements": (("partial(sum)",),)}, "at most one kind of partial placement"),
     ],
 )
-def test_invalid_call_of_an_operator_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+def test_error_for_an_invalid_operator_call_names_the_invalid_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Misuse, match=message):
         case_of(**fields)
 
@@ -96,7 +96,7 @@ def test_result_has_the_promoted_dtype_of_two_operands() -> None:
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_shares_of_a_partial_operand_differ_between_ranks_and_reduce_to_integers(op: str, world_size: int) -> None:
+def test_partial_operands_differ_between_ranks_and_reduce_to_integers(op: str, world_size: int) -> None:
     case = case_of(world_size=world_size, placements=((f"partial({op})",),), operands=((6, 5),))
     shares = draw(case, 0)["operand.0"].double()
     whole = {"sum": shares.sum(0), "avg": shares.mean(0), "max": shares.amax(0), "min": shares.amin(0)}[op]
@@ -107,7 +107,7 @@ def test_shares_of_a_partial_operand_differ_between_ranks_and_reduce_to_integers
     assert (shares > 0).any() and (shares < 0).any()
 
 
-def test_sum_must_be_equal_on_dense_values_and_within_a_bound_on_real_ones() -> None:
+def test_sum_must_be_exact_on_integers_and_within_a_bound_on_real_values() -> None:
     dense = expect(case_of(), 0).tensors["output.0"]
     real = expect(case_of(values=(("real", 0),)), 0).tensors["output.0"]
 
@@ -124,7 +124,7 @@ def test_operator_without_a_rule_is_inconclusive_with_a_reason() -> None:
     assert "linalg_eig" in found.derivation and found.derivation.startswith("nothing is concluded")
 
 
-def test_results_are_judged_though_the_backward_has_no_bound() -> None:
+def test_operator_result_is_judged_although_the_backward_has_no_bound() -> None:
     diagonal = {"operator": "linalg.diagonal", "operands": ((3, 5),), "arguments": (("call", "x0, offset=2"),)}
     case = case_of(**diagonal, holds=("any",), placements=(("shard(0)",),), values=(("real", 1),))
     expected = expect(case, 0).tensors
@@ -169,7 +169,7 @@ def test_unsharded_results_of_torch_are_within_the_oracles_bounds() -> None:
     assert num_judged > 250
 
 
-def test_results_are_judged_under_the_layout_of_the_first_rank() -> None:
+def test_operator_result_is_judged_under_the_layout_of_the_first_rank() -> None:
     case = case_of(operator="abs", arguments=())
     placed = Placed(torch.zeros(2, 3), Layout((Shard(1),)))
 
@@ -180,27 +180,27 @@ def refusal(text: str) -> Placed:
     return Placed(torch.tensor(list(text.encode()), dtype=torch.uint8), Layout((Replicate(),)))
 
 
-def test_refusal_by_every_rank_is_inconclusive() -> None:
+def test_operator_that_every_rank_refuses_is_inconclusive() -> None:
     held = {rank: {"refused": refusal("no strategy")} for rank in range(2)}
     [(name, tensor)] = expect_held(case_of(), 0, held).tensors.items()
 
     assert name == "refused" and is_too_wide(tensor) and "no strategy" in tensor.derivation
 
 
-def test_results_are_judged_if_only_the_backward_is_refused() -> None:
+def test_operator_result_is_judged_if_only_the_backward_is_refused() -> None:
     held = {rank: {"grad.refused": refusal("no strategy")} for rank in range(2)}
     tensors = expect_held(case_of(), 0, held).tensors
 
     assert set(tensors) == {"output.0", "grad.refused"} and tensors["output.0"].allowed is None
 
 
-def test_refusal_by_one_rank_only_is_judged_as_a_failure() -> None:
+def test_operator_that_only_one_rank_refuses_fails() -> None:
     held = {0: {"refused": refusal("no strategy")}, 1: {}}
 
     assert set(expect_held(case_of(), 0, held).tensors) == set(expect_operators(case_of(), 0).tensors)
 
 
-def test_third_of_the_cases_on_several_ranks_has_uneven_or_empty_shards() -> None:
+def test_a_third_of_operator_cases_have_uneven_or_empty_shards() -> None:
     kinds = [case.shard_kind for case in drawn_cases() if case.world_size > 1]
 
     assert {"even", "uneven", "empty"} == set(kinds)
@@ -221,7 +221,7 @@ def test_third_of_the_cases_on_several_ranks_has_uneven_or_empty_shards() -> Non
         ({"operator": "squeeze in place", "operands": ((2, 1, 1),), "arguments": (("dim", -1),)}, 2, 1),
     ],
 )
-def test_predicates_of_known_failures_follow_from_the_shards_of_a_case(
+def test_known_failure_predicates_of_operators_depend_on_the_shards_of_a_case(
     fields: dict[str, Any], fact: int, is_so: int
 ) -> None:
     """Along a dim that is reduced; along one counted from the end, in front of which there is one row; behind one that
@@ -231,7 +231,7 @@ def test_predicates_of_known_failures_follow_from_the_shards_of_a_case(
     assert facts[fact](case_of(**fields)) == bool(is_so)
 
 
-def test_case_of_norm_with_ord_inf_reads_back_from_its_code() -> None:
+def test_case_of_norm_with_ord_inf_survives_its_own_code() -> None:
     case = case_of(operator="norm", arguments=(("ord", "inf"),))
 
     assert from_code(repr(case)) == case
@@ -330,9 +330,7 @@ def test_operator_that_the_installed_torch_lacks_is_not_drawn(monkeypatch: pytes
     ("weight", "ids", "has"),
     [("shard(1)", "replicate", False), ("shard(0)", "replicate", False), ("replicate", "shard(0)", True)],
 )
-def test_sharded_ids_and_no_sharded_weight_of_an_embedding_are_sharded_integers(
-    weight: str, ids: str, *, has: bool
-) -> None:
+def test_only_sharded_ids_of_an_embedding_count_as_sharded_integers(weight: str, ids: str, *, has: bool) -> None:
     case = OperatorCase(
         world_size=2, operator="nn.functional.embedding", operands=((4, 3), (5,)), holds=("any", "below 4"),
         arguments=(("call", "x1, x0, scale_grad_by_freq=True"),), placements=((weight,), (ids,)),

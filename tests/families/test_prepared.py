@@ -37,7 +37,7 @@ test_invalid_prepared_module_is_refused_by_name = refuses(
 )
 
 
-def test_prepared_module_returns_x_in_the_target_layout_and_the_cotangent_in_the_source_layout() -> None:
+def test_prepared_module_returns_output_in_target_layout_and_gradient_in_source_layout() -> None:
     case = case_of(values=(("special", 3),))
     given, expected = draw(case, 0), expect(case, 0).tensors
 

@@ -36,7 +36,7 @@ def magnitudes(case: LinearCase) -> torch.Tensor:
     return given["x"].double().abs().reshape(-1, case.in_features) @ given["weight"].double().abs().T
 
 
-def test_nearly_normal_numbers_have_the_same_bits_on_every_machine() -> None:
+def test_nearly_normal_numbers_have_fixed_bits_on_every_machine() -> None:
     """Sums of integers and one scaling: the same on every machine."""
     found = nearly_normal((1000,), generator("real", 0, "x"))
 
@@ -116,7 +116,7 @@ def test_linear_reference_agrees_with_exact_fractions(mode: str, style: str) -> 
 @each_mode
 @each_style
 @each_dtype
-def test_right_values_rounded_once_are_within_their_allowance(mode: str, style: str, dtype: str) -> None:
+def test_right_values_rounded_once_are_within_their_bound(mode: str, style: str, dtype: str) -> None:
     for name, tensor in expect(case_of(mode, dtype, style), 0).tensors.items():
         error = (tensor.value.to(DTYPES[dtype]).double() - tensor.value).abs()
         assert tensor.allowed is None or bool((error <= tensor.allowed).all()), name
@@ -125,7 +125,7 @@ def test_right_values_rounded_once_are_within_their_allowance(mode: str, style: 
 @each_mode
 @each_style
 @each_dtype
-def test_bounds_are_narrow_enough_to_conclude(mode: str, style: str, dtype: str) -> None:
+def test_bounds_of_a_linear_layer_are_narrow_enough_to_conclude(mode: str, style: str, dtype: str) -> None:
     for name, tensor in expect(case_of(mode, dtype, style), 0).tensors.items():
         assert not is_too_wide(tensor), name
 
@@ -142,7 +142,7 @@ def test_doubled_term_exceeds_the_bound_of_the_output_in_nearly_every_element(mo
     assert (doubled.abs() > output.allowed).double().mean() > 0.9
 
 
-def test_parameters_must_be_equal_also_on_real_values() -> None:
+def test_unchanged_parameters_must_be_exactly_equal_on_real_values() -> None:
     expected = expect(case_of("real"), 0)
 
     assert [expected.tensors[f"param.{name}"].allowed for name in ("weight", "bias")] == [None, None]
@@ -156,7 +156,7 @@ def test_bound_counts_reductions_only_if_ranks_share_the_contraction() -> None:
     assert "ranks" not in expected["grad.x"].derivation
 
 
-def test_partial_magnitudes_add_up_the_absolute_sums_of_the_ranks() -> None:
+def test_partial_magnitudes_are_the_sum_of_the_ranks_absolute_sums() -> None:
     """1 - 1 on the first of two ranks, 2 on the second."""
     left, right = torch.tensor([[1.0, -1.0, 2.0]]), torch.ones(3, 1)
 

@@ -131,7 +131,7 @@ def test_cotangent_of_a_partial_plain_tensor_is_replicated() -> None:
         ({"source": ("partial(avg)", "shard(0)"), "mesh": (1, 4)}, False),
     ],
 )
-def test_predicate_mixes_reductions_holds_only_for_an_axis_of_several_ranks(
+def test_predicate_mixes_reductions_is_true_only_for_an_axis_of_several_ranks(
     fields: dict[str, Any], *, expected: bool
 ) -> None:
     assert mixes_reductions(on_two_axes(cotangent=("partial(sum)", "replicate"), **fields)) is expected
@@ -147,7 +147,7 @@ def test_predicate_mixes_reductions_holds_only_for_an_axis_of_several_ranks(
         (7, ("replicate", "replicate"), False),
     ],
 )
-def test_predicate_of_flat_gathers_holds_only_if_flat_and_nested_shards_differ(
+def test_predicate_of_flat_gathers_is_true_only_if_flat_and_nested_shards_differ(
     size: int, target: tuple[str, ...], *, expected: bool
 ) -> None:
     """5 over 2 x 2 ranks is 2, 1, 1, 1 and over four 2, 2, 1, 0; 7 is 2, 2, 2, 1 either way."""
@@ -181,7 +181,7 @@ def test_redistributions_use_every_function_on_one_and_two_axes() -> None:
         ("replicate", "shard"),
     ],
 )
-def test_redistributions_on_one_axis_have_every_kind_of_move(placements: tuple[str, str]) -> None:
+def test_redistributions_on_one_axis_have_every_pair_of_placements(placements: tuple[str, str]) -> None:
     cases = [case for world_size in (2, 3, 4) for case in drawn_cases(world_size) if case.num_axes == 1]
     made = [
         case.shard_kind
@@ -194,7 +194,7 @@ def test_redistributions_on_one_axis_have_every_kind_of_move(placements: tuple[s
     assert set(made) == {"even", "uneven", "empty"} or "shard" not in placements, Counter(made)
 
 
-def test_fifth_of_the_cases_on_2_x_2_ranks_divide_a_dim_twice() -> None:
+def test_a_fifth_of_redistributions_on_2_x_2_ranks_shard_one_dim_twice() -> None:
     cases = [case for case in drawn_cases(4) if case.mesh == (2, 2)]
     twice = [case for case in cases if "shard" in case.source[0] + case.target[0]
              and (len(set(case.source)) == 1 or len(set(case.target)) == 1)]  # fmt: skip
@@ -229,7 +229,7 @@ def test_operands_of_a_redistribution_use_nearly_all_bits_and_have_both_signs(mo
     assert operands.abs().max() <= limit and (mode == "index" or operands.abs().max() > 0.9 * limit)
 
 
-def test_special_values_are_drawn_only_for_copies() -> None:
+def test_infinities_and_nans_are_drawn_only_for_tensors_that_are_copied() -> None:
     """The value of number 2 is an infinity."""
     case = case_of(source=("partial(sum)",), values=(("special", 2),), requires_grad=("x",))
     given = draw(case, 0)
@@ -242,7 +242,7 @@ def test_special_values_are_drawn_only_for_copies() -> None:
 
 
 @each_dtype
-def test_operand_missing_doubled_or_not_averaged_is_beyond_the_bound(dtype: str) -> None:
+def test_reduction_with_a_missing_doubled_or_unaveraged_operand_is_rejected(dtype: str) -> None:
     case = case_of(dtype=dtype, source=("partial(sum)",), shape=(6, 6), values=(("real", 5),))
     operands = draw(case, 0)["x"]
     right = reduce_operands(case, "x", operands, 0)
@@ -296,7 +296,7 @@ def test_each_redistribution_has_its_documented_collective(fields: dict[str, Any
     assert calls == [f"{text} bytes" for text in expected]
 
 
-def test_only_the_first_rank_passes_shards_to_a_scatter() -> None:
+def test_documented_scatter_sends_all_shards_from_the_first_rank() -> None:
     call, *_ = expected_collectives(case_of(road="distribute", requires_grad=()), 0)
 
     assert call.size_bytes == math.prod((4, 6)) * 4

@@ -71,7 +71,7 @@ def test_weights_sharded_on_different_dims_are_not_tied() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_quarter_of_the_cases_ties_equal_or_transposed_weights(name: str) -> None:
+def test_a_quarter_of_training_cases_tie_equal_or_transposed_weights(name: str) -> None:
     cases = run_of(name)
     tied = [case for case in cases if case.tied]
 
@@ -98,7 +98,7 @@ class Three(nn.Module):
         return found
 
 
-def test_weight_shared_by_two_layers_is_fetched_once_per_direction_and_released_at_the_end() -> None:
+def test_weight_of_two_layers_is_fetched_once_in_forward_and_backward() -> None:
     """The layers between them are fetched and released: elements of each fetch, forward and backward."""
     module, fetched = Three(), list[int]()
     right = [parameter.detach().clone() for parameter in module.parameters()]
@@ -126,7 +126,7 @@ def test_weight_shared_by_two_layers_is_fetched_once_per_direction_and_released_
     assert torch.equal(engine.gradients.partitions["first.weight"], weight.grad.reshape(-1))
 
 
-def test_tied_case_lacks_only_the_gradient_of_the_second_weight() -> None:
+def test_case_with_tied_weights_omits_only_the_gradient_of_the_second_weight() -> None:
     tied = tied_case()
     free = dataclasses.replace(tied, tied="", requires_grad=("x", "in_proj.weight", "out_proj.weight"))
 

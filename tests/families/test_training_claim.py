@@ -48,7 +48,7 @@ def wrong_tensors(judgement: Judgement) -> list[str]:
     return [mismatch.tensor for mismatch in judgement.mismatches]
 
 
-def test_claim_on_training_holds_for_right_ranks() -> None:
+def test_training_claim_holds_for_right_ranks() -> None:
     judgement = judge(trains_like_unsharded, replies_of(CASE))
 
     assert (judgement.kind, judgement.mismatches) == ("holds", ())
@@ -60,9 +60,7 @@ def test_claim_on_training_holds_for_right_ranks() -> None:
     ("optimizer", "variant"),
     [("sgd", "nesterov"), ("sgd", "dampened"), ("sgd", "maximize"), ("adamw", "maximize")],
 )
-def test_claim_on_training_holds_for_each_optimizer_variant_and_fails_without_the_variant(
-    optimizer: str, variant: str, between: str
-) -> None:
+def test_training_claim_fails_if_ranks_omit_the_optimizer_variant(optimizer: str, variant: str, between: str) -> None:
     """With a weight decay, of torch's own optimizers; the parameters of a plain run are wrong in the last step."""
     fields = {"optimizer": optimizer, "steps": 3, "weight_decay": 0.25, "lr": 0.25, "values": (("real", 1),)}
     fields |= {"momentum": 0.5} if optimizer == "sgd" else {}
@@ -76,7 +74,7 @@ def test_claim_on_training_holds_for_each_optimizer_variant_and_fails_without_th
     assert kinds == {variant: "holds", "": "value"}
 
 
-def test_claim_on_training_holds_for_amsgrad_and_fails_if_its_maximum_is_lost() -> None:
+def test_training_claim_fails_if_ranks_lose_the_maximum_of_amsgrad() -> None:
     case = training_case(optimizer="adamw", steps=3, variant="amsgrad", values=(("real", 1),))
     right = train(case, torch.float32)
     lost = {name: torch.zeros_like(right[name]) for name in right if "max_exp_avg_sq" in name}
@@ -92,7 +90,7 @@ def test_claim_on_training_holds_for_amsgrad_and_fails_if_its_maximum_is_lost() 
 @pytest.mark.parametrize(
     "name", ["step2.output", "step2.grad.x", "step2.capture.in_proj.input", "step2.param.out_proj.bias"]
 )
-def test_wrong_element_of_a_later_step_fails_one_claim_at_that_element(name: str) -> None:
+def test_wrong_element_of_a_later_step_fails_only_the_training_claim(name: str) -> None:
     """By value, and under no other claim; no other element depends on these."""
     replies = set_element(replies_of(CASE), 0, name, (0,) * len(CASE.shapes()[name]), 77.0)
     judgement = judge(trains_like_unsharded, replies)
@@ -101,7 +99,7 @@ def test_wrong_element_of_a_later_step_fails_one_claim_at_that_element(name: str
     assert judge(equals_unsharded, replies).kind == judge(gradients_equal_unsharded, replies).kind == "holds"
 
 
-def test_wrong_state_fails_once_and_later_steps_hold() -> None:
+def test_training_claim_names_a_wrong_state_only_in_its_first_step() -> None:
     """A parameter that is off after the first update: the second step, computed from it, is judged from it."""
     case = training_case(world_size=2)
     right = train(case, torch.float32)
@@ -121,7 +119,7 @@ def test_missing_parameter_after_a_step_fails_with_kind_shape() -> None:
     assert (judgement.kind, wrong_tensors(judgement)) == ("shape", ["step1.param.in_proj.weight"])
 
 
-def test_wrong_output_of_the_first_step_fails_equals_unsharded_but_not_the_claim_on_training() -> None:
+def test_training_claim_ignores_a_wrong_output_of_the_first_step() -> None:
     replies = set_element(replies_of(CASE), 0, "output", (0, 0, 0), 77.0)
 
     assert judge(trains_like_unsharded, replies).kind == "holds"
@@ -136,7 +134,7 @@ def test_wrong_activation_is_named_before_the_wrong_output() -> None:
     assert wrong_tensors(judge(gradients_equal_unsharded, replies)) == ["grad.out_proj.input"]
 
 
-def test_activation_may_have_any_layout_and_a_later_gradient_may_not() -> None:
+def test_layout_claim_judges_gradients_of_later_steps_and_no_activation() -> None:
     """The layout that counts is the parameters'."""
     replies = replies_of(CASE)
     for name in ("capture.out_proj.input", "step2.grad.in_proj.weight"):
@@ -146,12 +144,12 @@ def test_activation_may_have_any_layout_and_a_later_gradient_may_not() -> None:
     assert wrong_tensors(judge(keeps_layout_of_parameter, replies)) == ["step2.grad.in_proj.weight"]
 
 
-def test_training_is_claimed_by_default_only_of_cases_that_train() -> None:
+def test_training_claim_is_a_default_only_for_cases_that_train() -> None:
     assert trains_like_unsharded in default_claims(CASE)
     assert trains_like_unsharded not in default_claims(mlp_case())
 
 
-def test_training_is_judged_from_the_ranks_values() -> None:
+def test_training_claim_continues_each_step_from_the_values_of_the_ranks() -> None:
     """Real values round: each rank's own state is what the next step is judged from."""
     case = training_case(values=(("real", 0),), lr=0.1)
     verdicts = judge_replies("any", case, replies_of(case))
@@ -168,14 +166,14 @@ def held(*locals_: torch.Tensor, layout: Layout = SHARDED) -> dict[int, dict[str
     return {rank: {"t": Placed(local, layout)} for rank, local in enumerate(locals_)}
 
 
-def test_shards_are_put_together_in_the_order_of_the_ranks() -> None:
+def test_oracle_assembles_shards_in_the_order_of_the_ranks() -> None:
     found = whole(held(torch.tensor([1.0, 2.0]), torch.tensor([3.0])), "t", (3,), (2,))
 
     assert found is not None and found.dtype == torch.float64
     assert found.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_operands_of_a_partial_tensor_are_added_in_float64() -> None:
+def test_oracle_adds_the_operands_of_a_partial_tensor_in_float64() -> None:
     """256 + 1 is 256 in bfloat16."""
     parts = (torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([1.0], dtype=torch.bfloat16))
     found = whole(held(*parts, layout=Layout((Partial(),))), "t", (1,), (2,))
@@ -194,11 +192,11 @@ def test_operands_of_a_partial_tensor_are_added_in_float64() -> None:
     ],
     ids=["nowhere", "on one rank", "of a wrong shape", "of two dtypes", "under two layouts"],
 )
-def test_shards_of_mismatched_shapes_give_no_operand(broken: dict[int, dict[str, Placed]]) -> None:
+def test_oracle_cannot_assemble_shards_of_mismatched_shapes(broken: dict[int, dict[str, Placed]]) -> None:
     assert whole(broken, "t", (3,), (2,)) is None
 
 
-def test_shards_with_a_layout_of_another_mesh_give_no_operand() -> None:
+def test_oracle_cannot_assemble_shards_with_a_layout_of_another_mesh() -> None:
     two_axes = Layout((Shard(0), Replicate()))
 
     assert whole(held(torch.zeros(2), torch.zeros(1), layout=two_axes), "t", (3,), (2,)) is None

@@ -57,7 +57,7 @@ def test_row_parallel_weight_is_sharded_on_two_dims_and_its_bias_on_one() -> Non
     assert layouts["grad.out_proj.bias"].placements == (Shard(0), Replicate())
 
 
-def test_ranks_of_a_mesh_row_have_the_same_rows_of_the_batch() -> None:
+def test_ranks_of_a_mesh_row_share_their_rows_of_the_batch() -> None:
     case = two_axis_case()
 
     assert case.shapes()["x"] == (2 * 2 * 2, 3)
@@ -65,7 +65,7 @@ def test_ranks_of_a_mesh_row_have_the_same_rows_of_the_batch() -> None:
     assert case.layouts()["grad.in_proj.output"].placements == (Shard(0), Shard(1))
 
 
-def test_under_hsdp_every_rank_has_different_rows_and_mesh_rows_are_replicas() -> None:
+def test_every_rank_has_different_rows_of_the_batch_under_hsdp() -> None:
     case = two_axis_case(style="hsdp")
 
     assert case.shapes()["x"] == (4 * 2 * 2, 3)
@@ -73,7 +73,7 @@ def test_under_hsdp_every_rank_has_different_rows_and_mesh_rows_are_replicas() -
     assert case.layouts()["grad.out_proj.weight"].placements == (Replicate(), Shard(0))
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     two_axis_case,
     ({"mesh": (4,)}, "mesh must have 2 dims of at least 1"),
     ({"mesh": (4, 0)}, "mesh must have 2 dims of at least 1"),
@@ -83,7 +83,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_rank_may_be_left_without_hidden_features() -> None:
+def test_small_hidden_size_can_leave_a_rank_without_hidden_features() -> None:
     with_none = {size for size in range(1, 8) if has_rank_without_hidden(two_axis_case(hidden_features=size))}
 
     assert with_none == {1}
@@ -107,7 +107,7 @@ def documented(rank: int, **fields: Any) -> Counter[str]:
     return Counter(str(call) for call in expected_collectives(case, rank))
 
 
-def test_mesh_rows_gather_and_scatter_and_mesh_columns_reduce() -> None:
+def test_hsdp_documents_gathers_in_mesh_rows_and_all_reduces_in_mesh_columns() -> None:
     """By hand: a rank holds 3 of 5 rows and 1 of 2: 3 x 3 + 3 numbers of in_proj, 5 + 1 of out_proj."""
     assert documented(3) == {
         "forward all_gather of 48 bytes on processes 2, 3": 1,
@@ -121,7 +121,7 @@ def test_mesh_rows_gather_and_scatter_and_mesh_columns_reduce() -> None:
     }
 
 
-def test_mesh_row_or_column_of_one_rank_needs_no_collective() -> None:
+def test_hsdp_documents_no_collective_in_a_mesh_row_or_column_of_one_rank() -> None:
     alone = documented(1, world_size=2, mesh=(1, 2), reshards=False, requires_grad=("out_proj.bias",))
     whole = documented(0, world_size=2, mesh=(2, 1), requires_grad=("out_proj.bias",))
 
@@ -129,7 +129,7 @@ def test_mesh_row_or_column_of_one_rank_needs_no_collective() -> None:
     assert whole == {"backward all_reduce of 8 bytes": 1}
 
 
-def test_rows_reduce_the_output_and_the_gradient_of_x_and_columns_gather_and_scatter() -> None:
+def test_fsdp2_tp_documents_all_reduces_in_rows_and_gathers_in_columns() -> None:
     """By hand: the second column has 2 of 5 hidden features, one per rank; 2 tokens of 2 features out and 3 in."""
     assert documented(3, style="fsdp2_tp", requires_grad=("x", *ALL[1:])) == {
         "forward scatter of 0 bytes on processes 2, 3": 3,
@@ -152,7 +152,7 @@ def test_first_rank_of_a_row_scatters_divided_tensors_with_padding() -> None:
     assert [calls[f"forward scatter of {size} bytes on processes 2, 3"] for size in (72, 24, 48)] == [1, 1, 1]
 
 
-def test_axis_of_one_rank_needs_no_collectives() -> None:
+def test_fsdp2_tp_documents_no_collective_on_an_axis_of_one_rank() -> None:
     row = documented(0, style="fsdp2_tp", world_size=2, mesh=(2, 1), reshards=False)
     column = documented(0, style="fsdp2_tp", world_size=2, mesh=(1, 2))
 
@@ -170,7 +170,7 @@ def test_recording_collectives_of_a_two_axis_case_that_clips_raises_misuse() -> 
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", [(2, 3), (3, 2)])
 @pytest.mark.parametrize("style", TWO_AXIS_STYLES)
-def test_torchs_training_holds_on_axes_of_two_and_of_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
+def test_torchs_training_passes_on_axes_of_two_and_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
     """Recorded, and clipped; 7 hidden features are uneven on either axis."""
     sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
     case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)

@@ -13,14 +13,14 @@ CASE = LinearCase(
 )  # fmt: skip
 
 
-def test_linear_case_on_several_ranks_has_no_expected_bits() -> None:
+def test_oracle_expects_no_bits_of_a_linear_case_on_several_ranks() -> None:
     """There signs of zero depend on who adds what."""
     expected = expect(replace(CASE, world_size=2), 0).tensors
 
     assert all(tensor.bits is None for tensor in expected.values())
 
 
-def test_unsharded_layer_without_requires_grad_has_no_gradient() -> None:
+def test_oracle_expects_no_gradient_of_a_layer_without_requires_grad() -> None:
     expected = expect(replace(CASE, requires_grad=()), 0).tensors
 
     assert set(expected) == {"output", "param.weight", "param.bias"}

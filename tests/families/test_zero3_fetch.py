@@ -87,7 +87,7 @@ def test_partitions_of_a_parameter_have_equal_size_with_padding_at_the_end(
         assert own.tolist() == kept[rank]
 
 
-def test_partition_keeps_shape_size_and_flag_of_its_parameter() -> None:
+def test_partition_records_shape_numel_and_requires_grad_of_its_parameter() -> None:
     """Shape, size and flag, whatever its strides; nothing is whole yet."""
     with as_rank(1, 2) as mesh:
         found = partition(torch.arange(6.0).reshape(3, 2).T.requires_grad_(), mesh, padding=PADDING)
@@ -120,9 +120,7 @@ def test_padding_is_nan_or_a_number_far_from_every_drawn_value(
 
 
 @both
-def test_status_of_fetched_parameters_goes_from_not_available_over_in_flight_to_available(
-    alone: DeviceMesh, fetch: Fetcher
-) -> None:
+def test_fetch_sets_the_status_to_in_flight_and_then_available(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And a release back, with the partitions as they were."""
     parameters = partitioned(alone)
     kept = [parameter.partition.clone() for parameter in parameters]
@@ -204,7 +202,7 @@ def test_fetch_of_an_available_parameter_is_refused(alone: DeviceMesh) -> None:
 
 
 @both
-def test_subject_refuses_each_case_that_must_be_refused(fetch: Fetcher) -> None:
+def test_fetching_a_parameter_in_flight_raises_without_a_collective(fetch: Fetcher) -> None:
     """Also by run_fetch, on any rank, without a collective."""
     case = RefusedFetchCase(world_size=3, misfit="in_flight")
     with as_rank(1, 3) as mesh, pytest.raises(RuntimeError, match="parameter 0 is IN_FLIGHT"):
@@ -290,7 +288,7 @@ def test_all_gather_gives_each_parameter_separate_memory(alone: DeviceMesh) -> N
 
 
 @both
-def test_returned_parameters_have_the_flags_of_the_case(alone: DeviceMesh, fetch: Fetcher) -> None:
+def test_returned_parameters_have_the_requires_grad_of_the_case(alone: DeviceMesh, fetch: Fetcher) -> None:
     """And has the parameters beside their partitions."""
     case = replace(FETCH, world_size=1)
     given = {"param.0": torch.ones(5, 3).requires_grad_(), "param.1": torch.ones(2)}

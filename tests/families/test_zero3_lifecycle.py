@@ -47,7 +47,7 @@ def cases_of(world_size: int, num: int = 40) -> list[LifecycleCase]:
 # Cases.
 
 
-test_invalid_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     functools.partial(LifecycleCase, world_size=2),
     ({"operations": ()}, "operations must be 1 to 16, got 0"),
     ({"operations": ("step",) * 17}, "operations must be 1 to 16, got 17"),
@@ -62,7 +62,7 @@ test_invalid_case_is_refused_by_name = refuses(
 )
 
 
-def test_every_second_parameter_may_have_another_dtype() -> None:
+def test_case_with_mixed_dtypes_gives_every_second_parameter_another_dtype() -> None:
     case = LifecycleCase(world_size=1, mixed_dtypes=True, **TWO)
 
     assert [case.dtype_of(0), case.dtype_of(1), replace(case, dtype="float64").dtype_of(1)] == [
@@ -71,7 +71,7 @@ def test_every_second_parameter_may_have_another_dtype() -> None:
     assert draw(case, 0)["param.1"].dtype == torch.float64
 
 
-def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
+def test_drawn_lifecycles_are_long_and_have_mostly_accepted_operations() -> None:
     """Every verb is done and refused, for every reason; half of the sequences have nine operations or more."""
     sequences = [list(moments(case, 0)) for world_size in (1, 2, 3, 4) for case in cases_of(world_size, 60)]
     everything = [moment for sequence in sequences for moment in sequence]
@@ -84,7 +84,7 @@ def test_sequences_are_long_and_most_operations_are_not_refused() -> None:
     assert sum(len(sequence) >= 9 for sequence in sequences) >= 0.5 * len(sequences)
 
 
-def test_gradients_are_judged_only_if_an_accepted_use_of_a_trainable_parameter_leaves_some() -> None:
+def test_gradients_are_judged_only_after_an_accepted_use_of_a_trainable_parameter() -> None:
     """A use that is refused gives none, and a frozen parameter has none."""
     refused = LifecycleCase(world_size=1, operations=("use 0",))
     frozen = LifecycleCase(world_size=1, operations=("fetch 0", "use 0"), requires_grad=(False,))
@@ -157,7 +157,7 @@ OPERATIONS = ("fetch 0 1", "use 0", "release 1", "save 0", "release 0")
     ("collective", "fetched_bytes", "wholes"),
     [("all_gather", 20, [40, 40, 24, 24, 0]), ("all_reduce", 40, [40, 40, 40, 40, 0])],
 )
-def test_collectives_and_memory_follow_from_the_partitions(
+def test_oracle_expects_collectives_and_memory_from_the_partition_sizes(
     collective: str, fetched_bytes: int, wholes: list[int]
 ) -> None:
     """Wholes that were reduced share one buffer, which lives as long as any of them."""
@@ -229,7 +229,7 @@ def test_refused_operation_leaves_all_parameters_unchanged(alone: DeviceMesh, fe
     assert not store.fetching and not store.saved
 
 
-def test_empty_gradients_need_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
+def test_reducing_empty_gradients_calls_no_collective(monkeypatch: pytest.MonkeyPatch, alone: DeviceMesh) -> None:
     """They are there all the same."""
     monkeypatch.setattr("equivtest.families.zero3.subject.gradients.reduce_scatter", None)
     gradients = Gradients(alone, padding=0.0)
@@ -241,7 +241,7 @@ def test_empty_gradients_need_no_collective(monkeypatch: pytest.MonkeyPatch, alo
 # The meter.
 
 
-def test_storage_counts_once_while_any_view_of_it_exists() -> None:
+def test_memory_measurement_counts_a_storage_with_several_views_once() -> None:
     own = torch.ones(4)
     meter = Meter([own])
     with meter:

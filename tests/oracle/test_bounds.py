@@ -33,18 +33,18 @@ def test_every_kernel_of_torch_is_within_its_bound(table: Table) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "linear grad.x", "split linear", "gelu", "silu backward", "reduce sum"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_bounds_of_16_bits_are_nearly_reached(table: Table, name: str, dtype: str) -> None:
+def test_errors_of_16_bit_kernels_nearly_reach_their_bounds(table: Table, name: str, dtype: str) -> None:
     """Storage dominates there: a bound twice as wide as it must be would show."""
     assert table[name, dtype].largest > 0.5
 
 
-def test_every_operation_has_a_row_per_dtype(table: Table) -> None:
+def test_table_of_bounds_has_a_row_for_every_operation_and_dtype(table: Table) -> None:
     rows = [(name, dtype) for name in {name for name, _ in table} for dtype in DTYPES]
 
     assert table.keys() == set(rows) and len(list(show(table))) == 1 + len(rows)
 
 
-def test_margins_count_an_element_beyond_its_bound() -> None:
+def test_margins_count_elements_beyond_their_bounds() -> None:
     margins = Margins()
     margins.add(torch.tensor([1.0, 2.0]), Bounded(torch.ones(2), torch.full((2,), 0.5)))
 
@@ -191,7 +191,7 @@ def test_adamw_moments_of_a_zero_gradient_must_be_exactly_zero(dtype: str) -> No
     assert dtype == "float16" or (after["param"].allowed > 0).tolist() == [False, True]
 
 
-def test_cancelling_terms_are_not_treated_as_zeros() -> None:
+def test_sum_of_cancelling_terms_has_a_bound_above_zero() -> None:
     terms = torch.tensor([[1.0], [-1.0]])
 
     assert contractions.total(terms, 0, TORCH_CPU["bfloat16"], ranks=2).allowed.all()

@@ -103,7 +103,7 @@ def test_certificate_refuses_an_operation_that_could_round(function: Function, r
         bits_of(function)
 
 
-def test_certificate_covers_the_backward() -> None:
+def test_certificate_counts_the_sums_of_the_backward() -> None:
     """Forward takes 100; the gradient of the weights adds four rows of 100, each times the cotangent."""
     large = torch.full((4, 4), 100.0, dtype=torch.float64)
 
@@ -112,7 +112,7 @@ def test_certificate_covers_the_backward() -> None:
         bits_of(lambda x, w: x * w, large, SQUARE[:1] / 3)
 
 
-def test_certificate_does_not_reduce_magnitudes_by_shared_powers_of_two() -> None:
+def test_certificate_counts_magnitudes_in_units_of_one() -> None:
     """4 * 16 = 64, and 4 * 64: a rank's share of the first sum may be 48, and is multiplied before it is added."""
     fours = torch.full((4, 4), 4.0, dtype=torch.float64)
 
@@ -186,7 +186,7 @@ def test_certified_sum_has_the_same_bits_in_any_order() -> None:
         assert total == right_sum
 
 
-def test_certificate_refuses_values_that_an_inner_float32_cannot_hold() -> None:
+def test_certificate_refuses_values_that_a_conversion_to_float32_would_round() -> None:
     """2**24 + 1 is no float32 number, whatever the module's own dtype."""
     large = torch.full((4, 4), 2.0**22, dtype=torch.float64)
     with Certificate(torch.float64) as certificate:

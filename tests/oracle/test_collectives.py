@@ -57,7 +57,9 @@ def texts(case: Case, rank: int = 0, *, phase: str = "") -> list[str]:
         ("rowwise", "shard(0)", ["forward all_to_all of 48 bytes"]),  # 2 of 4 rows of 6
     ],
 )
-def test_x_is_redistributed_to_the_layout_of_the_style(style: str, input_layout: str, expected: list[str]) -> None:
+def test_documented_collectives_redistribute_x_to_the_layout_of_the_style(
+    style: str, input_layout: str, expected: list[str]
+) -> None:
     """The output stays as the style makes it, or is reduced, which is left out here."""
     output = "shard(1)" if style == "colwise" else "replicate"
     found = texts(linear(style, input_layout=input_layout, output_layout=output))
@@ -98,7 +100,7 @@ def test_documented_collectives_include_the_redistribution_of_the_output(
         ("rowwise", {"output_layout": "shard(0)", "requires_grad": ("bias",)}, ["backward all_gather of 56 bytes"]),
     ],
 )
-def test_documented_collectives_of_the_backward_reverse_the_forwards(
+def test_documented_collectives_of_the_backward_mirror_the_forward(
     style: str, fields: dict[str, Any], expected: list[str]
 ) -> None:
     """The cotangent's first, then x's if it needs one; parameters' gradients take nothing."""
@@ -117,7 +119,7 @@ def test_documented_scatters_of_parameters_come_from_rank_0() -> None:
     assert texts(rowwise, rank=1)[:2] == ["forward scatter of 0 bytes", "forward broadcast of 28 bytes"]
 
 
-def test_one_rank_has_no_documented_collectives() -> None:
+def test_layer_on_one_rank_documents_only_the_scatter_of_its_weight() -> None:
     case = linear("colwise", world_size=1, input_layout="shard(0)", output_layout="shard(0)", requires_grad=("x",))
 
     assert texts(case) == ["forward scatter of 140 bytes"]
@@ -161,7 +163,7 @@ def with_calls(rank: int, *calls: Collective) -> list[Reply]:
 
 
 @pytest.mark.parametrize("case", [RECORDED, linear("rowwise", requires_grad=ALL[:2]), fetch("all_gather", (5,))])
-def test_claim_on_collectives_holds_if_the_documented_ones_are_called_in_another_order(case: Case) -> None:
+def test_claim_on_collectives_ignores_the_order_of_the_calls(case: Case) -> None:
     replies = right_replies(case)
     for rank in range(case.world_size):
         replies = change_answer(
@@ -171,7 +173,7 @@ def test_claim_on_collectives_holds_if_the_documented_ones_are_called_in_another
     assert [verdict.kind for verdict in verdicts_on(replies, case)] == ["holds"]
 
 
-def test_unrecorded_case_has_no_verdict_on_collectives() -> None:
+def test_claim_on_collectives_gives_no_verdict_on_an_unrecorded_case() -> None:
     """Neither a pass nor a failure."""
     assert verdicts_on(right_replies(LINEAR), LINEAR) == []
     assert verdicts_on(right_replies(FETCH), FETCH) == []
@@ -189,7 +191,7 @@ def test_unrecorded_case_has_no_verdict_on_collectives() -> None:
     ],
     ids=["more", "fewer", "bytes", "kind", "phase", "group"],
 )
-def test_undocumented_collectives_fail(change: Any) -> None:
+def test_claim_on_collectives_fails_for_an_undocumented_collective(change: Any) -> None:
     """On the one rank that called them."""
     [verdict] = verdicts_on(with_calls(1, *change(expected_collectives(RECORDED, 1))), RECORDED)
 
@@ -215,7 +217,7 @@ def test_message_lists_documented_and_actual_collectives() -> None:
     ]
 
 
-def test_all_gather_replaces_all_to_all_on_a_backend_without_it() -> None:
+def test_claim_on_collectives_accepts_all_gather_in_place_of_all_to_all() -> None:
     """gloo has none: torch gathers as many bytes and cuts."""
     case = linear("colwise", output_layout="shard(0)", requires_grad=("weight",))
     instead = [
@@ -245,7 +247,7 @@ def test_all_gather_may_replace_all_to_all_only_in_all_calls_of_all_ranks() -> N
     assert [verdicts_on(given, case)[0].kind for given in (replies, mixed)] == ["holds", "collectives"]
 
 
-def test_recorded_case_is_by_default_also_judged_by_uses_only_collectives() -> None:
+def test_claim_on_collectives_is_a_default_for_a_recorded_case() -> None:
     """`equivtest check` names none."""
     judged = {
         case.records: {v.claim for v in judge_replies("mine", case, right_replies(case))} for case in (LINEAR, RECORDED)
@@ -254,11 +256,11 @@ def test_recorded_case_is_by_default_also_judged_by_uses_only_collectives() -> N
     assert judged[True] - judged[False] == {"uses_only_collectives"} and judged[False] < judged[True]
 
 
-def test_empty_list_of_collectives_is_described_as_none() -> None:
+def test_message_shows_an_empty_list_of_collectives_as_none() -> None:
     assert describe(()) == "none"
 
 
-def test_python_process_group_has_no_verdict_on_collectives() -> None:
+def test_claim_on_collectives_gives_no_verdict_on_a_python_process_group() -> None:
     """Neither a pass nor a failure: its groups are Python's own, which torch's dispatcher does not see."""
     replies = right_replies(RECORDED)
     for rank in range(RECORDED.world_size):
@@ -267,7 +269,7 @@ def test_python_process_group_has_no_verdict_on_collectives() -> None:
     assert verdicts_on(replies, RECORDED) == []
 
 
-def test_rank_without_records_fails_the_claim_on_collectives() -> None:
+def test_claim_on_collectives_fails_if_only_some_ranks_recorded() -> None:
     """Nothing recorded is not the same as nothing called."""
     replies = change_answer(right_replies(RECORDED), 0, lambda answer: replace(answer, collectives=None))
 

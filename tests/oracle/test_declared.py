@@ -52,7 +52,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "arithmetic_of_a_vendor"
 
 
-def test_rounding_that_torchs_arithmetic_forbids_holds_if_the_backend_declares_it() -> None:
+def test_coarse_rounding_passes_only_if_the_backend_declares_it() -> None:
     kinds = [
         {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_FLOAT16, None, arithmetics)}
         for arithmetics in (TORCH_CPU, NARROW)
@@ -61,7 +61,7 @@ def test_rounding_that_torchs_arithmetic_forbids_holds_if_the_backend_declares_i
     assert kinds == [{"value", "holds"}, {"holds"}]
 
 
-def test_rounding_coarser_than_declared_fails() -> None:
+def test_claim_fails_for_a_rounding_coarser_than_declared() -> None:
     assert "value" in {verdict.kind for verdict in judge_replies("mine", CASE, THROUGH_BFLOAT16, None, NARROW)}
 
 
@@ -71,14 +71,14 @@ def test_declared_arithmetic_applies_only_within_the_with_block() -> None:
     assert arithmetic_of("float32") is TORCH_CPU["float32"]
 
 
-def test_pool_is_judged_by_its_backends_declaration(mine: str) -> None:
+def test_replies_of_a_pool_are_judged_by_the_declared_arithmetic_of_its_backend(mine: str) -> None:
     pool = StubPool(lambda case: THROUGH_FLOAT16)
     pool.backend = Backend(arithmetic=f"{mine}:MINE")
 
     assert {verdict.kind for verdict in judge("mine", CASE, cast(Pool, pool))} == {"holds"}
 
 
-def test_option_arithmetic_reaches_the_backend(mine: str) -> None:
+def test_arithmetic_option_sets_the_declared_arithmetic_of_the_backend(mine: str) -> None:
     settings = parse({"arithmetic": f"{mine}:MINE"})
     check(settings)
 
@@ -110,7 +110,7 @@ def test_backend_may_declare_only_the_dtypes_that_it_has(mine: str) -> None:
     assert {verdict.kind for verdict in judge("mine", CASE, cast(Pool, pool))} == {"holds"}
 
 
-def test_dtype_that_is_not_declared_is_not_judged_by_torchs_arithmetic(mine: str) -> None:
+def test_judging_a_dtype_that_the_backend_does_not_declare_raises_misuse(mine: str) -> None:
     case = replace(CASE, dtype="float64")
     with pytest.raises(Misuse, match="it declares float32, bfloat16, but not float64: add a record for each, or leave"):
         judge_replies("mine", case, right_replies(case), None, load_arithmetics(f"{mine}:PART"))
@@ -148,7 +148,7 @@ def test_run_draws_only_cases_of_its_dtypes(case: Case, dtypes: tuple[str, ...],
     assert case.is_within(dtypes) == expected
 
 
-def test_mixed_precision_is_drawn_in_the_dtypes_of_the_run() -> None:
+def test_mixed_precision_cases_use_only_the_dtypes_of_the_run() -> None:
     """Examples and drawn cases, and those that fill the cells of float32 alone."""
     prop, dtypes = test_data_parallel.fsdp2_mixed_mlp, ("float32", "bfloat16")
     chunk = Chunk(3, dtypes, 0, 30, per_cell=2)

@@ -58,7 +58,7 @@ def held(actual: torch.Tensor, layout: Layout, world_size: int) -> dict[int, Pla
     return {rank: Placed(slice_local(actual, layout, (world_size,), rank), layout) for rank in range(world_size)}
 
 
-def test_truncating_accumulator_fails_because_its_errors_lean_although_each_is_within_its_bound() -> None:
+def test_truncating_accumulator_fails_although_each_error_is_within_its_bound() -> None:
     replies = right_replies(CASE)
     for rank in range(2):
         local = slice_local(truncated_products(), CASE.layouts()["output"], (2,), rank)
@@ -101,7 +101,7 @@ def toward_zero(value: torch.Tensor) -> torch.Tensor:
     return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def test_truncated_values_fail_because_their_errors_lean_although_the_mean_error_is_zero() -> None:
+def test_truncated_values_of_mean_error_zero_fail_because_their_errors_lean() -> None:
     """160 values from 2**-10 to 2**10, as many of either sign: no plain sum of errors shows anything."""
     value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
     mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
@@ -116,7 +116,7 @@ def expected_with(value: torch.Tensor) -> ExpectedTensor:
 
 
 @pytest.mark.parametrize("num_operands", [2, 3])
-def test_rounded_sums_of_few_operands_are_not_judged_to_lean(num_operands: int) -> None:
+def test_errors_of_rounded_sums_of_few_operands_do_not_lean(num_operands: int) -> None:
     """A hundred thousand sums each: their ratio is the one of a few errors."""
     for seed in range(4):
         operands = normal(seed, num_operands, 100_000).bfloat16()
@@ -130,7 +130,7 @@ def test_rounded_sums_of_few_operands_are_not_judged_to_lean(num_operands: int) 
 @pytest.mark.parametrize(
     ("op", "world_size", "symmetric"), [("sum", 2, True), ("sum", 3, True), ("avg", 4, True), ("avg", 3, False)]
 )
-def test_errors_of_a_reduction_count_as_symmetric_unless_a_factor_or_truncation_shifts_them(
+def test_rounded_factor_or_truncation_makes_errors_of_a_reduction_asymmetric(
     op: str, world_size: int, *, symmetric: bool
 ) -> None:
     """Unless one rounded reciprocal multiplies all of them, or the backend does not round to nearest."""
@@ -180,7 +180,7 @@ def test_tensor_of_no_or_few_elements_is_not_judged_for_leaning(shape: tuple[int
     assert judge_lean("output", expected_of(value), held(value.bfloat16() * 2, ROWS, 4), (4,)) is None
 
 
-def test_tensor_without_errors_is_not_judged_to_lean() -> None:
+def test_tensor_without_errors_passes_the_test_for_leaning() -> None:
     value = normal(0, 200).bfloat16().double()
 
     assert judge_lean("output", expected_of(value), held(value.bfloat16(), ROWS, 2), (2,)) is None

@@ -44,7 +44,7 @@ RIGHT = listed([[5, 0], [3, 3]], [4, 2, 1, 0])
 
 
 @pytest.mark.parametrize("indices", [torch.tensor([[2, 0]]), torch.empty((0, 3), dtype=torch.int64)])
-def test_tensor_sent_as_a_list_of_elements_arrives_unchanged(indices: torch.Tensor, tmp_path: Path) -> None:
+def test_tensor_encoded_as_a_list_of_elements_is_decoded_unchanged(indices: torch.Tensor, tmp_path: Path) -> None:
     sent = Placed(torch.randn(indices.shape), UNTOLD, (3, 2), indices)
     message = encode_reply(1, Reply(rank=0, outcome="answered", answers=(Answer({"w": sent}),)), tmp_path)
     found = decode_message(message)[1].answers[0].tensors["w"]
@@ -65,7 +65,7 @@ def test_wrong_listed_element_shows_local_and_global_index() -> None:
     assert mismatch.extent == "1 of 4 local elements; rank 1 only"
 
 
-def test_element_that_no_rank_lists_is_a_shape_mismatch() -> None:
+def test_element_that_every_rank_omits_is_a_shape_mismatch() -> None:
     assert shape_mismatch("w", EXPECTED, RIGHT, (2,)) is None
     mismatch = shape_mismatch("w", EXPECTED, listed([5, 0], [4, 2, 0]), (2,))
 
@@ -92,7 +92,9 @@ def test_listed_and_sharded_parts_are_assembled_together() -> None:
 @pytest.mark.parametrize(
     ("rank", "flat", "pairs"), [(1, 3, ((0, 1),)), (0, 2, ((0, 0),)), (0, 1, ((0, 1),)), (1, 0, ())]
 )
-def test_elements_on_two_ranks_must_be_equal(rank: int, flat: int, pairs: tuple[tuple[int, int], ...]) -> None:
+def test_copies_of_an_element_on_two_ranks_must_be_equal(
+    rank: int, flat: int, pairs: tuple[tuple[int, int], ...]
+) -> None:
     """On two ranks, or on one; an element with one copy agrees with itself."""
     assembled, holders = assemble_listed(spoilt(RIGHT, rank, flat, 9.0), (3, 2), (2,))
 
@@ -118,7 +120,7 @@ def test_rank_whose_copy_of_a_listed_element_differs_is_reported(
     assert (mismatch.rank, mismatch.actual[:3]) == told[:2] and told[2] in mismatch.expected
 
 
-def test_equal_copies_of_an_element_agree() -> None:
+def test_claim_on_replicas_holds_for_equal_copies_of_an_element() -> None:
     answers = {rank: Answer({"w": placed}) for rank, placed in RIGHT.items()}
     judged = judge_replicas(CASE, Expected({"w": EXPECTED}, {}), answers)
 

@@ -59,7 +59,7 @@ def test_expected_requires_grad_follows_from_the_case(requires_grad, output, wei
     assert all(expected[f"grad.{name}"].requires_grad is None for name in requires_grad)
 
 
-def test_derivation_states_the_number_of_bits():
+def test_derivation_of_exact_values_states_the_number_of_bits():
     expected = expect(linear_case(dtype="float32"), 0).tensors["output"]
 
     assert expected.derivation == "equal: integers times a power of two, at most 24 of 24 bits"
@@ -100,7 +100,7 @@ def test_dropped_or_doubled_term_changes_every_output_on_dense_values(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", LINEAR_MODES)
-def test_bias_added_again_or_not_at_all_changes_every_output(dtype, mode):
+def test_bias_added_twice_or_never_changes_every_output(dtype, mode):
     case = linear_case(dtype=dtype, values=((mode, 0),))
     given = {name: tensor.double() for name, tensor in draw(case, 0).items()}
     product = given["x"] @ given["weight"].T
@@ -139,7 +139,7 @@ def test_swapped_tokens_change_the_output():
     assert differing(swapped, case, "output") == swapped.numel()
 
 
-def test_data_with_sums_of_more_bits_is_refused():
+def test_data_whose_sums_need_more_bits_than_the_dtype_is_refused():
     case = linear_case(dtype="bfloat16", in_features=2, out_features=1, leading=(1,), bias=False)
     given = {"x": torch.tensor([[255.0, 3.0]]), "weight": torch.tensor([[1.0, 1.0]]), "cotangent": torch.ones(1, 1)}
 
@@ -157,7 +157,7 @@ def test_sum_of_large_terms_that_cancel_is_refused_as_inexact():
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1, False), (2, True)])
-def test_terms_that_are_sums_of_several_operands_count_that_many_times(times, refused):
+def test_term_that_sums_several_operands_counts_once_for_each_operand(times, refused):
     terms = find_integers("terms", torch.tensor([[100.0], [-29.0]]))
 
     if refused:
@@ -187,7 +187,7 @@ def test_bias_that_ranks_cannot_share_exactly_is_refused(bias, world_size, refus
 
 
 @pytest.mark.parametrize("values", [[1.0, float("inf")], [float("nan")], [2.0**100, 1.0], [5e-324]])
-def test_values_that_62_bit_integers_times_one_unit_cannot_express_are_refused(values):
+def test_values_that_need_more_than_62_bit_integers_are_refused(values):
     with pytest.raises(InexactData, match=r"^x "):
         find_integers("x", torch.tensor(values, dtype=torch.float64))
 
@@ -210,7 +210,7 @@ def test_sums_that_would_overflow_int64_are_refused():
 
 @given(integers=st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=5), exponent=st.integers(-300, 300))
 @SETTINGS
-def test_values_equal_the_found_integers_times_the_largest_common_unit(integers, exponent):
+def test_values_are_split_into_integers_times_their_largest_common_unit(integers, exponent):
     values = torch.tensor(integers, dtype=torch.float64) * 2.0**exponent
     found = find_integers("", values)
 
@@ -237,7 +237,7 @@ def test_expected_values_of_a_fetch_are_the_drawn_parameters(mode, dtype):
         assert param.layout.placements == (Replicate(),) and isinstance(partition.layout.placements[0], Flat)
 
 
-def test_case_class_without_expectations_is_a_misuse_that_says_how_to_register():
+def test_error_for_a_case_class_without_an_oracle_says_how_to_register():
     with pytest.raises(Misuse, match=r"no expected values are registered for Case: decorate .*expect.register"):
         expect(object.__new__(Case), 0)
 

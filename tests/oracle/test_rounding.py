@@ -40,13 +40,13 @@ def test_bound_of_a_stored_value_includes_the_smallest_possible_underflow(dtype:
     assert float(store(value, torch.zeros_like(value), TORCH_CPU[dtype])) >= underflow(dtype) > 0
 
 
-def test_gamma_is_infinite_if_every_digit_may_be_lost() -> None:
+def test_gamma_is_infinite_if_roundings_may_lose_every_digit() -> None:
     """256 roundings of bfloat16: 256 u = 1."""
     assert gamma(255, 2.0**-8) == 255.0
     assert gamma(256, 2.0**-8) == math.inf
 
 
-def test_gamma_of_one_rounding_is_the_unit_roundoff() -> None:
+def test_growth_by_one_rounding_is_the_unit_roundoff() -> None:
     assert growth((1, 2.0**-24)) == pytest.approx(2.0**-24, rel=1e-12)
     assert growth((0, 2.0**-8)) == 0.0
 
@@ -74,7 +74,7 @@ def test_bound_that_is_not_a_number_is_infinite() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_record_of_arithmetic_has_the_dtype_of_its_key(dtype: str) -> None:
+def test_declared_arithmetic_of_a_dtype_names_this_dtype(dtype: str) -> None:
     declared: Arithmetic = TORCH_CPU[dtype]
 
     assert declared.dtype == declared.reduce == dtype
@@ -82,7 +82,7 @@ def test_record_of_arithmetic_has_the_dtype_of_its_key(dtype: str) -> None:
     assert declared.largest <= declared.largest_a
 
 
-def test_certain_zero_is_stored_as_zero() -> None:
+def test_storing_an_exact_zero_has_no_error() -> None:
     value, error = torch.tensor([0.0, 0.0, 1e-9], dtype=torch.float64), torch.tensor([0.0, 1e-9, 0.0])
 
     assert (store(value, error, TORCH_CPU["float16"]) > 0).tolist() == [False, True, True]

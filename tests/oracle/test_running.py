@@ -56,7 +56,7 @@ def test_every_correct_program_is_within_the_bound(
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_small_error_is_beyond_the_bound(module: str) -> None:
+def test_bounds_of_float64_modules_are_below_a_millionth_of_the_values(module: str) -> None:
     """In float64 the bound allows at most a millionth of the root mean square, except for values that are zero.
 
     For values computed in float32, a thousandth.
@@ -69,7 +69,7 @@ def test_small_error_is_beyond_the_bound(module: str) -> None:
         ), name
 
 
-def test_sigmoid_may_be_zero_if_its_exponential_overflows() -> None:
+def test_bound_allows_sigmoid_zero_if_its_exponential_overflows() -> None:
     """exp(89) is no float32 number; the quotient itself, 1e-39, is."""
     given = {"x": torch.full((1, FEATURES), -89.5)}
     exact = {
@@ -166,7 +166,7 @@ def test_dropout_with_probability_zero_of_a_constant_is_a_constant() -> None:
     assert isinstance(made, Ranged) and made.origin.is_constant
 
 
-def test_where_with_an_uncertain_condition_has_an_infinite_bound() -> None:
+def test_torch_where_with_an_uncertain_condition_has_an_infinite_bound() -> None:
     """Equal terms added in another order need not be equal."""
     right = bound_of(
         of(lambda x, w: torch.where((x @ w) < (x @ w.clone()), x, -x)), given_of(lambda: Of(torch.mm), torch.float64)
@@ -224,7 +224,7 @@ def test_tensor_of_ones_is_not_constant_if_a_computed_value_was_written_to_it() 
     assert bool((allowed[0] > allowed[1]).all())
 
 
-def test_inner_dtype_of_fewer_bits_rounds_to_it() -> None:
+def test_bound_includes_the_rounding_to_a_narrower_inner_dtype() -> None:
     """A norm that computes in float32, in a module of float64."""
     right = bound_of(
         of(lambda x, w: ((x @ w).float() * 0.1).to(x.dtype)), given_of(lambda: Of(torch.mm), torch.float64)
@@ -260,7 +260,7 @@ def test_write_in_16_bits_rounds_to_16_bits() -> None:
     assert bool((right.allowed > 2.0**-9 * right.value.abs()).all())
 
 
-def test_unbounded_value_has_infinite_allowance() -> None:
+def test_unbounded_value_has_an_infinite_bound_and_never_nan() -> None:
     """Never NaN, beside which nothing would be allowed."""
     right = bound_of(
         of(lambda x, w: (x @ w).masked_fill(torch.eye(5, 6).bool(), -1e308).softmax(-1)),
@@ -277,7 +277,7 @@ def test_module_that_computes_in_another_dtype_rounds_to_that_dtype() -> None:
     assert bool((inside > 1e6 * bound_of(of(torch.mm), given)["output"].allowed).all())
 
 
-def test_hardsigmoid_is_refused_for_its_kernel() -> None:
+def test_torchs_hardsigmoid_gradient_is_still_wrong_in_float64() -> None:
     """Finding 42: if this fails, torch is mended, and `UNKNOWN_IN_FLOAT64` need not name it."""
     x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     nn.functional.hardsigmoid(x).backward()

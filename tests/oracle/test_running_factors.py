@@ -74,7 +74,7 @@ def test_inexact_matrix_has_no_known_bound() -> None:
         torch.linalg.inv_ex(given / 3 * 3)
 
 
-def test_rules_of_the_running_error_load_though_torch_lacks_an_operator(
+def test_rules_for_factorizations_load_although_torch_lacks_an_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Aten:

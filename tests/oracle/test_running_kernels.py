@@ -62,7 +62,7 @@ def width(found: Bounded) -> float:
      lambda x: functional.layer_norm(x, (64,))],
     ids=["silu", "gelu", "sigmoid", "softmax", "rms norm", "layer norm"],
 )  # fmt: skip
-def test_bound_of_a_value_that_is_stored_once_is_two_roundings(
+def test_bound_of_a_value_that_is_stored_once_is_about_two_roundings(
     function: Callable[..., torch.Tensor], dtype: str
 ) -> None:
     """One in each of two programs, and a little of float32's."""
@@ -89,7 +89,7 @@ def test_bound_is_wider_on_a_device_that_accumulates_in_16_bits() -> None:
 
 
 @each_narrow
-def test_unknown_kernel_may_round_every_intermediate_result(dtype: str) -> None:
+def test_bound_of_an_unknown_kernel_allows_rounding_every_intermediate_result(dtype: str) -> None:
     """torch's decomposition of a norm of groups computes in float32; its kernel is not read."""
     x = {"x": normal(4, 8)}
 
@@ -146,7 +146,7 @@ def test_bound_of_addmm_allows_adding_each_term_to_the_bias_in_turn() -> None:
 
 
 @each_narrow
-def test_attention_may_be_decomposed_in_float32(dtype: str) -> None:
+def test_bound_allows_an_attention_backward_decomposed_in_float32(dtype: str) -> None:
     """Like torch on devices other than the CPU: its backward multiplies by the output before it was stored."""
     kind = getattr(torch, dtype)
     q, k, v, g = (4 * normal(4, 2, 5, 8)[place : place + 1].to(kind).requires_grad_() for place in range(4))

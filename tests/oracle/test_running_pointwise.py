@@ -37,34 +37,34 @@ def violations(table: Table) -> dict[str, int]:
     return {name: margins.violations for (name, _), margins in table.items() if margins.violations}
 
 
-def test_every_pointwise_backward_kernel_is_judged() -> None:
+def test_table_of_pointwise_kernels_has_every_backward_kernel() -> None:
     """A kernel of a new release needs a row in `ROWS`, or a reason in `NOT_POINTWISE`."""
     assert not_judged() == []
 
 
 @each_narrow
-def test_backward_kernels_are_within_their_bounds_on_every_number(dtype: str) -> None:
+def test_pointwise_backward_kernels_are_within_their_bounds_on_every_number(dtype: str) -> None:
     table = table_of(dtype, backward_kernels(dtype, rows=DENSE))
 
     assert violations(table) == {} and len(table) == len(DENSE)
 
 
 @each_narrow
-def test_backward_kernels_are_within_their_bounds_on_some_numbers(dtype: str) -> None:
+def test_pointwise_backward_kernels_are_within_their_bounds_on_sampled_numbers(dtype: str) -> None:
     table = table_of(dtype, backward_kernels(dtype, step=61))
 
     assert violations(table) == {} and len(table) == len(ROWS)
 
 
 @each_narrow
-def test_functions_are_within_their_bounds_on_some_numbers(dtype: str) -> None:
+def test_pointwise_functions_are_within_their_bounds_on_sampled_numbers(dtype: str) -> None:
     table = table_of(dtype, functions(dtype, step=61))
 
     assert violations(table) == {} and len(table) == 2 * len(FUNCTIONS)
 
 
 @each_narrow
-def test_errors_of_exact_programs_come_near_to_the_bounds(dtype: str) -> None:
+def test_errors_of_pointwise_backward_kernels_come_near_their_bounds(dtype: str) -> None:
     """Thresholds round nothing."""
     table = table_of(dtype, backward_kernels(dtype, rows=DENSE[:-1]))
 
@@ -104,7 +104,7 @@ def is_right(compute: Compute, dtype: torch.dtype, seed: int) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("compute", [nn.Module.__call__, gated], ids=["sigmoid", "gate"])
-def test_right_sigmoid_holds_in_one_process(compute: Compute, dtype: torch.dtype) -> None:
+def test_right_sigmoid_passes_in_one_process(compute: Compute, dtype: torch.dtype) -> None:
     assert [seed for seed in range(24) if not is_right(compute, dtype, seed)] == []
 
 
@@ -151,7 +151,7 @@ def test_product_with_a_mask_rounds_nothing() -> None:
     assert bool((bound(lambda x: x * 3, x).allowed > 0).all())
 
 
-def test_negative_power_may_be_zero_if_the_positive_one_overflows() -> None:
+def test_bound_allows_zero_for_a_negative_power_if_the_positive_power_overflows() -> None:
     """bfloat16 computes 1 / (x * x); float16 computes the power itself, 4e-6."""
     right = bound(lambda x: x**-2, torch.tensor([2.0, 498.25]).half())
 

@@ -39,7 +39,7 @@ def test_every_kind_of_special_value_is_drawn_for_some_seed(dtype: str) -> None:
 
 
 @each_dtype
-def test_special_values_differ_in_their_bits(dtype: str) -> None:
+def test_each_special_value_has_a_different_bit_pattern(dtype: str) -> None:
     """NaN too: of both signs, with payloads, quiet and signalling."""
     assert len(set(as_bits(all_special(dtype)).tolist())) == len(set(special_patterns(dtype))) == NUM_SPECIAL
 

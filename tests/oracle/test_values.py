@@ -123,7 +123,7 @@ def test_linear_values_have_the_names_shapes_and_dtype_of_the_case(case):
 
 @given(case=linear_cases())
 @settings(SETTINGS, max_examples=200)
-def test_magnitudes_behind_every_sum_fit_the_significand(case):
+def test_magnitudes_of_the_terms_of_every_sum_fit_the_significand(case):
     assert max(magnitudes_of(case).values()) <= 2 ** SIGNIFICAND_BITS[case.dtype]
 
 
@@ -138,7 +138,7 @@ def test_magnitudes_fit_bfloat16_if_a_sum_has_more_terms_than_bfloat16_has_exact
     assert max(magnitudes_of(case).values()) <= 256
 
 
-def test_every_feature_and_token_has_a_nonzero_value_although_zeros_are_needed():
+def test_every_feature_and_token_has_a_nonzero_value_in_large_cases():
     given = flat(linear_case(leading=(300,), in_features=400, out_features=300, dtype="bfloat16", world_size=1))
 
     assert all(bool((given[name] != 0).any(dim).all()) for name in ("x", "weight", "cotangent") for dim in (0, 1))
@@ -160,7 +160,7 @@ def test_no_value_is_negative_zero_subnormal_or_infinite(case):
 
 @given(case=linear_cases())
 @SETTINGS
-def test_bias_is_nonzero_and_each_ranks_share_of_it_is_exact(case):
+def test_bias_is_nonzero_and_each_ranks_share_of_the_bias_is_exact(case):
     if case.bias:
         bias = draw(case, 0)["bias"]
         share = bias / case.world_size
@@ -242,7 +242,7 @@ def test_any_order_and_any_split_of_the_sums_give_the_same_bits(dtype, mode):
     assert all(torch.equal(found[0], other) for other in found)
 
 
-def test_random_real_values_are_not_exact():
+def test_sums_of_random_real_values_depend_on_the_order():
     terms = list(torch.randn(33, generator=torch.Generator().manual_seed(0)))
     order = random.Random(0)
 
@@ -264,7 +264,7 @@ def test_parameters_are_finite_normal_and_never_zero(dtype, mode):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_index_values_number_the_elements_of_all_parameters(dtype):
+def test_mode_index_numbers_the_elements_of_all_parameters(dtype):
     case = FetchCase(
         world_size=2, parameters=((2, 3), (), (300,)), requires_grad=(True,) * 3, dtype=dtype, values=(("index", 0),)
     )
@@ -274,7 +274,7 @@ def test_index_values_number_the_elements_of_all_parameters(dtype):
     assert values == [1 + place % period for place in range(307)]
 
 
-def test_wide_values_of_parameters_use_all_bits_and_many_exponents():
+def test_mode_wide_draws_parameters_with_all_bits_and_many_exponents():
     case = FetchCase(world_size=2, parameters=((1000,),), dtype="float16", values=(("wide", 0),))
     fractions, exponents = torch.frexp(draw(case, 0)["param.0"].double())
 
@@ -286,7 +286,7 @@ def test_wide_values_of_parameters_use_all_bits_and_many_exponents():
 @pytest.mark.parametrize(
     ("dtype", "other"), [("float32", torch.float64), ("bfloat16", torch.float64), ("float64", torch.float32)]
 )
-def test_values_of_a_refused_case_have_the_misfit_that_the_case_names(dtype, other):
+def test_drawn_values_have_the_kind_of_invalid_input_that_the_case_names(dtype, other):
     base = {"world_size": 2, "dtype": dtype}
     linear = {"style": "colwise", "leading": (2,), "in_features": 4, **base}
 
@@ -299,6 +299,6 @@ def test_values_of_a_refused_case_have_the_misfit_that_the_case_names(dtype, oth
     assert {tensor.dtype for tensor in in_flight.values()} == {DTYPES[dtype]}
 
 
-def test_case_class_without_values_is_a_misuse_that_says_how_to_register():
+def test_error_for_a_case_class_without_values_says_how_to_register():
     with pytest.raises(Misuse, match=r"no values are registered for Case: decorate .*draw.register"):
         draw(object.__new__(Case), 0)

@@ -29,7 +29,7 @@ def told(
     return str(raised.value)
 
 
-def test_refusal_of_a_growing_bound_names_the_first_layer_with_a_too_wide_bound() -> None:
+def test_refusal_names_the_first_layer_whose_bound_is_too_wide() -> None:
     """No dtype would help; judging by parts would."""
     message = told("deep", (2, 3), "float32", by_parts=False)
 
@@ -75,7 +75,7 @@ def test_refusal_proposes_a_shape_with_a_row_for_each_micro_batch() -> None:
         prop.cases(Space((2,), ("float64",)))
 
 
-def test_refusal_of_an_update_below_its_bound_names_a_dtype_that_shows_the_update() -> None:
+def test_refusal_of_an_update_smaller_than_its_bound_names_a_wider_dtype() -> None:
     message = told("perceptron", (2, 3), "float32", where=STEPS, optimizer=f"{STEPS}small_sgd")
 
     assert "so a missing update would not show: use float64, which is enough (--dtypes float64)" in message

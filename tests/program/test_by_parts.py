@@ -513,7 +513,7 @@ def test_oracle_matches_no_rows_if_every_rank_lacks_one_of_them(locals_: list[to
 
 
 @pytest.mark.parametrize(("wrong", "judged"), [((), []), ((1,), ["boundary.layers.0"])], ids=["right", "one is wrong"])
-def test_output_with_a_shape_per_batch_part_is_reported_only_if_one_part_is_wrong(
+def test_output_whose_shape_varies_by_batch_part_is_reported_only_if_wrong(
     wrong: tuple[int, ...], judged: list[str]
 ) -> None:
     """Each part routes other numbers of tokens to an expert."""

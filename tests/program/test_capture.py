@@ -507,7 +507,7 @@ def test_tensor_file_keeps_every_dtype(tmp_path: Path) -> None:
     assert all(torch.equal(read.read(name), tensor) for name, tensor in tensors.items())
 
 
-def test_judge_command_exits_with_0_for_right_1_for_wrong_2_for_missing_runs(
+def test_judge_command_exits_with_0_for_right_and_1_for_wrong_runs(
     run: Path, copy: Path, tmp_path: Path, command: Command
 ) -> None:
     captured(tmp_path / "wrong", more)

@@ -112,7 +112,7 @@ def test_message_names_the_wrong_parameter_or_buffer_of_a_model(
         check("module", model_case(parallelize), pool)
 
 
-def test_reference_of_a_model_has_a_loss_and_buffers_for_each_part_of_the_batch() -> None:
+def test_reference_computes_a_loss_and_buffers_for_each_part_of_the_batch() -> None:
     """Two rows and one: buffers and losses are each rank's own, gradients are averaged."""
     case = model_case("searching")
     found, given = expect(case, 0).tensors, draw(case, 0)

@@ -38,13 +38,13 @@ def wrapper(pool: Pool) -> Iterator[Pool]:
         ("ddp_mlp", DataParallelCase(world_size=2, optimizer="sgd", steps=2)),
     ],
 )
-def test_backend_in_python_runs_the_cases_of_gloo(subject: str, case: Case, wrapper: Pool) -> None:
+def test_python_process_group_passes_the_cases_that_gloo_passes(subject: str, case: Case, wrapper: Pool) -> None:
     """Including recorded visits, whose collectives are not judged there."""
     judged = {verdict.claim for verdict in check(subject, case, wrapper)}
     assert "equals_unsharded" in judged and "uses_only_collectives" not in judged
 
 
-def test_all_reduce_that_is_off_by_one_is_reported_with_its_element(pool: Pool) -> None:
+def test_message_names_the_element_that_a_wrong_all_reduce_computed(pool: Pool) -> None:
     with Pool(BACKEND, environment={OFF_BY_ONE: "1"}, beside=pool) as wrong, pytest.raises(ValueMismatch) as caught:
         check("rowwise_linear", LINEAR, wrong)
     assert "global (0, 2)" in str(caught.value) and "actual - expected = 1 at every wrong element" in str(caught.value)

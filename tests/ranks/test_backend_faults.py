@@ -74,7 +74,7 @@ def on_planted(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.ranks
-def test_run_on_a_wrong_backend_excuses_failures_of_torch_only(
+def test_run_on_a_wrong_backend_excuses_only_failures_of_torch(
     pool: Pool, planted: Callable[[str], Pool], tmp_path: Path
 ) -> None:
     """A layer that ends in mse_loss has a wrong gradient on gloo too (torch 2.13.0)."""
@@ -110,7 +110,7 @@ def test_death_of_a_rank_after_its_answer_is_reported(pool: Pool) -> None:
         assert own.take_deaths() == [] and own.run("nothing", case)[1].outcome == "answered"
 
 
-def test_death_of_a_rank_reaches_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_a_rank_between_cases_is_added_to_the_backend_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SimpleNamespace(take_faults=list, take_deaths=lambda: ["rank 1 of 2 killed by SIGKILL"])
     config: Any = SimpleNamespace(stash={pools._pool_key: pool})
     monkeypatch.setattr(pools, "settings_of", lambda _: None)
@@ -138,7 +138,7 @@ def test_run_is_red_if_a_rank_dies_between_visits() -> None:
         ("early_wait", "all_reduce of bfloat16 on 2 ranks is wrong: rank"),
     ],
 )
-def test_fault_in_a_probed_collective_is_reported_with_its_name(
+def test_message_names_the_collective_whose_probe_found_a_fault(
     planted: Callable[[str], Pool], fault: str, told: str
 ) -> None:
     """The subject need not call that collective; a run reports the first one first."""
@@ -174,7 +174,7 @@ def test_fault_in_a_probed_collective_is_reported_with_its_name(
         ("ignores_tags", CollectivesCase(world_size=2, collectives=("tagged_send_and_receive",), numels=(3,))),
     ],
 )
-def test_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: CollectivesCase) -> None:
+def test_backend_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: CollectivesCase) -> None:
     """And an honest group holds on the same case."""
     with Pool(UNUSUAL, environment={FAULT: "premultiplies"}, beside=pool) as honest:
         assert {verdict.kind for verdict in judge("collectives", case, honest)} == {"holds"}
@@ -192,7 +192,7 @@ def test_fault_that_no_probe_finds_fails_a_claim(pool: Pool, fault: str, case: C
         ("hangs", "all_to_all_single of float32 on 2 ranks hangs: rank"),
     ],
 )
-def test_fault_in_a_probe_makes_the_run_red_and_is_printed_first(
+def test_run_fails_and_prints_first_that_a_probe_found_a_fault(
     on_planted: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, fault: str, told: str
 ) -> None:
     """For a collective that the property does not call, and for one that leaves no world alive."""
@@ -205,7 +205,7 @@ def test_fault_in_a_probe_makes_the_run_red_and_is_printed_first(
 
 
 @pytest.mark.ranks
-def test_conformance_run_reports_a_wrong_value_as_failed_and_not_as_unsupported(
+def test_conformance_run_reports_a_wrong_backend_value_as_failed(
     on_planted: Callable[..., Ended],
 ) -> None:
     """And neither not supported nor the user's to leave out; of one search, and with one claim."""
@@ -263,7 +263,7 @@ def test_right_process_group_passes(on_planted: Callable[..., Ended]) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "collective"), [("hangs", "all_to_all_single"), ("gather_hangs", "gather")])
-def test_hanging_collective_is_waited_for_only_in_its_probe(
+def test_cases_are_not_run_after_the_probe_of_a_collective_hangs(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, fault: str, collective: str
 ) -> None:
     """Every further case is answered at once with its name, on any world size and in any dtype."""
@@ -280,7 +280,7 @@ def test_hanging_collective_is_waited_for_only_in_its_probe(
 
 
 @pytest.mark.ranks
-def test_collective_that_a_backend_refuses_leaves_out_only_cases_that_need_it(planted: Callable[[str], Pool]) -> None:
+def test_refused_collective_makes_only_the_cases_that_need_it_unsupported(planted: Callable[[str], Pool]) -> None:
     """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
         refused = pool.run("rowwise_linear", LINEAR)
@@ -298,7 +298,7 @@ def calls(*names: str, numel: int = 33) -> CollectivesCase:
 
 
 @pytest.mark.ranks
-def test_refusal_of_a_probed_collective_is_a_failure(planted: Callable[[str], Pool]) -> None:
+def test_collective_that_is_refused_after_a_successful_probe_fails(planted: Callable[[str], Pool]) -> None:
     """Only for the size that the probe did not try."""
     with planted("refuses_large") as pool:
         assert check("collectives", calls("broadcast", numel=30), pool)
@@ -307,7 +307,9 @@ def test_refusal_of_a_probed_collective_is_a_failure(planted: Callable[[str], Po
 
 
 @pytest.mark.ranks
-def test_refusal_on_one_rank_is_a_failure(planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_that_is_refused_on_only_one_rank_fails(
+    planted: Callable[[str], Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others wait for that rank; and the next case finds new ranks."""
     monkeypatch.setattr("equivtest.base.limits.REFUSAL_GRACE_S", 1.0)
     with planted("refuses_on_one_rank") as pool:
@@ -330,7 +332,7 @@ def test_collective_that_every_rank_refuses_is_reported_with_its_reduction(plant
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("fault", "failing"), [("refuses_max", []), ("refuses_max_and_is_wrong", ["all_reduce_min"])])
-def test_collectives_that_share_a_case_with_a_refused_one_are_judged_separately(
+def test_remaining_collectives_of_a_case_with_a_refused_collective_are_judged(
     planted: Callable[[str], Pool], tmp_path: Path, fault: str, failing: list[str]
 ) -> None:
     """As a separate case; the whole one stays not supported, allowed or not."""
@@ -349,7 +351,7 @@ def test_collectives_that_share_a_case_with_a_refused_one_are_judged_separately(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", [LINEAR, FETCH])
-def test_check_raises_if_the_backend_is_wrong_although_the_claim_holds(
+def test_check_raises_broken_setup_if_a_probe_fails_although_the_claim_holds(
     planted: Callable[[str], Pool], case: Case
 ) -> None:
     """The fault is in a collective that neither subject calls."""
@@ -369,7 +371,7 @@ def test_check_raises_if_the_backend_is_wrong_although_the_claim_holds(
         TypeError("Input tensor data type is not supported for NCCL process group: Short"),
     ],
 )
-def test_error_text_of_a_backend_counts_as_a_refusal(error: Exception) -> None:
+def test_usual_error_texts_of_backends_count_as_refusals(error: Exception) -> None:
     assert is_refusal(error)
 
 
@@ -385,7 +387,7 @@ def test_error_text_of_a_backend_counts_as_a_refusal(error: Exception) -> None:
         ValueError("tensors must have the same size"),
     ],
 )
-def test_error_about_wrong_arguments_does_not_count_as_a_refusal(error: Exception) -> None:
+def test_error_that_does_not_say_unsupported_does_not_count_as_a_refusal(error: Exception) -> None:
     assert not is_refusal(error)
 
 
@@ -409,13 +411,13 @@ def test_error_of_nccl_is_reported_with_its_cause() -> None:
         ("float16:broadcast_max", "unknown collective 'broadcast_max'"),
     ],
 )
-def test_unknown_name_in_allow_unsupported_raises_misuse(name: str, told: str) -> None:
+def test_unknown_name_in_the_allow_unsupported_option_raises_misuse(name: str, told: str) -> None:
     with pytest.raises(Misuse, match=r"^--allow-unsupported: ") as caught:
         parse_allowed([name])
     assert told in str(caught.value)
 
 
-def test_single_reduction_can_be_allowed() -> None:
+def test_allow_unsupported_option_can_name_a_single_reduction() -> None:
     """And with all others of its function."""
     lacking = ("float16:all_reduce_avg",)
 
@@ -425,13 +427,13 @@ def test_single_reduction_can_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "all_reduce_premul", "reduce_scatter_tensor_premul"])
-def test_collective_documented_for_one_backend_may_be_refused_by_others(name: str) -> None:
+def test_collective_that_torch_documents_for_one_backend_may_be_unsupported_on_others(name: str) -> None:
     """But not beside something else."""
     assert is_allowed((f"float32:{name}",), ())
     assert not is_allowed((f"float32:{name}", "float32:barrier"), ())
 
 
-def test_unsupported_verdict_is_allowed_only_if_every_lacking_collective_is() -> None:
+def test_unsupported_case_is_allowed_only_if_all_its_refused_collectives_are_allowed() -> None:
     lacking = ("float16:all_reduce", "float16:broadcast")
 
     assert is_allowed(lacking, {"float16"}) and is_allowed(lacking, {"all"}) and is_allowed(lacking, set(lacking))
@@ -439,7 +441,7 @@ def test_unsupported_verdict_is_allowed_only_if_every_lacking_collective_is() ->
     assert is_allowed((), {"release"}) and not is_allowed((), {"float16"})
 
 
-def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
+def test_allow_unsupported_option_accepts_every_collective_that_cases_call() -> None:
     assert {Finding(name, "float32", 2, "refused").function for name in PROBES} == set(PROBED)
     assert {call.function for calls in BUNDLES.values() for call in calls} <= set(FUNCTIONS)
     assert parse_allowed(f"float32:{name}" for name in CALLS)
@@ -456,7 +458,7 @@ def test_every_collective_that_is_called_can_be_allowed_by_name() -> None:
         ({"device": "cuda"}, ()),
     ],
 )
-def test_examples_on_eight_ranks_run_if_no_option_limits_the_world_sizes(
+def test_examples_on_eight_ranks_run_unless_an_option_excludes_them(
     options: dict[str, str], sizes: tuple[int, ...]
 ) -> None:
     settings = parse(options)

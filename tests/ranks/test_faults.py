@@ -31,7 +31,7 @@ def test_faulty_rank_is_reported_first_within_the_time_limit(pool: Pool, cell: C
     assert run_cell(pool, cell).problems == ()
 
 
-def test_every_fault_is_tried_on_each_rank_and_at_each_moment() -> None:
+def test_fault_matrix_has_every_fault_on_each_rank_at_each_moment() -> None:
     """Three moments, on each rank of two and of three."""
     assert {cell.fault for cell in cells()} == FAULTS.keys() - {"nothing"}
     assert len(cells()) == 3 * (5 * len(NAMINGS) + 3 * len(AT_ONCE))
@@ -44,7 +44,7 @@ def test_every_fault_is_tried_on_each_rank_and_at_each_moment() -> None:
         (Cell("raises", "after", 2, ()), "named"),
     ],
 )
-def test_fault_matrix_reports_a_wrongly_named_fault(
+def test_fault_matrix_reports_a_fault_that_the_message_misnames(
     pool: Pool, cell: Cell, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell whose fault does not happen, or is named otherwise, has a problem."""

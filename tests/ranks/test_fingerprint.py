@@ -52,7 +52,7 @@ def cut_off_sums(each: Answers) -> Answers:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_measured_gloo_and_kernels_equal_their_declaration(pool: Pool, dtype: str) -> None:
+def test_measured_arithmetic_of_gloo_and_cpu_kernels_equals_the_declared(pool: Pool, dtype: str) -> None:
     found = measure(pool, dtype, (2, 4))
 
     assert found.record == TORCH_CPU[dtype] and not found.problems
@@ -78,13 +78,13 @@ def test_measured_gloo_and_kernels_equal_their_declaration(pool: Pool, dtype: st
         "sums off by a rounding too many", "sums flush", "kernels flush", "rows in another order",
     ],
 )  # fmt: skip
-def test_fingerprint_concludes_the_declared_arithmetic_from_measurements(
+def test_fingerprint_infers_each_field_of_the_arithmetic_from_measurements(
     change: Callable[[Answers], Answers], declares: dict[str, object]
 ) -> None:
     assert concluded(change).record == replace(TORCH_CPU["float32"], **declares)  # type: ignore[arg-type]
 
 
-def test_fingerprint_finds_a_varying_order_although_ranks_agree() -> None:
+def test_fingerprint_finds_that_the_order_of_sums_varies_between_calls() -> None:
     terms = draw(FingerprintCase(world_size=4), 0)["terms"]
     backwards = terms[3] + terms[2] + terms[1] + terms[0]
     found = concluded(lambda each: {"sums": torch.stack((*each["sums"][:-1], backwards))}, world_size=4)

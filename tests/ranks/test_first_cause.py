@@ -28,29 +28,29 @@ LOOPING = Reply(rank=4, outcome="timed_out", detail='File "/x/mine.py", line 1 i
 FINE = Reply(rank=5, outcome="answered", at_s=0.1)
 
 
-def test_no_rank_is_blamed_without_a_failure() -> None:
+def test_first_cause_is_none_if_no_rank_failed() -> None:
     """Ranks that answered, or did not run, are no cause."""
     assert first_cause([FINE, Reply(rank=0, outcome="not_supported"), Reply(rank=1, outcome="not_in_mesh")]) is None
 
 
-def test_earliest_rank_with_its_own_failure_is_the_cause() -> None:
+def test_first_cause_is_the_earliest_rank_that_failed_by_itself() -> None:
     """If two ranks have their own reasons, the earlier one is the cause."""
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
 
-def test_rank_that_lost_its_peer_is_the_last_candidate_for_the_cause() -> None:
+def test_lost_or_looping_rank_is_the_cause_before_a_rank_that_lost_its_peer() -> None:
     """However early a survivor spoke, a lost or looping rank is the likelier cause."""
     assert first_cause([LOST_PEER, KILLED]) is KILLED
     assert first_cause([LOST_PEER, LOOPING]) is LOOPING
     assert first_cause([LOST_PEER, FINE]) is LOST_PEER
 
 
-def test_rank_that_raised_comes_before_those_that_wait() -> None:
+def test_first_cause_is_a_rank_that_raised_before_ranks_that_wait() -> None:
     """A subject may raise its own 'broken pipe', while its peers only wait for it."""
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 
 
-def test_silent_rank_outside_a_collective_is_the_cause() -> None:
+def test_first_cause_is_a_silent_rank_outside_a_collective() -> None:
     """Ranks that wait in a collective wait for the one that does not."""
     assert first_cause([WAITING, LOOPING]) is LOOPING
     assert first_cause([WAITING_FOR_TENSOR, LOOPING]) is LOOPING

@@ -29,7 +29,7 @@ def test_killed_run_leaves_no_process_and_no_file(cell: Cell, tmp_path: Path) ->
     assert run_cell(cell, tmp_path).problems == ()
 
 
-def test_every_way_to_end_a_run_is_tried() -> None:
+def test_table_of_forced_ends_has_every_way_to_end_a_run() -> None:
     assert len(set(cells())) == len(BUSY) * (len(WORKERS) * len(SIGNALS) + 1) + len(SHORTAGES) * (1 + len(BUSY))
 
 

@@ -13,7 +13,7 @@ from equivtest.base import limits
 from equivtest.ranks import forks
 
 
-def test_successful_fork_prints_nothing() -> None:
+def test_fork_that_runs_a_backward_is_accepted() -> None:
     assert forks.why_forks_fail() == ""
 
 
@@ -26,7 +26,7 @@ def test_successful_fork_prints_nothing() -> None:
     ],
     ids=["hangs", "killed", "exits"],
 )
-def test_fork_without_a_reply_is_reported_by_its_exit(
+def test_error_for_a_fork_that_sends_no_reply_says_how_it_ended(
     instead: Callable[[], None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forks, "_run_backward", instead)

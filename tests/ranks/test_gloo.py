@@ -21,7 +21,7 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
-def test_rank_has_one_gloo_worker_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
+def test_rank_has_one_gloo_thread_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
     """For the world's group, and for a mesh's in another order."""
     numbers = {}
     with Pool(environment=environment, beside=pool) as new:
@@ -34,7 +34,7 @@ def test_rank_has_one_gloo_worker_for_each_of_its_groups(pool: Pool, environment
 
 
 @pytest.mark.ranks
-def test_threads_of_ranks_and_of_gloo_run_under_the_batch_policy(pool: Pool) -> None:
+def test_rank_and_gloo_threads_run_under_the_sched_batch_policy(pool: Pool) -> None:
     """For the thread that runs its program, and for gloo's thread."""
     with Pool(beside=pool) as new:
         new.run("zero3_fetch_all_gather", FetchCase(world_size=2))
@@ -53,7 +53,7 @@ def hammer(seconds: float, workers: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 60, check=False)
 
 
-def test_gloo_with_two_workers_still_crashes_in_this_torch() -> None:
+def test_gloo_with_two_threads_still_crashes_in_this_torch() -> None:
     """A known failure: once it is mended, groups may have torch's number of workers."""
     ended = hammer(90, workers=2)
 
@@ -62,7 +62,7 @@ def test_gloo_with_two_workers_still_crashes_in_this_torch() -> None:
     )
 
 
-def test_gloo_with_one_worker_survives_the_program_that_crashes_two_workers() -> None:
+def test_gloo_with_one_thread_survives_the_program_that_crashes_two_threads() -> None:
     """Several times as many collectives as two survive."""
     ended = hammer(5, workers=1)
 

@@ -51,7 +51,7 @@ CLAIMS = [claim for claim in DEFAULT_CLAIMS if claim.name != "gradients_equal_un
         (2, (6, 1), 7, ((6, 1), (0, 2), (3, 4))),
     ],
 )
-def test_remaining_processes_form_further_meshes(
+def test_remaining_processes_form_as_many_further_meshes_as_possible(
     world_size: int, members: tuple[int, ...], num_processes: int, groups: tuple[tuple[int, ...], ...]
 ) -> None:
     """As many as the other processes fill, in ascending order."""
@@ -91,7 +91,7 @@ def test_name_of_a_rank_includes_its_process_if_their_numbers_differ(case: Fetch
 # Judgement of replies.
 
 
-def test_every_mesh_is_judged_and_processes_outside_are_not() -> None:
+def test_processes_outside_every_mesh_are_not_judged() -> None:
     for case in (TWO_OF_FOUR, TWO_OF_THREE):
         verdicts = judge_replies("mine", case, right_replies(case), CLAIMS)
 
@@ -99,7 +99,7 @@ def test_every_mesh_is_judged_and_processes_outside_are_not() -> None:
 
 
 @pytest.mark.parametrize(("process", "name"), [(1, "rank 1 of 2 (process 1)"), (0, "rank 0 of 2 (process 0)")])
-def test_wrong_value_in_one_mesh_is_found_there(process: int, name: str) -> None:
+def test_message_names_rank_and_process_of_a_wrong_value_in_each_mesh(process: int, name: str) -> None:
     """In the case's own mesh and in the second one."""
     replies = set_element(right_replies(TWO_OF_FOUR), process, "param.0", (1,), 0.5)
     [verdict] = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS[:1])
@@ -108,7 +108,7 @@ def test_wrong_value_in_one_mesh_is_found_there(process: int, name: str) -> None
     assert f"  where     {name}, local (1,), global (1,) of (3,)" in write_message(verdict)
 
 
-def test_replicas_are_compared_within_a_mesh_only() -> None:
+def test_replicas_are_compared_only_within_one_mesh() -> None:
     """The second mesh agrees on another value: it is wrong, but its ranks agree."""
     replies = right_replies(TWO_OF_FOUR)
     for process in (0, 2):
@@ -118,7 +118,7 @@ def test_replicas_are_compared_within_a_mesh_only() -> None:
     assert (kinds["equals_unsharded"], kinds["agrees_on_all_ranks"]) == ("value", "holds")
 
 
-def test_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() -> None:
+def test_failure_in_the_second_mesh_overrides_an_inconclusive_first_mesh() -> None:
     found = (
         Judgement("inconclusive", margin=0.5, margins={"output": 0.5}),
         Judgement("value", margins={"output": 2.0}),
@@ -130,7 +130,7 @@ def test_failure_in_the_second_mesh_outweighs_an_open_question_in_the_first() ->
     assert (verdict.kind, verdict.judgement.margins) == ("value", {"output": 2.0})
 
 
-def test_rank_that_raised_is_named_with_its_process() -> None:
+def test_message_names_rank_and_process_of_an_exception() -> None:
     replies = right_replies(TWO_OF_FOUR)
     replies[3] = raised(3)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
@@ -139,7 +139,7 @@ def test_rank_that_raised_is_named_with_its_process() -> None:
     assert "\nrank 0 of 2 (process 0) answered" in detail
 
 
-def test_refusal_is_judged_only_on_ranks_of_a_mesh() -> None:
+def test_refusal_claim_is_judged_only_on_ranks_of_a_mesh() -> None:
     """Who takes no part cannot refuse; who takes part and answers has not refused."""
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     replies = [raised(0), Reply(rank=1, outcome="not_in_mesh"), raised(2)]
@@ -150,14 +150,14 @@ def test_refusal_is_judged_only_on_ranks_of_a_mesh() -> None:
     assert "rank 0 of 2 (process 2)" in write_message(other)
 
 
-def test_changed_input_is_found_also_in_the_second_mesh() -> None:
+def test_changed_input_in_the_second_mesh_fails_the_claim() -> None:
     replies = change_answer(right_replies(TWO_OF_FOUR), 2, lambda answer: replace(answer, touched=("param.0: gone",)))
     kinds = {verdict.claim: verdict.kind for verdict in judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)}
 
     assert kinds["does_not_touch_its_inputs"] == "touched"
 
 
-def test_descending_mesh_is_not_supported_by_a_torch_that_sorts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descending_mesh_is_not_supported_if_torch_sorts_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found alike by every rank before it makes anything; ascending meshes need no new argument."""
     monkeypatch.setattr(dist, "new_group", lambda ranks: ranks)
     with pytest.raises(Unsupported, match=r"sorts the processes of a group, so it cannot make a mesh of \(3, 1\)"):
@@ -166,7 +166,7 @@ def test_descending_mesh_is_not_supported_by_a_torch_that_sorts_groups(monkeypat
     assert _new_group((1, 3)) == [1, 3]
 
 
-def test_mesh_that_torch_cannot_make_is_not_supported(tmp_path: Path) -> None:
+def test_mesh_that_torch_cannot_make_is_reported_as_not_supported(tmp_path: Path) -> None:
     """A reply like a probe's: no failure."""
     rank = Rank(Start(0, 1, Backend(), "nowhere:visit", str(tmp_path), [], [], b"/"))
 
@@ -194,7 +194,7 @@ def test_mesh_has_its_processes_in_the_order_that_the_case_lists(pool: Pool) -> 
 
 
 @pytest.mark.ranks
-def test_members_alone_can_make_a_group_after_a_case_whose_mesh_left_out_a_process(pool: Pool) -> None:
+def test_members_can_make_a_group_after_a_case_that_left_out_a_process(pool: Pool) -> None:
     """Like FSDP2 if reduce_scatter has its own group."""
     case = FetchCase(world_size=3, parameters=((1,),))
     with Pool(beside=pool) as new:
@@ -205,7 +205,7 @@ def test_members_alone_can_make_a_group_after_a_case_whose_mesh_left_out_a_proce
 
 
 @pytest.mark.ranks
-def test_torch_still_waits_for_a_group_if_processes_have_different_numbers_of_groups(pool: Pool) -> None:
+def test_torch_still_times_out_if_one_process_made_fewer_groups(pool: Pool) -> None:
     """A known failure, finding 81: once it is mended, left-over processes need no group."""
     with Pool(beside=pool) as new:
         replies = new.run(PROGRAMS + "makes_one_without_process_2_before", FetchCase(world_size=3, parameters=((1,),)))
@@ -216,7 +216,7 @@ def test_torch_still_waits_for_a_group_if_processes_have_different_numbers_of_gr
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("members", [(3, 1), (2, 0), (1, 0), (0, 3)])
-def test_subjects_are_right_on_any_mesh(members: tuple[int, ...], pool: Pool) -> None:
+def test_shipped_subjects_are_right_on_descending_and_partial_meshes(members: tuple[int, ...], pool: Pool) -> None:
     """Fetched parameters, and a layer whose every tensor is uneven."""
     fetched = FetchCase(world_size=2, parameters=((5,), (3, 2)), requires_grad=(True, True), members=members)
     layer = LinearCase(
@@ -246,7 +246,7 @@ def test_subjects_are_right_on_any_mesh(members: tuple[int, ...], pool: Pool) ->
         ("killed_in_process_2", "lost", "rank 1 of 2 (process 2) was lost"),
     ],
 )
-def test_failure_in_the_second_mesh_is_named(program: str, kind: str, words: str, pool: Pool) -> None:
+def test_message_names_the_rank_that_failed_in_the_second_mesh(program: str, kind: str, words: str, pool: Pool) -> None:
     """Its peer hangs in a collective; the other mesh has answered, which the message says by process."""
     verdict = judge(PROGRAMS + program, TWO_OF_FOUR, pool, CLAIMS)[0]
 
@@ -255,7 +255,7 @@ def test_failure_in_the_second_mesh_is_named(program: str, kind: str, words: str
 
 
 @pytest.mark.ranks
-def test_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
+def test_message_names_rank_and_process_of_a_hang(pool: Pool) -> None:
     """The message names the other processes too, in the parent's numbering."""
     replies = pool.run(PROGRAMS + "hangs_in_process_2", TWO_OF_FOUR, limit_s=1.5)
     detail = judge_replies("mine", TWO_OF_FOUR, replies, CLAIMS)[0].detail
@@ -265,7 +265,7 @@ def test_rank_that_hangs_is_named_by_its_process(pool: Pool) -> None:
 
 
 @pytest.mark.ranks
-def test_world_stays_alive_if_every_rank_of_a_mesh_refuses_the_case(pool: Pool) -> None:
+def test_processes_are_kept_if_every_rank_of_a_mesh_refuses_the_case(pool: Pool) -> None:
     case = RefusedFetchCase(world_size=2, misfit="in_flight", members=(2, 0))
     before = pool.run(PROGRAMS + "tells_its_place", TWO_OF_THREE)
     verdicts = judge("zero3_fetch_all_gather", case, pool)

@@ -51,7 +51,7 @@ def event_with(hub: RunHub, words: str) -> str:
     raise AssertionError(f"no event says {words!r}: {hub.events()}")
 
 
-def test_peer_with_another_secret_is_refused_at_once(hub: RunHub) -> None:
+def test_peer_with_a_wrong_secret_is_refused_at_once(hub: RunHub) -> None:
     slot = Slot(hello_of(OF_TORCHRUN), ("127.0.0.1", hub.port), b"another one than that of the run")
 
     assert slot.run().endswith("the listener has another secret")
@@ -83,7 +83,7 @@ def test_silent_connections_do_not_block_slots(hub: RunHub) -> None:
         each.close()
 
 
-def test_slot_with_other_code_is_refused(hub: RunHub) -> None:
+def test_slot_with_another_version_of_equivtest_or_torch_is_refused(hub: RunHub) -> None:
     hello = messages.SlotHello(0, 1, 0, "elsewhere", 1, "localhost", "equivtest 0, torch 0")
 
     with pytest.raises(Refused, match=r"it runs equivtest 0, torch 0, the run equivtest .*, torch "):
@@ -91,7 +91,7 @@ def test_slot_with_other_code_is_refused(hub: RunHub) -> None:
 
 
 @pytest.mark.parametrize(("given", "words"), [("", "need a secret"), ("short", "16 characters or more, got 5")])
-def test_run_without_a_secret_is_misuse(given: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listening_without_a_long_secret_raises_misuse(given: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(secrets.VARIABLE, given)
     monkeypatch.delenv(secrets.FILE_VARIABLE, raising=False)
 
@@ -99,7 +99,7 @@ def test_run_without_a_secret_is_misuse(given: str, words: str, monkeypatch: pyt
         settings.check(settings.parse({"listen": ":0"}))
 
 
-def test_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_can_be_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     monkeypatch.delenv(secrets.VARIABLE, raising=False)
     monkeypatch.setenv(secrets.FILE_VARIABLE, str(tmp_path / "secret"))
@@ -108,14 +108,14 @@ def test_secret_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("text", ["29600", "host", "host:", "host:x", "host:70000"])
-def test_address_is_a_host_and_a_port(text: str) -> None:
+def test_address_without_host_or_port_raises_misuse(text: str) -> None:
     with pytest.raises(Misuse, match="--listen: expected HOST:PORT"):
         messages.parse_address(text, "--listen")
     assert messages.parse_address("[::1]:29600", "--listen") == ("::1", 29600)
 
 
 @pytest.mark.parametrize("listen", [None, ":29600"])
-def test_run_under_torchrun_is_refused_with_the_right_command(
+def test_error_for_a_run_under_torchrun_says_the_right_command(
     listen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}.items():
@@ -134,13 +134,13 @@ def link(rank: int, group_rank: int = 0) -> SlotLink:
     ("world_size", "places"),
     [(1, [(0, 0)]), (2, [(0, 0), (4, 0)]), (3, [(0, 0), (1, 1), (4, 0)]), (7, list(enumerate([0, 1, 2, 3, 0, 1, 2])))],
 )
-def test_small_world_takes_ranks_of_every_host(world_size: int, places: list[tuple[int, int]]) -> None:
+def test_small_world_uses_ranks_on_every_host(world_size: int, places: list[tuple[int, int]]) -> None:
     slots = [link(rank, rank // 4) for rank in range(8)]
 
     assert [(slot.hello.rank, local) for slot, local, _, _ in spread(slots, world_size)] == places
 
 
-def test_clock_difference_comes_from_the_quickest_answer() -> None:
+def test_clock_difference_is_computed_from_the_quickest_reply() -> None:
     """One that takes seconds may have taken them on either way."""
     slot, now_s = link(0), time.monotonic()
     slot.hear_beat(messages.Beat(now_s, now_s + 1000))
@@ -240,7 +240,7 @@ def test_stacks_of_a_silent_rank_arrive_from_its_host(hosts: Hosts) -> None:
 
 
 @pytest.mark.ranks
-def test_records_of_a_watched_rank_on_another_host_arrive_in_messages(hosts: Hosts, tmp_path: Path) -> None:
+def test_collectives_recorded_on_another_host_are_sent_in_messages(hosts: Hosts, tmp_path: Path) -> None:
     """Its host shares no files: whose fault a failure is would be unknown."""
     hosts.pool.watch("counts", TWO, str(tmp_path), limit_s=20)
 
@@ -248,7 +248,7 @@ def test_records_of_a_watched_rank_on_another_host_arrive_in_messages(hosts: Hos
 
 
 @pytest.mark.ranks
-def test_visit_that_loses_a_host_is_repeated(hosts: Hosts) -> None:
+def test_case_during_which_a_host_is_lost_runs_again(hosts: Hosts) -> None:
     """Its ranks end on both hosts, and a new world's ranks answer once the host is back."""
     busy: list[int] = []
 

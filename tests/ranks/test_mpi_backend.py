@@ -71,7 +71,7 @@ def test_memory_of_a_call_that_was_waited_for_is_not_kept() -> None:
     assert not _begun
 
 
-def test_joining_process_learns_its_rank_and_the_world_size() -> None:
+def test_process_that_joins_an_mpi_job_gets_its_rank_and_the_world_size() -> None:
     hello = asked(Job("of a test", 4), "cmd=initack pmiid=2", "cmd=init pmi_version=1 pmi_subversion=1")
 
     assert hello[1:3] == ["cmd=set size=4", "cmd=set rank=2"]
@@ -93,7 +93,7 @@ def test_value_stored_by_one_process_is_read_after_a_barrier() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-def test_every_collective_of_mpi_holds() -> None:
+def test_every_collective_of_the_mpi_backend_is_right() -> None:
     """Runs if mpi4py and an MPI are installed, which no test needs; torch has monitored barriers only on gloo."""
     names = tuple(name for name in CALLS if name != "monitored_barrier")
     case = CollectivesCase(world_size=2, collectives=names, numels=(3, 8), values=(("special", 0),))

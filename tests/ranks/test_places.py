@@ -50,12 +50,12 @@ RAISED = (
         ("killed by SIGKILL", "None"),
     ],
 )
-def test_place_of_a_rank_is_the_collective_and_the_users_line_that_calls_it(detail: str, place: str) -> None:
+def test_place_of_a_rank_is_its_collective_and_the_calling_user_line(detail: str, place: str) -> None:
     """The public name of the collective, and the innermost line outside torch."""
     assert str(place_of(detail)) == place
 
 
-def test_wait_for_a_collective_is_named_by_its_line(tmp_path: Path) -> None:
+def test_rank_in_work_wait_is_reported_with_the_line_that_calls_it(tmp_path: Path) -> None:
     """work.wait() has no frame: it is C++."""
     source = tmp_path / "source.py"
     source.write_text("\n" * 6 + "    work.wait()\n")
@@ -66,7 +66,7 @@ def reply(rank: int, outcome: Outcome, detail: str = "") -> Reply:
     return Reply(rank=rank, outcome=outcome, detail=detail)
 
 
-def test_ranks_at_the_same_place_share_a_line() -> None:
+def test_message_has_one_line_for_ranks_that_wait_at_one_place() -> None:
     """One line for each place, and one for those that have answered."""
     replies = [reply(0, "timed_out", IN_WAIT), reply(1, "answered"), reply(2, "timed_out", IN_WAIT)]
     assert describe_places(replies) == "ranks 0, 2 are in wait_tensor (m.py:7 in h)\nrank 1 has answered"
@@ -83,7 +83,7 @@ def test_message_begins_with_the_mismatch_if_ranks_are_in_different_collectives(
 @pytest.mark.parametrize(
     "third", [reply(2, "timed_out", LOOPING), reply(2, "timed_out", IN_WAIT), reply(2, "lost", "killed by SIGKILL")]
 )
-def test_mismatch_of_collectives_is_not_reported_if_a_rank_is_elsewhere(third: Reply) -> None:
+def test_mismatch_of_collectives_is_reported_only_if_every_rank_is_in_one(third: Reply) -> None:
     """The others may rightly wait for a rank elsewhere, each in its own collective."""
     replies = [reply(0, "timed_out", IN_ALL_REDUCE), reply(1, "timed_out", IN_ALL_GATHER), third]
     assert "different" not in describe_places(replies)

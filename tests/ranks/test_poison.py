@@ -41,7 +41,7 @@ def found(pool: Pool, case: FetchCase) -> list[torch.Tensor]:
 @glibc
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_new_memory_is_filled_with_the_large_byte_under_poison_large(pool: Pool, dtype: str) -> None:
+def test_new_memory_is_filled_with_the_large_byte_in_fill_mode_large(pool: Pool, dtype: str) -> None:
     """For small and large tensors, also right after memory of that size was freed."""
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="large")):
         assert bool((tensor.view(torch.uint8) == poison.LARGE_BYTE).all()), tensor.shape
@@ -49,14 +49,14 @@ def test_new_memory_is_filled_with_the_large_byte_under_poison_large(pool: Pool,
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_new_memory_is_filled_with_nan_under_poison_nan(pool: Pool, dtype: str) -> None:
+def test_new_memory_is_filled_with_nan_in_fill_mode_nan(pool: Pool, dtype: str) -> None:
     for tensor in found(pool, replace(FINDS, dtype=dtype, poison="nan")):
         assert bool(tensor.isnan().all()), tensor.shape
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("before", ["large", "nan"])
-def test_memory_is_not_filled_after_a_case(pool: Pool, before: str) -> None:
+def test_memory_is_not_filled_if_the_case_turns_filling_off(pool: Pool, before: str) -> None:
     """New memory has its old contents, ones, except for malloc's own notes at its edges."""
     found(pool, replace(FINDS, poison=before))
     for tensor in found(pool, replace(FINDS, poison="none"))[3:5]:
@@ -64,7 +64,7 @@ def test_memory_is_not_filled_after_a_case(pool: Pool, before: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
-def test_large_byte_makes_large_finite_numbers(dtype: torch.dtype) -> None:
+def test_fill_byte_gives_large_finite_numbers_in_every_dtype(dtype: torch.dtype) -> None:
     """Far from any value that is drawn, in every dtype."""
     number = torch.full((dtype.itemsize,), poison.LARGE_BYTE, dtype=torch.uint8).view(dtype)
 
@@ -99,7 +99,7 @@ def test_answers_of_a_subject_do_not_depend_on_the_fill_value_of_new_memory(
 # In this process.
 
 
-def test_poison_restores_torchs_settings_even_if_the_subject_raises() -> None:
+def test_filling_memory_restores_torchs_settings_even_if_the_subject_raises() -> None:
     """Also if the subject raises; within the context, nondeterministic operations only warn."""
     before = torch.get_deterministic_debug_mode()
     with poison.poisoned("nan"):
@@ -111,7 +111,7 @@ def test_poison_restores_torchs_settings_even_if_the_subject_raises() -> None:
     assert torch.get_deterministic_debug_mode() == before and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_malloc_gets_its_fill_value_only_when_a_case_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_value_of_malloc_changes_only_when_a_case_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the complement of the byte or 0; at a visit's end other threads may be within calloc and see a change."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(poison, "_mallopt", lambda: lambda *arguments: told.append(arguments))
@@ -124,7 +124,7 @@ def test_malloc_gets_its_fill_value_only_when_a_case_begins(monkeypatch: pytest.
     assert seen == [1, 2, 3, 4] and {option for option, _ in told} == {-6}
 
 
-def test_poison_large_without_glibc_does_nothing_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_mode_large_without_glibc_does_nothing_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poison, "_mallopt", lambda: None)
     with poison.poisoned("large"):
         pass
@@ -140,9 +140,9 @@ def test_poison_large_without_glibc_does_nothing_and_is_recorded(monkeypatch: py
         ("glibc.malloc.tcache_count=0", "glibc.malloc.tcache_count=0"),
     ],
 )
-def test_users_glibc_tunables_are_kept(before: str, after: str) -> None:
+def test_glibc_tunables_of_the_user_are_kept(before: str, after: str) -> None:
     assert poison.poison_environment({"GLIBC_TUNABLES": before}) == {"GLIBC_TUNABLES": after}
 
 
-def test_parents_environment_gets_no_glibc_tunables(pool: Pool) -> None:
+def test_environment_of_the_parent_process_gets_no_glibc_tunables(pool: Pool) -> None:
     assert "tcache_count" not in os.environ.get("GLIBC_TUNABLES", "")

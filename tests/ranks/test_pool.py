@@ -87,7 +87,7 @@ def test_ranks_of_a_world_are_reused(pool: Pool) -> None:
     assert pids(pool) == pids(pool)
 
 
-def test_pool_has_the_digest_of_each_file_that_ranks_alone_import(pool: Pool) -> None:
+def test_pool_has_a_digest_of_each_file_that_only_ranks_import(pool: Pool) -> None:
     late = HERE / "tests/programs/late.py"
     pool.run("trivial", TWO)
     before = dict(pool.code)
@@ -100,7 +100,7 @@ def test_pool_has_the_digest_of_each_file_that_ranks_alone_import(pool: Pool) ->
 
 @pytest.mark.parametrize("subject", ["raises_alone", "raises_late"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
-def test_pool_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int) -> None:
+def test_reply_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int) -> None:
     """The culprit comes first with its traceback, its peers end with the grace, the next case passes."""
     begun_s = time.monotonic()
     cause = blamed(pool.run(subject, PlainCase(world_size=3, culprit=culprit)))
@@ -120,14 +120,14 @@ def test_pool_names_the_rank_that_raised(pool: Pool, subject: str, culprit: int)
     ],
 )
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_pool_names_the_rank_whose_process_ended(pool: Pool, subject: str, ending: str, culprit: int) -> None:
+def test_reply_names_the_rank_whose_process_ended(pool: Pool, subject: str, ending: str, culprit: int) -> None:
     """A lost rank comes first with its signal or exit code, and the next case passes."""
     cause = blamed(pool.run(subject, PlainCase(world_size=2, culprit=culprit)))
     assert (cause.rank, cause.outcome, cause.error_text) == (culprit, "lost", ending)
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_detail_of_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
+def test_message_on_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
     """The detail has the rank's output before its exit, and its stack at the crash."""
     assert "last words" in blamed(pool.run("exits_3", TWO)).detail
     assert "in crashes" in blamed(pool.run("crashes", TWO)).detail
@@ -136,7 +136,9 @@ def test_detail_of_a_lost_rank_has_its_output_and_stack(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("subject", "culprit", "silent"), [("hangs_in_python", 0, [0, 1]), ("hangs_in_collective", 0, [1])]
 )
-def test_silent_ranks_show_their_stacks(pool: Pool, subject: str, culprit: int, silent: list[int]) -> None:
+def test_message_has_the_stacks_of_ranks_that_do_not_answer(
+    pool: Pool, subject: str, culprit: int, silent: list[int]
+) -> None:
     """Ranks that hang, in Python or in a collective, time out with stacks that name the function."""
     replies = pool.run(subject, PlainCase(world_size=2, culprit=culprit), limit_s=0.5)
     assert [reply.rank for reply in replies if reply.outcome == "timed_out"] == silent
@@ -146,7 +148,7 @@ def test_silent_ranks_show_their_stacks(pool: Pool, subject: str, culprit: int, 
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_hanging_rank_outside_the_collective_is_blamed(pool: Pool) -> None:
+def test_rank_that_loops_outside_of_the_collective_is_blamed_for_a_hang(pool: Pool) -> None:
     """The peers of a rank that loops only wait for it."""
     assert blamed(pool.run("hangs_in_python", PlainCase(world_size=2, culprit=1), limit_s=0.5)).rank == 1
 
@@ -159,7 +161,7 @@ def test_hanging_rank_outside_the_collective_is_blamed(pool: Pool) -> None:
         ("no_such_subject", "KeyError", "'no_such_subject'"),
     ],
 )
-def test_exception_that_cannot_be_printed_or_pickled_arrives_as_text(
+def test_exception_that_cannot_be_printed_or_pickled_is_sent_as_text(
     pool: Pool, subject: str, error_type: str, text: str
 ) -> None:
     """An exception arrives as text though it cannot be printed, pickled or encoded."""
@@ -167,7 +169,7 @@ def test_exception_that_cannot_be_printed_or_pickled_arrives_as_text(
     assert (cause.outcome, cause.error_type, cause.error_text) == ("raised", error_type, text)
 
 
-def test_misuse_on_a_rank_has_its_own_outcome(pool: Pool) -> None:
+def test_misuse_on_a_rank_has_the_outcome_misused(pool: Pool) -> None:
     """A subject that breaks its contract with the harness has not raised, but was misused."""
     assert outcomes(pool.run("misuses", TWO)) == ["misused"] * 2
 
@@ -216,13 +218,13 @@ def test_rank_that_ends_between_cases_is_replaced(pool: Pool) -> None:
     assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_processes_forked_by_a_rank_end_with_it(pool: Pool) -> None:
+def test_processes_forked_by_a_rank_end_with_the_rank(pool: Pool) -> None:
     """Children of a rank are killed with its world."""
     children = [int(reply.error_text.removeprefix("child ")) for reply in pool.run("forks", TWO)]
     assert become_true(lambda: not any(is_at_work(child) for child in children), 2)
 
 
-def test_temporary_files_of_a_killed_rank_go_with_its_world(pool: Pool) -> None:
+def test_temporary_files_of_a_killed_rank_are_removed_with_its_world(pool: Pool) -> None:
     """They lie on the disk that temporary files go to, in a folder that the world removes, however full memory is."""
     lost = blamed(pool.run("killed_with_a_temporary_folder", TWO))
     (folder,) = (Path(line) for line in lost.detail.splitlines() if "checkpoint-" in line)
@@ -253,7 +255,7 @@ def test_ranks_see_the_parents_environment_at_the_time_they_are_started(
     assert pool.run("sees_environment", TWO)[0].answers[0].tensors["output"].local.item() == 5
 
 
-def test_parents_environment_stays_as_it_was(pool: Pool) -> None:
+def test_running_cases_does_not_change_the_environment_of_the_parent(pool: Pool) -> None:
     """Variables of ranks and server do not leak into this process."""
     before = dict(os.environ)
     pool.run("raises_everywhere", TWO)
@@ -261,21 +263,21 @@ def test_parents_environment_stays_as_it_was(pool: Pool) -> None:
     assert dict(os.environ) == before
 
 
-def test_error_on_every_rank_of_a_refused_case_keeps_the_world(pool: Pool) -> None:
+def test_processes_are_kept_after_an_expected_error_on_every_rank(pool: Pool) -> None:
     """If every rank raised and they are still in step, the same processes continue."""
     before = pids(pool)
     assert outcomes(pool.run("raises_everywhere", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert pids(pool) == before
 
 
-def test_ranks_that_raised_with_a_collective_left_behind_are_replaced(pool: Pool) -> None:
+def test_processes_are_replaced_if_a_rank_left_a_collective_unfinished(pool: Pool) -> None:
     """If every rank raised but one left a collective behind, the probe detects it."""
     before = pids(pool)
     assert outcomes(pool.run("raises_out_of_step", TWO, keep_if_all_raised=True)) == ["raised"] * 2
     assert not set(pids(pool)) & set(before)
 
 
-def test_world_is_replaced_after_an_unexpected_failure(pool: Pool) -> None:
+def test_processes_are_replaced_after_an_unexpected_error(pool: Pool) -> None:
     """After an unexpected failure all processes are new."""
     before = pids(pool)
     pool.run("raises_everywhere", TWO)
@@ -283,7 +285,7 @@ def test_world_is_replaced_after_an_unexpected_failure(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("dtype", limits.DTYPES)
-def test_gloo_supports_every_dtype(pool: Pool, dtype: str) -> None:
+def test_probe_of_gloo_finds_every_dtype_supported(pool: Pool, dtype: str) -> None:
     """The probe of gloo on the CPU finds nothing missing."""
     assert outcomes(pool.run("trivial", PlainCase(world_size=2, dtype=dtype))) == ["answered"] * 2
 
@@ -307,7 +309,7 @@ def test_run_all_yields_cases_in_order_despite_failures(pool: Pool) -> None:
     assert list(pool.run_all("trivial", [])) == []
 
 
-def test_ranks_work_while_the_parent_judges(pool: Pool) -> None:
+def test_ranks_run_the_next_case_while_the_parent_judges(pool: Pool) -> None:
     """The next case has been sent when one is yielded: its replies are older than the judging."""
     stamps = []
     for _, replies in pool.run_all("trivial", [TWO, TWO, TWO]):
@@ -316,7 +318,7 @@ def test_ranks_work_while_the_parent_judges(pool: Pool) -> None:
     assert stamps[1][0] < stamps[0][1] + 0.2
 
 
-def test_world_is_kept_after_a_case_that_every_rank_refuses(pool: Pool) -> None:
+def test_run_all_keeps_processes_after_a_case_that_every_rank_refuses(pool: Pool) -> None:
     """run_all treats a case with a refusal as one that every rank should raise on."""
     before = pids(pool)
     refused = PlainCase(world_size=2, refused="too odd")
@@ -324,7 +326,7 @@ def test_world_is_kept_after_a_case_that_every_rank_refuses(pool: Pool) -> None:
     assert pids(pool) == before
 
 
-def test_closing_run_all_early_leaves_no_case_running(pool: Pool) -> None:
+def test_pool_can_run_a_case_after_run_all_was_closed_early(pool: Pool) -> None:
     """A generator that is closed abandons the case under way; the pool lives on."""
     cases = pool.run_all("hangs_in_python", [PlainCase(world_size=1), PlainCase(world_size=2)])
     list(zip(range(0), cases, strict=False))
@@ -355,12 +357,12 @@ def test_ranks_are_replaced_only_if_another_test_file_uses_the_pool(pool: Pool) 
 
 
 @pytest.mark.parametrize("module", USERS)
-def test_preloaded_module_can_be_imported(module: str) -> None:
+def test_every_module_that_the_fork_server_preloads_can_be_found(module: str) -> None:
     """The server imports what it can and ignores the rest."""
     assert importlib.util.find_spec(module)
 
 
-def test_second_pool_has_its_own_ranks_from_the_same_server(pool: Pool) -> None:
+def test_second_pool_has_separate_ranks_from_the_same_fork_server(pool: Pool) -> None:
     """Which still forks when that pool is closed."""
     with Pool(visit=VISIT, beside=pool) as other:
         found = {*pids(pool), *pids(other)}
@@ -388,7 +390,7 @@ def test_closed_pool_leaves_no_process_directory_or_thread() -> None:
         pool.run("trivial", TWO)
 
 
-def test_dead_server_is_replaced() -> None:
+def test_dead_fork_server_is_replaced() -> None:
     """When the server that forks ranks is killed, the next case starts another one."""
     with Pool(visit=VISIT) as pool:
         server = psutil.Process(int(pids(pool)[0])).parent()
@@ -430,7 +432,7 @@ def start_script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("subject", ["hangs_in_collective", "hangs_in_python"])
-def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
+def test_ranks_end_when_their_parent_is_killed(tmp_path: Path, subject: str) -> None:
     """After SIGKILL of the parent its ranks, the server and the scratch directories are gone."""
     text = (
         "from equivtest.ranks.pool import Pool\nfrom tests.programs.tiny import PlainCase\n"
@@ -448,7 +450,7 @@ def test_ranks_end_with_a_killed_parent(tmp_path: Path, subject: str) -> None:
     assert become_true(lambda: scratch_of(parent.pid) == [], 2)
 
 
-def test_pool_keeps_its_directories_when_another_pools_server_disconnects(pool: Pool) -> None:
+def test_directories_of_a_pool_are_kept_when_another_fork_server_ends(pool: Pool) -> None:
     """Its ranks rendezvous there when they make groups, and write their stacks."""
     with Pool(visit=VISIT) as other:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -460,7 +462,7 @@ def test_pool_keeps_its_directories_when_another_pools_server_disconnects(pool: 
         assert all(path.exists() for path in before)
 
 
-def test_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+def test_user_script_without_a_main_guard_runs_only_once(tmp_path: Path) -> None:
     """Ranks never run the user's script again; at exit everything ends on its own."""
     text = (
         "print('here', flush=True)\n"
@@ -480,7 +482,7 @@ def test_ranks_are_spawned_if_the_backward_fails_in_a_fork() -> None:
         assert pool.start.startswith("spawn (") and "autograd's threading in combination with fork" in pool.start
 
 
-def test_start_forkserver_raises_broken_setup_if_the_backward_fails_in_a_fork() -> None:
+def test_start_method_forkserver_raises_if_the_backward_fails_in_a_fork() -> None:
     with Pool(Backend(start="forkserver"), visit=THREADS) as pool, pytest.raises(BrokenSetup) as caught:
         pool.run("runs_backward", TWO)
     message = str(caught.value)
@@ -488,14 +490,14 @@ def test_start_forkserver_raises_broken_setup_if_the_backward_fails_in_a_fork() 
     assert "2 threads" in message and "use start='spawn'" in message
 
 
-def test_ranks_are_forked_despite_devices_that_fake_tensors_register() -> None:
+def test_ranks_can_be_forked_although_fake_tensors_register_a_device() -> None:
     """The server runs its first backward before the first fake tensor."""
     with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start == "forkserver"
 
 
-def test_no_function_keeps_a_process_group_of_the_warm_up_as_default_argument() -> None:
+def test_no_default_argument_keeps_a_process_group_of_the_warm_up() -> None:
     """Ranks would find it there, and torch would not: it was destroyed."""
     text = (
         "import gc, types\nfrom equivtest.ranks.warm import warm\nwarm()\ngc.unfreeze()\n"
@@ -517,7 +519,7 @@ def test_limit_for_starting_spawned_ranks_does_not_include_the_import_of_torch(m
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
 
 
-def test_spawned_ranks_answer_and_a_killed_one_is_reported() -> None:
+def test_spawned_ranks_answer_and_report_a_killed_rank() -> None:
     """Executed instead of forked, ranks answer, raise and are replaced all the same."""
     with Pool(Backend(start="spawn"), visit=VISIT) as pool:
         assert outcomes(pool.run("counts", TWO)) == ["answered"] * 2
@@ -547,7 +549,7 @@ def test_unknown_backend_is_refused(backend: Backend, message: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["raise RuntimeError('no driver')", "import no_such_driver"])
-def test_vendors_module_that_raises_on_import_is_reported_by_name(
+def test_error_names_the_vendor_module_that_raises_on_import(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is there: the way out is not to name another one."""
@@ -558,7 +560,7 @@ def test_vendors_module_that_raises_on_import_is_reported_by_name(
         Backend(imports=("raising_vendor",)).validate()
 
 
-def test_backend_may_be_given_per_device() -> None:
+def test_backend_can_be_named_for_each_device() -> None:
     """torch's own form, one backend per device, is understood."""
     Backend("cpu:gloo,cuda:gloo").validate()
 

@@ -71,7 +71,7 @@ def backward(mesh: DeviceMesh) -> None:
     ],
     ids=["dist", "async", "all_gather", "barrier", "broadcast", "functional", "DTensor", "autograd", "none"],
 )
-def test_collective_is_recorded_once_however_it_is_called(call: Any, expected: list[str]) -> None:
+def test_collective_is_recorded_once_for_each_api_that_calls_it(call: Any, expected: list[str]) -> None:
     """Through c10d, functional collectives and DTensor; a wait is no collective."""
     with as_rank(0, (2,)) as mesh:
         assert seen(mesh, call) == expected
@@ -94,7 +94,7 @@ def test_record_of_a_collective_names_the_processes_of_a_group_other_than_the_me
         ]
 
 
-def test_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_recorded_collectives_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_COLLECTIVES", 3)
     with as_rank(0, (2,)) as mesh:
         assert len(seen(mesh, lambda mesh: [dist.all_reduce(torch.ones(1)) for _ in range(5)])) == 3
@@ -119,7 +119,7 @@ def test_recording_collectives_changes_no_value(subject: str, case: Case, pool: 
 
 
 @pytest.mark.ranks
-def test_ranks_call_the_documented_collectives(pool: Pool) -> None:
+def test_ranks_of_a_colwise_linear_call_the_documented_collectives(pool: Pool) -> None:
     """In the documented order, with layouts that divide nothing evenly."""
     for reply in pool.run("colwise_linear", LAYER):
         assert reply.answers[0].collectives == expected_collectives(LAYER, reply.rank)

@@ -64,7 +64,7 @@ def test_tensors_of_two_draws_have_separate_memory() -> None:
     assert all(one[name].data_ptr() != other[name].data_ptr() for name in one)
 
 
-def test_case_decides_which_tensors_are_passed_without_contiguous_memory() -> None:
+def test_case_decides_which_tensors_are_passed_as_noncontiguous() -> None:
     """x and the cotangent, but never the parameters of a layer; the values are the same."""
     case = replace(LINEAR, x_contiguous=False, cotangent_contiguous=False)
     with as_rank(1, (3,)) as mesh:
@@ -75,14 +75,14 @@ def test_case_decides_which_tensors_are_passed_without_contiguous_memory() -> No
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (5,)])
-def test_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> None:
+def test_function_strided_keeps_values_and_changes_strides(shape: tuple[int, ...]) -> None:
     """Last two dims swapped in memory, or every second element."""
     tensor = torch.rand(shape)
 
     assert torch.equal(strided(tensor), tensor) and not strided(tensor).is_contiguous()
 
 
-def test_tensor_without_dims_stays_as_it_is_when_strides_are_changed() -> None:
+def test_function_strided_leaves_a_zero_dim_tensor_unchanged() -> None:
     """A 0-dim tensor stays as it is."""
     assert strided(torch.tensor(3.0)).shape == ()
 
@@ -100,7 +100,7 @@ def test_answers_of_a_subject_are_sent_as_detached_contiguous_copies() -> None:
     assert (taken.layout, taken.global_shape, flags) == (WHOLE, (3, 2), {"output": True})
 
 
-def test_answers_are_copied_when_the_subject_returns() -> None:
+def test_returned_tensors_are_copied_when_the_subject_returns() -> None:
     """Later changes by the subject to its tensor do not count."""
     local = X.clone()
     answers, _ = take_answers(LINEAR, {"output": Placed(local, WHOLE)})
@@ -120,7 +120,7 @@ def test_returned_dtensor_is_sent_as_its_shard_with_the_global_shape() -> None:
     assert (taken.layout, taken.global_shape) == (Layout((layout.Shard(0),)), (6, 3)) and flags == {"output": False}
 
 
-def test_none_as_an_answer_is_a_missing_tensor() -> None:
+def test_none_returned_for_a_tensor_counts_as_a_missing_tensor() -> None:
     """It is left out, and the claims find it missing."""
     assert take_answers(LINEAR, {"grad.x": None}) == ({}, {})
 
@@ -140,7 +140,7 @@ def test_none_as_an_answer_is_a_missing_tensor() -> None:
         ({"output": Placed([1.0], WHOLE)}, "output must be .*, got Placed"),  # type: ignore[arg-type]
     ],
 )
-def test_invalid_answer_raises_misuse(returned: object, message: str) -> None:
+def test_invalid_value_that_a_subject_returns_raises_misuse(returned: object, message: str) -> None:
     """The message names the name, and what may stand there."""
     with pytest.raises(Misuse, match=message):
         take_answers(LINEAR, returned)
@@ -185,7 +185,9 @@ def test_layout_of_a_dtensor_is_read_from_its_placements(placements: tuple[Place
     ],
     ids=["one axis", "another dim", "another factor", "no later axis"],
 )
-def test_strided_shard_that_fits_no_order_of_axes_is_refused(placements: tuple[Placement, ...], axis: int) -> None:
+def test_strided_shard_that_no_order_of_mesh_axes_explains_is_refused(
+    placements: tuple[Placement, ...], axis: int
+) -> None:
     """On one axis a rank holds several pieces then, which are no shard."""
     with as_rank(0, (2,) * len(placements)) as mesh:
         local = torch.zeros(2, 4, 4)
@@ -228,7 +230,7 @@ def test_nan_written_over_the_same_nan_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_changed_flag_of_an_input_is_reported(*, flag: bool) -> None:
+def test_changed_requires_grad_of_an_input_is_reported(*, flag: bool) -> None:
     """Either way round."""
     given = {"x": X.clone().requires_grad_(not flag)}
     kept = before(given)
@@ -246,7 +248,7 @@ def test_input_squeezed_in_place_is_reported() -> None:
     assert touched(given, kept) == ["x: values have changed"]
 
 
-def test_each_draw_returns_answers_and_changes_of_its_inputs() -> None:
+def test_visit_of_a_draw_returns_the_answers_and_the_changed_inputs() -> None:
     """The subject's answer and what it left of its inputs come back together."""
 
     def subject(case: Case, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]) -> dict[str, DTensor | Placed | None]:

@@ -51,7 +51,7 @@ def round_trip(reply: Reply, scratch: Path, request_id: int = 7) -> Reply:
 
 
 @pytest.mark.parametrize("found", [None, (), (Collective("all_gather", 12, "backward", "processes 0, 1"),)])
-def test_collectives_arrive_as_they_were_recorded(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
+def test_decoded_reply_has_the_recorded_collectives(found: tuple[Collective, ...] | None, tmp_path: Path) -> None:
     """That nothing was recorded is another thing than that nothing was called."""
     reply = Reply(rank=0, outcome="answered", answers=(Answer({}, collectives=found),))
 
@@ -65,7 +65,9 @@ def test_collectives_arrive_as_they_were_recorded(found: tuple[Collective, ...] 
     seed=st.sampled_from(range(100)),
     layout=st.sampled_from(LAYOUTS),
 )
-def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, layout: Layout, tmp_path: Path) -> None:
+def test_decoded_tensors_have_the_bits_of_the_encoded_tensors(
+    dtype: str, shape: tuple[int, ...], seed: int, layout: Layout, tmp_path: Path
+) -> None:
     """A tensor of any shape and dtype arrives with its bits, layout and global shape."""
     tensor = random_bits(shape, dtype, seed)
     odd = torch.zeros(3, dtype=torch.uint8)  # shifts what follows off its alignment
@@ -78,7 +80,7 @@ def test_tensors_keep_every_bit(dtype: str, shape: tuple[int, ...], seed: int, l
     assert (received.requires_grad, received.touched) == ({"it": True}, ("x",))
 
 
-def test_answers_of_the_first_and_of_the_repeated_run_both_arrive(tmp_path: Path) -> None:
+def test_decoded_reply_has_the_answers_of_the_first_and_the_repeated_run(tmp_path: Path) -> None:
     """With its own bits."""
     first, second = random_bits((3,), "bfloat16", 1), random_bits((3,), "bfloat16", 2)
     sent = Answer({"x": Placed(first, LAYOUTS[3])}, again={"x": Placed(second, LAYOUTS[3])})
@@ -110,7 +112,7 @@ def test_decoding_a_large_reply_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [] and same_bits(received, tensor)
 
 
-def test_received_tensor_can_be_written(tmp_path: Path) -> None:
+def test_received_tensor_is_writable(tmp_path: Path) -> None:
     """Received memory is private and writable, small or large."""
     for numel in (1, limits.SHARED_BYTES):
         tensor = torch.ones(numel)
@@ -120,7 +122,7 @@ def test_received_tensor_can_be_written(tmp_path: Path) -> None:
         assert received.sum() == 2 * numel
 
 
-def test_reply_without_tensors_arrives_equal(tmp_path: Path) -> None:
+def test_decoded_reply_without_tensors_equals_the_encoded_reply(tmp_path: Path) -> None:
     """A reply without tensors arrives equal in all its fields."""
     reply = Reply(
         rank=2,
@@ -192,7 +194,7 @@ def test_broken_message_raises_value_error(message: bytes) -> None:
         Stop(),
     ],
 )
-def test_requests_arrive_equal(request_: Start | Visit | Probe | Support | Stop) -> None:
+def test_decoded_requests_equal_the_encoded_requests(request_: Start | Visit | Probe | Support | Stop) -> None:
     assert decode_request(encode_request(request_)) == request_
 
 
@@ -233,7 +235,7 @@ def test_sending_to_a_rank_that_does_not_read_raises() -> None:
     sender.close()
 
 
-def test_any_exception_has_a_description() -> None:
+def test_exception_whose_str_raises_has_a_description() -> None:
     """Type, text and traceback are there even where str() of the exception raises."""
     kind, text, trace = describe_exception(Unspeakable())
     assert (kind, text) == ("Unspeakable", "(its __str__ raised RuntimeError)")

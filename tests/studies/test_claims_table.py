@@ -3,7 +3,7 @@
 from studies.claims_table import PATH, tables, written
 
 
-def test_readme_of_properties_has_the_tables_of_the_code() -> None:
+def test_tables_in_the_readme_of_properties_are_up_to_date() -> None:
     text = PATH.read_text()
 
     assert text == written(text), "python -m studies.claims_table --write"

@@ -15,7 +15,7 @@ def audited(name: str, *rows: tuple[str, str, int], reason: str = "") -> Audited
     return Audited(property=name, cases=1, rows=found, unseen=(), reason=reason, problem="", seconds=0.0)
 
 
-def test_clients_of_the_same_collectives_share_a_row(tmp_path: Path) -> None:
+def test_clients_that_call_equal_collectives_share_a_table_row(tmp_path: Path) -> None:
     forward, backward = "all_reduce in the forward", "all_reduce in the backward"
     both = ((forward, "own operand", 0), (forward, "another operand", 1), (backward, "own operand", 2))
     audits = [
@@ -33,7 +33,7 @@ def test_clients_of_the_same_collectives_share_a_row(tmp_path: Path) -> None:
     ]
 
 
-def test_claim_that_rejects_only_the_fault_dropped_does_not_count_as_seeing_other_ranks(tmp_path: Path) -> None:
+def test_rejecting_only_a_dropped_result_does_not_show_that_ranks_are_needed(tmp_path: Path) -> None:
     (tmp_path / "audit.csv").write_text(as_csv([audited("it", ("all_gather in the forward", "dropped", 1))]))
 
     assert read(tmp_path)["it"].row == ("", in_short({"all_gather in the forward"}))

@@ -10,11 +10,11 @@ from studies.detection_table import Row, Tally, write_tables
 from tests.defects.defect import defects
 
 
-def test_detection_does_not_compare_refused_cases() -> None:
+def test_detection_study_has_no_torch_result_for_refused_cases() -> None:
     assert right(RefusedGatheredCrossEntropyCase(world_size=1, positions=(2,)), 0) is None
 
 
-def test_detection_compares_results_with_torchs() -> None:
+def test_detection_study_has_a_torch_result_for_other_cases() -> None:
     case: Case = LinearCase(world_size=1, style="colwise", values=(("dense", 3),))
 
     found = right(case, 0)
@@ -23,7 +23,7 @@ def test_detection_compares_results_with_torchs() -> None:
     assert found["output"].shape == case.shapes()["output"]
 
 
-def test_detection_of_a_defect_stops_once_every_kind_of_values_has_rejected_it() -> None:
+def test_detection_study_stops_once_every_kind_of_values_rejected_the_defect() -> None:
     defect = next(defect for defect in defects() if defect.name == "input_gradient_averaged")
 
     row = run_task(Task(defect.name, is_defect=True, cases=10, enough=1))
@@ -35,7 +35,9 @@ def test_detection_of_a_defect_stops_once_every_kind_of_values_has_rejected_it()
 @pytest.mark.parametrize(
     ("rejected", "only"), [((), "NONE"), (("dense",), "dense"), (("dense", "real"), "")], ids=["none", "one", "both"]
 )
-def test_table_names_the_only_kind_of_values_that_catches_a_defect(rejected: tuple[str, ...], only: str) -> None:
+def test_detection_table_names_the_only_kind_of_values_that_catches_a_defect(
+    rejected: tuple[str, ...], only: str
+) -> None:
     row = Row(defects()[0].name, num_planned=2, kinds=("dense", "real"), num_cases=2)
     for kind in row.kinds:
         row.tally.add((kind, "float32"), rejected=kind in rejected, is_close=True)
@@ -44,7 +46,7 @@ def test_table_names_the_only_kind_of_values_that_catches_a_defect(rejected: tup
     assert f"| {only} |" in write_tables([(defects()[0], row)], [], 1, 1, 1)
 
 
-def test_rejections_without_a_comparison_of_values_are_counted_separately() -> None:
+def test_detection_study_counts_rejections_without_compared_values_separately() -> None:
     tally = Tally()
     tally.add(("real", "float16"), rejected=True, is_close=True)
     tally.add(("real", "float16"), rejected=True, is_close=False)

@@ -22,7 +22,7 @@ RETIRED = {44, *range(84, 94), *range(104, 109), 112, 113, 114}
 """Numbers of deleted findings, which hold in no supported release of torch or are no defect."""
 
 
-def test_each_number_names_one_finding_or_is_retired() -> None:
+def test_each_finding_number_is_used_once_or_retired() -> None:
     findings = read_all()
 
     numbers = sorted([*(finding.number for finding in findings), *RETIRED])
@@ -30,7 +30,7 @@ def test_each_number_names_one_finding_or_is_retired() -> None:
     assert all(finding.path.name.startswith(f"{finding.number:02}-") for finding in findings)
 
 
-def test_effects_are_among_those_that_the_index_explains() -> None:
+def test_every_effect_of_a_finding_is_explained_in_the_index() -> None:
     for finding in read_all():
         assert set(finding.effects) <= set(EFFECTS), finding.path.name
 

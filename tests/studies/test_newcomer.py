@@ -43,7 +43,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return steps
 
 
-def test_steps_of_a_section_are_its_commands(follow: object) -> None:
+def test_commands_of_a_section_become_the_steps_of_a_newcomer(follow: object) -> None:
     steps = follow(PAGE, "## Part")  # type: ignore[operator]
 
     assert [step.command for step in steps] == ["python package/shown.py", "exit 1    # exit code 1"]
@@ -60,13 +60,15 @@ def test_steps_of_a_section_are_its_commands(follow: object) -> None:
         ("echo BACKEND", "shadow", ""),
     ],
 )
-def test_difference_from_the_page_is_a_problem(follow: object, commands: str, shown: str, problem: str) -> None:
+def test_output_that_differs_from_the_page_is_reported_as_a_problem(
+    follow: object, commands: str, shown: str, problem: str
+) -> None:
     (step,) = follow(f"```sh\n{commands}\n```\n\n```text\n{shown}\n```\n")  # type: ignore[operator]
 
     assert step.problem == problem
 
 
-def test_milestones_count_from_the_start() -> None:
+def test_milestones_are_measured_from_the_start() -> None:
     outcomes = [(0, ""), (0, "of 5 claims 5 hold"), (1, "")]
     steps = [
         Step("page", "command", 10.0, 1.0, 4.0 if code == 0 and text else None, newcomer.Outcome(code, text))

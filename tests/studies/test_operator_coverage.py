@@ -20,7 +20,7 @@ from studies.operator_coverage import fate_of, outcome_of
         ({"equals_unsharded": "inconclusive"}, {("forward", "?")}, "holds"),
     ],
 )
-def test_worst_verdict_decides_how_a_case_counts(
+def test_worst_verdict_decides_the_outcome_of_an_operator_case(
     kinds: dict[str, str], signs: set[tuple[str, str]], expected: str
 ) -> None:
     case = OperatorCase(world_size=1)

@@ -27,19 +27,19 @@ SMALLEST = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", SMALLEST)
-def test_planted_rule_is_rejected_and_torchs_rule_holds(name: str, pool: Pool) -> None:
+def test_wrong_sharding_rule_is_rejected_and_torchs_rule_passes(name: str, pool: Pool) -> None:
     case, claims = SMALLEST[name], shipped()["dtensor_operators"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.rules:{name}", case, pool, claims))
     assert not any(verdict.failed for verdict in judge("dtensor_operators", case, pool, claims))
 
 
-def test_planted_rules_cover_ten_kinds_of_mistakes() -> None:
+def test_wrong_sharding_rules_cover_ten_kinds_of_mistakes() -> None:
     assert len(WRONG) >= 40 and len({wrong.kind for wrong in WRONG.values()}) >= 10
     assert {wrong.operator for wrong in WRONG.values()} <= OPERATORS.keys()
 
 
-def test_planted_rule_is_removed_afterwards() -> None:
+def test_wrong_sharding_rule_is_removed_after_its_run() -> None:
     propagator = DTensor._op_dispatcher.sharding_propagator
     wrong = WRONG["own_parts_softmax"]
     [op] = wrong.ops

@@ -58,7 +58,7 @@ def test_counter_of_idioms_in_a_change_ignores_older_lines(repository: Path) -> 
     assert plain.main(["--change", "HEAD"]) == 1
 
 
-def test_blocks_of_a_document_are_not_counted(repository: Path) -> None:
+def test_counter_of_idioms_ignores_code_blocks(repository: Path) -> None:
     write_all(repository, document=f"```text\n{IDIOMATIC}\n```\n")
 
     assert plain.main([]) == 0

@@ -26,7 +26,7 @@ def _stand_still(pids: list[int]) -> tuple[float, float]:
     return begun_s, time.monotonic()
 
 
-def test_standstill_is_counted_once_for_all_cores_and_only_while_it_lasts() -> None:
+def test_standstill_of_all_cores_is_counted_once_and_only_while_it_lasts() -> None:
     with watching() as standstills:
         begun_s, ended_s = _stand_still(standstills.pids)
         assert STOPPED_S - LEAST_S < standstills.seconds(begun_s - 1, ended_s + 1) < ended_s - begun_s + LEAST_S
@@ -53,7 +53,7 @@ def _is_quiet(standstills: Standstills) -> bool:
     return standstills.seconds(begun_s, time.monotonic()) == 0
 
 
-def test_watchers_of_standstills_end_with_their_block() -> None:
+def test_processes_that_watch_for_standstills_end_with_their_with_block() -> None:
     with watching() as standstills:
         assert standstills.pids and all(map(psutil.pid_exists, standstills.pids))
     assert not any(map(psutil.pid_exists, standstills.pids))

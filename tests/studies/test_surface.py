@@ -22,7 +22,7 @@ def test_map_of_torchs_names_has_every_name_of_the_installed_torch() -> None:
 
 
 @pytest.mark.parametrize("pattern", [pattern for patterns in NO_NUMBERS.values() for pattern in patterns])
-def test_every_pattern_of_names_without_tensors_matches_a_name(pattern: str) -> None:
+def test_every_pattern_for_functions_without_tensors_matches_a_torch_name(pattern: str) -> None:
     assert any(fnmatchcase(name, pattern) for name in NAMES)
 
 
@@ -42,14 +42,14 @@ def test_all_reduce_is_listed_as_computing_a_tensor() -> None:
     ],
     ids=["function", "built-in", "dispatched by a flag", "module", "optimizer", "class"],
 )
-def test_tracer_writes_the_called_name(function, name: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_tracer_writes_the_name_of_the_called_function(function, name: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     Tracer(tmp_path).run("program", function)
 
     [file] = tmp_path.iterdir()
     assert f"{name} program" in file.read_text().splitlines()
 
 
-def test_tracer_writes_no_name_that_is_only_read(tmp_path: Path) -> None:
+def test_tracer_writes_no_name_of_a_function_that_is_not_called(tmp_path: Path) -> None:
     Tracer(tmp_path).run("program", lambda: F.mse_loss)
 
     assert list(tmp_path.iterdir()) == []
