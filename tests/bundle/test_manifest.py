@@ -147,7 +147,7 @@ def test_verify_reports_settings_of_a_bundle_that_differ_from_its_manifest(
     assert len(found.problems) == problems
 
 
-def test_init_writes_the_manifest_into_the_folder_of_the_test_file(tmp_path: Path) -> None:
+def test_init_command_writes_the_manifest_into_the_folder_of_the_test_file(tmp_path: Path) -> None:
     paths = write_files(tmp_path, "backend", {"equivtest.toml": "text"})
 
     assert (tmp_path / "equivtest.toml").read_text() == "text"

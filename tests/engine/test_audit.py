@@ -392,7 +392,7 @@ def test_audit_on_one_rank_is_refused_with_a_reason(command: Command, tmp_path: 
 
 
 @pytest.mark.ranks
-def test_command_audit_prints_the_failed_claims_of_each_collective(command: Command, tmp_path: Path) -> None:
+def test_audit_command_prints_the_failed_claims_of_each_collective(command: Command, tmp_path: Path) -> None:
     ended = command(ROOT, "audit", write_property(tmp_path, "zero3_fetch_all_gather"), "-n0", "--world-sizes=2")
     row = next(line for line in ended.stdout.splitlines() if "all_gather in the forward" in line and "dropped" in line)
 

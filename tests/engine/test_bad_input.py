@@ -181,7 +181,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", [name for name in GOOD if name not in ("list", "coverage")])
-def test_command_accepts_valid_arguments(name: str, command: Command) -> None:
+def test_each_command_accepts_valid_arguments(name: str, command: Command) -> None:
     if name in ("judge", "compare", "export", "merge", "verify"):
         pytest.skip("takes a captured job, a report or a bundle, which tests of their own make")
     assert command.accepts(name, *GOOD[name])
@@ -206,7 +206,7 @@ def test_invalid_field_of_a_replay_file_is_refused_in_one_line(field: str, folde
     assert not command.accepts("replay", "bad.json")
 
 
-def test_deep_replay_file_is_refused_in_one_line(command: Command) -> None:
+def test_deeply_nested_replay_file_is_refused_in_one_line(command: Command) -> None:
     assert not command.accepts("replay", "deep")
 
 

@@ -54,7 +54,7 @@ def with_first(case: FetchCase, value: float) -> list[Reply]:
 
 @each_claim
 @pytest.mark.parametrize("number", range(len(special_patterns("float32"))))
-def test_claims_on_bits_hold_for_equal_bits_whatever_the_padding(claim: Claim, number: int) -> None:
+def test_claims_on_bits_hold_for_equal_bits_and_ignore_padding(claim: Claim, number: int) -> None:
     """For every special value; padding is ignored."""
     case = replace(SPECIAL, values=(("special", number),))
     judgement = judge(claim, right_replies(case), case)

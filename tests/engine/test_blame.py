@@ -160,9 +160,7 @@ def test_right_operator_in_a_wrong_program_is_not_blamed(pool: Pool) -> None:
         ([part([1.0], "shard(0)"), part([2.0], "shard(0)")], "rank 1 must hold a shard of shape"),
     ],
 )
-def test_operator_is_not_judged_if_the_parts_of_its_operand_do_not_form_a_whole_tensor(
-    parts: list[Part], reason: str
-) -> None:
+def test_operator_is_judged_only_if_the_shards_of_its_operand_form_a_tensor(parts: list[Part], reason: str) -> None:
     with pytest.raises(Unjudged, match=reason):
         whole_arguments(parts)
 
@@ -207,7 +205,7 @@ def found(kind: str, op: str, operands: Any, rank: int = 0, root: int | None = N
     return [value for each in right for value in each.value.tolist()]
 
 
-def test_right_result_of_a_collective_follows_from_its_operands() -> None:
+def test_right_result_of_a_collective_is_computed_from_its_operands() -> None:
     operands = [items(1, -2), items(3, 4)]
     divided = [[[torch.tensor([1.0]), torch.tensor([2.0, 5.0])]], [[torch.tensor([3.0]), torch.tensor([4.0, 6.0])]]]
 
@@ -218,7 +216,7 @@ def test_right_result_of_a_collective_follows_from_its_operands() -> None:
     assert right_results("reduce", "sum", operands, 0, 1) is None
 
 
-def test_right_result_of_int8_reductions_wraps_around_for_sum_and_combines_bits_for_bxor() -> None:
+def test_right_int8_sum_wraps_around_and_right_bxor_combines_bits() -> None:
     operands = [items(100, 6, dtype=torch.int8), items(100, 3, dtype=torch.int8)]
 
     assert found("all_reduce", "sum", operands) == [-56, 9] and found("all_reduce", "bxor", operands) == [0, 5]

@@ -88,7 +88,7 @@ NO_CODE = (
 
 
 @pytest.mark.parametrize("text", NO_CODE)
-def test_code_of_a_case_is_only_a_call_with_literals(text: str) -> None:
+def test_code_of_a_case_may_contain_only_a_call_with_literals(text: str) -> None:
     with pytest.raises(Misuse, match=re.escape(f"not the code of a case: {text!r}")):
         from_code(text)
 
@@ -122,7 +122,7 @@ def test_code_of_a_case_with_an_unknown_class_or_field_is_refused(text: str) -> 
         from_code(text)
 
 
-test_invalid_linear_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_linear_case_names_the_invalid_field = refuses(
     functools.partial(dataclasses.replace, LINEAR),
     ({"world_size": 0}, r"world_size must be in 1\.\.64, got 0"),
     ({"world_size": 65}, r"world_size must be in 1\.\.64, got 65"),
@@ -149,7 +149,7 @@ test_invalid_linear_case_is_refused_by_name = refuses(
 )
 
 
-test_invalid_fetch_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_fetch_case_names_the_invalid_field = refuses(
     functools.partial(dataclasses.replace, FETCH),
     ({"parameters": (), "requires_grad": ()}, "parameters must hold at least one shape"),
     ({"requires_grad": (True,)}, "requires_grad must have one flag per parameter: 4, got 1"),

@@ -83,7 +83,7 @@ def import_made_up(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         importlib.import_module(name)
 
 
-def test_users_property_draws_the_same_cases_whatever_else_is_imported(tmp_path: Path) -> None:
+def test_user_property_draws_equal_cases_whatever_modules_are_imported(tmp_path: Path) -> None:
     """Your file alone, and beside local modules full of constants; a run of shipped properties is judged below."""
     made_up = make_up_modules(tmp_path)
     (tmp_path / "own").mkdir()
@@ -95,7 +95,7 @@ def test_users_property_draws_the_same_cases_whatever_else_is_imported(tmp_path:
     assert len(alone) > 30 and alone == among_others
 
 
-def test_users_own_hypothesis_tests_still_draw_constants_from_imported_modules(
+def test_hypothesis_tests_of_the_user_still_draw_constants_from_imported_modules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They draw from the same integers, although ours were drawn without constants."""

@@ -177,7 +177,7 @@ def test_claim_on_layouts_ignores_a_missing_tensor() -> None:
     assert judgement.kind == "holds" and "grad.bias" not in judgement.agreeing
 
 
-def test_replicas_that_differ_in_one_element_fail_and_show_bits_and_ranks() -> None:
+def test_claim_on_replicas_shows_bits_and_ranks_of_a_different_element() -> None:
     """One bit is enough: the message shows both values with their bits, and the ranks that differ."""
     replies = set_element(right_replies(LINEAR), 1, "grad.x", (1, 2), 0.5)
     judgement = judge(agrees_on_all_ranks, replies)

@@ -45,7 +45,7 @@ def test_case_whose_class_the_property_does_not_judge_raises_misuse(case: Case, 
         claims_of(OWN, case, like)
 
 
-def test_unknown_property_raises_misuse_with_nearest_name() -> None:
+def test_error_for_an_unknown_property_suggests_the_nearest_name() -> None:
     with pytest.raises(Misuse, match="--like: no property is called 'zero3_fetch'; did you mean 'zero3_fetch_all_"):
         claims_of(OWN, FETCH, "zero3_fetch")
 

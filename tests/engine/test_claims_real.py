@@ -41,7 +41,7 @@ def test_claims_hold_for_values_that_differ_by_one_rounding(mode: str) -> None:
     assert {verdict.kind for verdict in judge_replies("colwise_linear", case, right_replies(case))} == {"holds"}
 
 
-def test_error_beyond_its_bound_fails_with_the_derivation() -> None:
+def test_error_beyond_its_bound_fails_and_shows_the_derivation_of_the_bound() -> None:
     local = float(OUTPUT.value[0, 0]) + 3 * float(OUTPUT.allowed[0, 0]) + 1e-6
     judgement = judge(expect(CASE, 0), set_element(right_replies(CASE), 0, "output", (0, 0), local))
 

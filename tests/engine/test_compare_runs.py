@@ -171,7 +171,7 @@ def test_differences_between_environments_are_printed_first(tmp_path: Path) -> N
         (("--fail-on", "different"), searched(record(0), record(2)), 1),
     ],
 )
-def test_option_fail_on_decides_the_exit_code_of_compare(
+def test_fail_on_option_decides_the_exit_code_of_the_compare_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], new: Handover, code: int
 ) -> None:
     folders = write_run(tmp_path / "old", HOLDS), write_run(tmp_path / "new", new)
@@ -188,7 +188,7 @@ def test_compare_command_prints_changes_as_json(
     assert msgspec.json.decode(capsys.readouterr().out, type=Comparison).changes[0].new == "fails"
 
 
-def test_unknown_name_after_fail_on_raises_misuse() -> None:
+def test_unknown_name_in_the_fail_on_option_raises_misuse() -> None:
     with pytest.raises(Misuse, match=r"--fail-on: expected some of worse, slower, different, never, got 'all'"):
         parse_causes("worse,all")
 

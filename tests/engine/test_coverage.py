@@ -51,7 +51,7 @@ def test_run_without_covering_arrays_reports_no_coverage() -> None:
     assert Covered().text == "" and Covered().matrix() == [] and Covered.all_of([Covered()]) == ""
 
 
-def test_command_coverage_prints_numbers_of_pairs_without_running_a_case() -> None:
+def test_coverage_command_prints_numbers_of_pairs_without_running_a_case() -> None:
     head, scale = coverage_lines("gate", ["scale"])
 
     assert head.split() == ["property", "cases", "covered", "known", "open", "infeasible"]
@@ -67,7 +67,7 @@ def test_command_coverage_prints_numbers_of_pairs_without_running_a_case() -> No
         ("gate", ["scales"], "called scales"),
     ],
 )
-def test_command_coverage_refuses_a_property_without_covering_arrays(
+def test_coverage_command_refuses_a_property_without_covering_arrays(
     profile: str, names: list[str], message: str
 ) -> None:
     with pytest.raises(Misuse, match=message):

@@ -302,7 +302,7 @@ def test_each_wrong_fetch_of_the_documents_prints_the_documented_message(folder:
 
 
 @pytest.mark.ranks
-def test_example_module_of_the_documents_is_green(folder: Path) -> None:
+def test_example_module_of_the_documents_passes(folder: Path) -> None:
     """In its own process."""
     ended = subprocess.run(
         [sys.executable, "-m", "equivtest.cli", "run", *CHEAP, "test_block.py"],

@@ -169,7 +169,7 @@ def test_triage_verdict_blames_backend_torch_flakiness_or_nothing_known(
     assert found["evidence"][0]["excerpt"] == MESSAGE
 
 
-def test_command_export_prints_annotations(
+def test_export_command_prints_annotations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "export", "annotations", str(write_run(tmp_path / "run", failing()))) == 0

@@ -59,14 +59,14 @@ def test_message_names_a_folder_that_shadows_a_module_in_the_working_directory(
     )
 
 
-def test_misspelt_name_is_refused_with_a_similar_name(here: Path) -> None:
+def test_error_for_a_misspelt_function_name_suggests_a_similar_name(here: Path) -> None:
     (here / "near_by.py").write_text("def encoder(): ...\ndef sharded(): ...")
 
     assert f"has no attribute 'encodr': it lies in {here}/near_by.py; did you mean 'encoder'?" in told("near_by:encodr")
     assert "it defines encoder, sharded; write package.module:NAME" in told("near_by:whole")
 
 
-def test_misspelt_module_is_refused_with_a_similar_module(here: Path) -> None:
+def test_error_for_a_misspelt_module_name_suggests_a_similar_name(here: Path) -> None:
     (here / "near_by.py").write_text("")
 
     assert f"No module named 'nearby' in {here} or elsewhere on Python's path: did you mean near_by?" in told(
@@ -97,7 +97,7 @@ def test_failed_import_within_a_module_is_reported_as_an_error_of_that_module(he
     )
 
 
-def test_module_in_place_of_a_function_is_refused_with_the_correct_syntax(here: Path) -> None:
+def test_error_for_a_module_in_place_of_a_function_shows_the_correct_syntax(here: Path) -> None:
     (here / "hidden").mkdir()
     (here / "hidden/encoder.py").write_text("")
 

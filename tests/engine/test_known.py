@@ -53,19 +53,19 @@ def test_known_failure_covers_cases_that_meet_its_conditions(tmp_path: Path) -> 
     assert find(load(tmp_path))
 
 
-def test_known_failure_does_not_cover_another_case(tmp_path: Path) -> None:
+def test_known_failure_covers_no_case_that_breaks_its_conditions(tmp_path: Path) -> None:
     assert not find(load(tmp_path), LinearCase(style="rowwise", world_size=2, in_features=2))
 
 
-def test_known_failure_does_not_cover_another_subject(tmp_path: Path) -> None:
+def test_known_failure_covers_no_other_subject(tmp_path: Path) -> None:
     assert load(tmp_path).match("colwise_linear", "keeps_layout_of_parameter", CASE) is None
 
 
-def test_known_failure_does_not_cover_another_claim(tmp_path: Path) -> None:
+def test_known_failure_covers_no_other_claim(tmp_path: Path) -> None:
     assert not find(load(tmp_path), claim="equals_unsharded")
 
 
-def test_known_failure_does_not_cover_another_kind_of_failure(tmp_path: Path) -> None:
+def test_known_failure_covers_no_other_kind_of_failure(tmp_path: Path) -> None:
     assert load(tmp_path).match("rowwise_linear", "keeps_layout_of_parameter", CASE, "value") is None
 
 
@@ -111,7 +111,7 @@ def test_condition_on_a_field_matches_only_cases_with_such_a_value(tmp_path: Pat
     assert (find(known, CASE), find(known, OTHER)) == (True, False)
 
 
-def test_condition_contains_matches_an_element_of_a_tuple_field(tmp_path: Path) -> None:
+def test_contains_condition_matches_an_element_of_a_tuple_field(tmp_path: Path) -> None:
     known = load(tmp_path, where="[['requires_grad', 'contains', 'bias']]", case=f'"{OTHER!r}"')
 
     assert (find(known, CASE), find(known, OTHER)) == (False, True)
@@ -174,7 +174,7 @@ def test_known_failures_are_numbered_separately_for_each_subject(tmp_path: Path)
     assert ids == [f"known_failures::{name}" for name in ("rowwise_linear::1", "mine:linear::1", "rowwise_linear::2")]
 
 
-def test_users_list_is_added_to_the_shipped_list(tmp_path: Path) -> None:
+def test_known_failures_list_of_the_user_is_added_to_the_shipped_list(tmp_path: Path) -> None:
     """Its entries are counted behind all that come with the package, and must fail on every backend."""
     load(tmp_path)
     settings = parse({"known_failures": f"shipped,{tmp_path / 'known.toml'}", "backend": "theirs"})
@@ -226,7 +226,7 @@ def test_message_on_a_missing_list_names_the_shipped_lists(text: str) -> None:
         ({"versions": "{'' = '>=2'}"}, "entry 1: versions: the name of a package must not be empty"),
     ],
 )
-def test_mistake_in_a_known_failure_is_refused_with_its_number_and_field(
+def test_error_for_a_mistake_in_a_known_failure_names_its_number_and_field(
     tmp_path: Path, fields: dict[str, str | None], message: str
 ) -> None:
     with pytest.raises(Misuse, match=message):

@@ -86,7 +86,7 @@ def test_shrinking_a_time_out_reports_no_case_that_ends_within_the_full_limit(tm
     assert any(not is_large(case) for case in pool.seen[CHUNK.num_cases :])
 
 
-def test_message_of_a_time_out_names_the_limit_and_the_replay_file_keeps_it(tmp_path: Path) -> None:
+def test_message_and_replay_file_of_a_time_out_have_the_time_limit(tmp_path: Path) -> None:
     [failure] = run(StubPool(hangs), tmp_path, claimed(240.0)).failures
     data = read_replay(Path(failure.replay))
     again = StubPool(hangs)

@@ -35,7 +35,7 @@ def test_mean_margin_of_no_draws_is_zero() -> None:
     assert Margins().mean == 0.0
 
 
-def test_margin_tables_of_several_properties_are_added() -> None:
+def test_margin_tables_of_several_properties_are_merged() -> None:
     key = ("output", "float32")
     table = merged([{key: margins(0.5)}, {key: margins(0.1, 0.9)}])
 

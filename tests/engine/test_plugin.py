@@ -138,7 +138,7 @@ def test_claims_of_a_property_without_a_case_are_skipped(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["SKIPPED * not run: no case was judged"])
 
 
-def test_claims_of_a_property_that_did_not_finish_are_open(pytester: pytest.Pytester) -> None:
+def test_claims_of_a_property_that_did_not_finish_are_reported_as_open(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_crashes")
 
     result = run_suite(pytester, "-rs")
@@ -147,7 +147,7 @@ def test_claims_of_a_property_that_did_not_finish_are_open(pytester: pytest.Pyte
     result.stdout.fnmatch_lines(["SKIPPED * not finished: 3 of 4 searches ended"])
 
 
-def test_claims_of_a_property_that_never_began_are_open(pytester: pytest.Pytester) -> None:
+def test_claims_of_a_property_that_never_began_are_reported_as_open(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_wrong", "b")
 
     result = run_suite(pytester, "-x", "-v", "-n1", "--maxschedchunk=1", UNKNOWN, *W3, subprocess=True)
@@ -164,7 +164,7 @@ def test_run_without_a_conclusive_verdict_does_not_pass(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["equivtest: no verdict of this run is conclusive: nothing is proven"])
 
 
-def test_unsupported_collective_makes_the_run_red_and_is_listed_first(pytester: pytest.Pytester) -> None:
+def test_run_fails_and_lists_first_that_a_collective_is_unsupported(pytester: pytest.Pytester) -> None:
     """In every profile: other claims hold, so the run has shown something."""
     make_suite(pytester, "a_not_supported", "b")
 
@@ -498,7 +498,7 @@ def test_start_option_sets_the_start_method_that_the_header_names(pytester: pyte
     assert "start   " not in result.stdout.str()
 
 
-def test_conformance_run_is_red_if_a_required_cell_has_no_case(pytester: pytest.Pytester) -> None:
+def test_conformance_run_fails_if_a_required_cell_has_no_case(pytester: pytest.Pytester) -> None:
     make_suite(pytester, "a_even")
 
     result = run_suite(pytester, "--profile=conformance", "--world-sizes=1,2", "--dtypes=float32")

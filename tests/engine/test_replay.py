@@ -43,7 +43,7 @@ def test_replay_file_is_named_after_its_failure(file: Path) -> None:
     assert file.name.startswith("package.module.mine-equals_unsharded-value-") and file.suffix == ".json"
 
 
-def test_same_failure_has_the_same_replay_file(file: Path) -> None:
+def test_repeated_failure_overwrites_its_replay_file(file: Path) -> None:
     """Another run overwrites it."""
     assert write_replay(VERDICT, Backend(), file.parent) == file
 

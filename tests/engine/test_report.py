@@ -92,7 +92,7 @@ def cells_of(kind: str, mode: str, holding: int, others: int) -> Tally:
     return tally(*covered, *held, *[of_kind(kind, mode=mode)] * others)
 
 
-def test_summary_lists_a_dtype_that_the_module_refuses_with_the_complete_reason() -> None:
+def test_summary_shows_the_complete_reason_why_a_module_refuses_a_dtype() -> None:
     counted = tally(record())
     counted.left_out |= {"float16": "a reason of many words", "bfloat16": ""}
     lines = summarize([counted], seconds=1.0, width=60)
@@ -123,7 +123,7 @@ def test_claim_mostly_inconclusive_on_real_values_is_a_hole_in_coverage() -> Non
     ]
 
 
-def test_summary_reports_a_factor_that_a_program_divides_out() -> None:
+def test_summary_reports_a_loss_scale_that_the_program_divides_out() -> None:
     counted = tally(record(factors={"grad.boundary.a": 4.0, "grad.boundary.b": 4.0, "grad.boundary.c": 0.5}))
 
     lines = [line for line in summarize([counted], seconds=1.0) if line.startswith("factor")]
@@ -246,7 +246,7 @@ def test_refusal_claim_covers_all_shard_kinds_if_it_holds_on_one() -> None:
     assert tally(record(verdicts={"refuses": "holds"}), claims=("refuses",)).holes(["float32"]) == []
 
 
-def test_slowest_cases_come_first() -> None:
+def test_report_lists_the_slowest_cases_first() -> None:
     counted = tally(record(), record(case={"schema": 1, "type": "C", "fields": {"n": 1}}, busy_s=2.0))
 
     assert counted.slowest[0] == (2.0, "C(n=1)")
@@ -384,7 +384,7 @@ def test_report_page_draws_the_elements_of_a_wrong_tensor_on_each_rank() -> None
     assert 'aria-label="rank 1: 3 of 6 elements; none is wrong"' in page
 
 
-def test_picture_of_a_rank_has_a_square_for_each_element_and_a_cross_on_wrong_ones() -> None:
+def test_picture_of_a_rank_has_a_square_per_element_and_crosses_on_wrong_elements() -> None:
     (picture,) = pictures_of(Drawing("output", "shard(0)", (2, 3), (HeldElements(0, (0, 1, 2), (1,)),)))
 
     counts = [path.count("M") for path in (picture.outlines, picture.right, picture.wrong, picture.crosses)]

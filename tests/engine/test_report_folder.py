@@ -102,7 +102,7 @@ def test_session_without_a_run_does_not_change_the_folder(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_report_of_an_interrupted_run_says_so_first(
+def test_report_of_an_interrupted_run_begins_with_the_interruption(
     pytester: pytest.Pytester, out: Path, number: signal.Signals, word: str, workers: int
 ) -> None:
     """Before its first search has ended, too: nothing of an earlier report is left."""
@@ -132,7 +132,9 @@ def test_report_of_a_killed_run_says_when_it_began(pytester: pytest.Pytester, ou
     assert not any((out / name).exists() for name in ("verdicts.jsonl", "cells.csv", "junit.xml", REPLAY))
 
 
-def test_report_of_a_run_interrupted_before_collection_says_so_first(pytester: pytest.Pytester, out: Path) -> None:
+def test_report_of_a_run_interrupted_before_collection_begins_with_the_interruption(
+    pytester: pytest.Pytester, out: Path
+) -> None:
     """pytest does not end such a session as it ends others."""
     conftest = pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text() + "\n\ndef pytest_sessionstart():\n    raise KeyboardInterrupt\n")

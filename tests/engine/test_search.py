@@ -458,7 +458,7 @@ def test_case_covered_by_a_known_failure_that_breaks_ranks_does_not_run(tmp_path
 # Shrinking.
 
 
-def test_shrinking_looks_in_smaller_worlds_first(tmp_path: Path) -> None:
+def test_shrinking_tries_smaller_worlds_first(tmp_path: Path) -> None:
     """In 2, where it fails; never in 3."""
     pool = stub(touches_three, from_world=2)
     findings = run(pool, tmp_path, chunk=replace(CHUNK, world_size=4))
@@ -528,7 +528,7 @@ def test_property_draws_no_case_of_a_world_size_outside_the_run(tmp_path: Path) 
     assert shrunk(findings, "does_not_touch_its_inputs") == FetchCase(world_size=3, parameters=((3,),))
 
 
-def test_module_is_shrunk_to_shapes_that_its_property_names(tmp_path: Path) -> None:
+def test_shrinking_a_module_uses_only_the_shapes_of_its_property(tmp_path: Path) -> None:
     """In the world sizes of the run."""
     shapes = ((7, 2), (5, 3), (1, 4))
     prop = one_draw(module_property("torch.nn:Identity", "mine:whole", shapes, batch="whole"))
@@ -552,7 +552,7 @@ def test_failure_that_needs_three_ranks_is_shrunk_on_three_ranks(tmp_path: Path)
     assert not tried.count(1) and 0 < tried.count(2) <= limits.SHRINK_TRIES
 
 
-def test_failure_seen_while_shrinking_another_is_reported(tmp_path: Path) -> None:
+def test_failure_found_while_shrinking_another_failure_is_reported(tmp_path: Path) -> None:
     """It fails only in worlds of two ranks, which the search itself never uses."""
 
     def wrong_on_two(case: FetchCase, replies: list[Reply]) -> list[Reply]:
@@ -642,7 +642,7 @@ def test_search_within_a_budget_runs_examples_last(tmp_path: Path) -> None:
     assert pool.seen[-1] == example and found.cut == 0
 
 
-def test_array_row_counts_as_covered_only_after_it_ran(tmp_path: Path) -> None:
+def test_array_row_counts_as_covered_only_after_its_case_ran(tmp_path: Path) -> None:
     chunk, pool = replace(CHUNK, strength=1), cast(Pool, StubPool(right_replies))
     cut, whole = (search(claimed(), chunk, pool, NOTHING, tmp_path, until_s=until_s) for until_s in (0.0, 1e12))
     assert cut.coverage is not None and whole.coverage is not None

@@ -124,7 +124,7 @@ def test_training_cases_take_every_value_of_each_field(axis: str) -> None:
     assert len(values) == MLP_VALUES.get(axis, 2), values
 
 
-def test_every_training_case_updates_a_parameter_and_adamw_is_not_drawn_in_float16() -> None:
+def test_every_training_case_updates_a_parameter_and_none_uses_adamw_in_float16() -> None:
     for case in run_of("sequence_parallel_mlp_trains"):
         assert case.trains and case.trained_names()
         assert (case.optimizer, case.dtype) != ("adamw", "float16")
@@ -274,7 +274,7 @@ def test_large_size_shrinks_to_the_smallest_size_that_fails() -> None:
     assert case == LinearCase(world_size=3, style="rowwise", in_features=4)
 
 
-def test_case_with_a_failing_parameter_shrinks_to_that_parameter() -> None:
+def test_case_shrinks_to_the_one_parameter_that_fails() -> None:
     case = smallest(
         STRATEGIES["deepspeed_fetch_all_gather"](SPACE), lambda case: any(0 in shape for shape in case.parameters)
     )

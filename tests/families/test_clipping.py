@@ -54,7 +54,7 @@ def by_parts(gradients: list[torch.Tensor], p: float, axes: tuple[int, ...]) -> 
 # the norm
 
 
-def test_total_norm_follows_the_norm_type() -> None:
+def test_total_norm_of_3_and_4_is_7_in_norm_1_and_5_in_norm_2() -> None:
     gradients = [torch.tensor([[3.0]]), torch.tensor([-4.0, 0.0])]
 
     norms = {p: float(norm_of(gradients, p, "float32").value) for p in ("1", "2", "inf")}
@@ -122,7 +122,7 @@ def test_total_norm_that_overflows_has_an_infinite_bound() -> None:
     assert norm_of([torch.full((9,), 6e4, dtype=torch.float16)], "2", "float16").allowed == math.inf
 
 
-def test_enormous_and_zero_gradients_have_a_norm() -> None:
+def test_total_norm_of_enormous_or_zero_gradients_is_finite() -> None:
     assert float(norm_of([torch.full((4,), 1e300, dtype=torch.float64)], "2", "float64").value) == 2e300
     assert float(norm_of([torch.zeros(4)], "2", "float32").value) == 0.0
 

@@ -76,7 +76,7 @@ def test_uneven_splits_have_parts_of_full_half_and_zero_length() -> None:
     assert any(splits[source, target] != splits[target, source] for source, target in splits)
 
 
-def test_collective_cases_name_every_callable_function_and_no_unknown_one() -> None:
+def test_table_of_collectives_lists_exactly_the_functions_that_can_run() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 
@@ -453,7 +453,9 @@ def test_collective_that_writes_outside_of_its_result_raises(
         answer(CollectivesCase(world_size=1, numels=(3,), stride=stride), alone)
 
 
-def test_write_into_a_strided_operand_is_an_error(alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_that_writes_into_a_strided_operand_raises(
+    alone: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is a copy of the harness's operand, so no claim sees it."""
 
     def all_gather(output: torch.Tensor, operand: torch.Tensor, **_: object) -> None:
@@ -610,7 +612,7 @@ def test_in_place_collective_gets_a_copy_of_its_operand(alone: DeviceMesh, monke
 
 
 @pytest.mark.parametrize("name", [name for name in ON_GLOO if not CALLS[name].is_coalesced])
-def test_subject_collectives_does_not_write_to_the_operands_that_it_gets(alone: DeviceMesh, name: str) -> None:
+def test_subject_named_collectives_never_writes_to_its_operands(alone: DeviceMesh, name: str) -> None:
     case = case_of(world_size=1, collectives=(name,))
     given = draw(case, 0)
     collectives(case, alone, given)

@@ -139,7 +139,7 @@ def test_strategy_shrinks_to_the_case_of_simplest_field_values(name: str) -> Non
 
 
 @each(STRATEGIES)
-def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
+def test_drawn_cases_survive_a_round_trip_through_json_and_code(name: str) -> None:
     for case in run_of(name)[::4]:
         assert from_data(msgspec.json.decode(msgspec.json.encode(to_data(case)))) == case
         again = from_code(f"  {case!r}\n")
@@ -147,7 +147,7 @@ def test_drawn_cases_survive_json_and_their_own_code(name: str) -> None:
 
 
 @each(STRATEGIES)
-def test_only_tensors_with_the_role_kept_are_passed_and_returned(name: str) -> None:
+def test_tensor_is_passed_and_returned_only_if_its_role_is_kept(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()

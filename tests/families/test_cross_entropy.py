@@ -29,7 +29,7 @@ def case_of(**fields: Any) -> CrossEntropyCase:
     return CrossEntropyCase(**{"world_size": 3, "positions": (8,), "num_classes": 7, **fields})
 
 
-test_invalid_cross_entropy_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_cross_entropy_case_names_the_invalid_field = refuses(
     case_of,
     ({"positions": (1,) * 5}, r"positions must have at most 4 dims of at least 1, got \(1, 1, 1, 1, 1\)"),
     ({"positions": (0,)}, r"positions must have .* of at least 1, got \(0,\)"),

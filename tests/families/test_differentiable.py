@@ -29,7 +29,7 @@ test_error_for_an_invalid_case_names_the_invalid_field = refuses(
 )
 
 
-def test_differentiable_cases_name_every_callable_function_and_no_unknown_one() -> None:
+def test_table_of_differentiable_collectives_lists_exactly_the_functions_that_can_run() -> None:
     assert {call.function for call in CALLS.values()} == FUNCTIONS.keys()
 
 

@@ -42,7 +42,7 @@ def case_of(**fields: Any) -> DropoutCase:
     return DropoutCase(**{"world_size": 3, "shape": (5, 64), "layout": "shard(0)", **fields})
 
 
-test_invalid_dropout_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_dropout_case_names_the_invalid_field = refuses(
     case_of,
     ({"shape": (0, 2)}, r"shape must have 1 to 4 dims of at least 1, got \(0, 2\)"),
     ({"shape": (2**16, 2)}, "x must have at most 65536 elements, got 131072"),

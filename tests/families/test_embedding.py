@@ -46,7 +46,7 @@ def counts_of(case: EmbeddingCase) -> torch.Tensor:
 # The case
 
 
-test_invalid_embedding_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_embedding_case_names_the_invalid_field = refuses(
     case_of,
     ({"leading": (1, 1, 1, 1)}, r"leading must have at most 3 dims of at least 1, got \(1, 1, 1, 1\)"),
     ({"leading": (0,)}, r"leading must have at most 3 dims of at least 1, got \(0,\)"),
@@ -66,7 +66,7 @@ def test_edge_ids_are_the_first_and_last_id_of_each_vocabulary_shard() -> None:
 
 
 @pytest.mark.parametrize(("num_embeddings", "expected"), [(2, True), (4, True), (5, False), (6, False)])
-def test_third_rank_has_no_id_of_a_vocabulary_of_four(num_embeddings: int, *, expected: bool) -> None:
+def test_small_vocabulary_can_leave_the_last_rank_without_ids(num_embeddings: int, *, expected: bool) -> None:
     assert has_empty_part(case_of(num_embeddings=num_embeddings)) is expected
 
 
@@ -80,7 +80,7 @@ def drawn_cases(style: str) -> tuple[EmbeddingCase, ...]:
 
 
 @each_style
-def test_many_drawn_ids_lie_on_each_side_of_every_shard_boundary(style: str) -> None:
+def test_drawn_ids_include_both_ids_beside_every_shard_boundary(style: str) -> None:
     """More than half of the drawn cases with a boundary have enough tokens."""
     seen = []
     for case in drawn_cases(style):

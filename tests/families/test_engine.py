@@ -131,7 +131,7 @@ def test_layouts_of_stages_1_and_2_have_whole_parameters_and_partial_gradients_a
     assert layouts["output"] == layouts["grad.x"] == layouts["capture.in_proj.output"] == Layout((Shard(0),))
 
 
-def test_engine_cases_of_stages_1_and_2_are_both_drawn() -> None:
+def test_engine_cases_are_drawn_of_stage_1_and_of_stage_2() -> None:
     cases = run_of("deepspeed_mlp_stages_1_and_2")
 
     assert {case.stage for case in cases} == {1, 2}

@@ -42,7 +42,7 @@ test_error_for_an_invalid_case_names_the_invalid_field = refuses(
 )
 
 
-test_invalid_misfit_is_refused_by_name = refuses(
+test_error_for_an_invalid_refused_case_names_the_invalid_field = refuses(
     functools.partial(RefusedGatheredCrossEntropyCase, world_size=2),
     ({"misfit": "plain_target"}, "misfit plain_target requires target_is_dtensor=False and weight_is_dtensor=False"),
     (

@@ -30,7 +30,7 @@ def case_of(**fields: Any) -> NormCase:
     return NormCase(**{**base, "parameters": ("weight",), "x_is_dtensor": True, **fields})
 
 
-test_invalid_norm_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_norm_case_names_the_invalid_field = refuses(
     case_of,
     ({"leading": ()}, r"leading must have 1 to 3 dims of at least 1, got \(\)"),
     ({"leading": (0, 5)}, r"leading must have 1 to 3 dims of at least 1, got \(0, 5\)"),

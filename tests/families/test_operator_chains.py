@@ -80,7 +80,7 @@ def test_oracle_expects_a_write_through_a_view_in_the_base_tensor() -> None:
     assert torch.equal(found, torch.stack([x[0], -3 * x[1]]))
 
 
-def test_drawn_chains_have_all_kinds_of_steps_and_survive_their_own_code() -> None:
+def test_drawn_chains_have_all_kinds_of_steps() -> None:
     cases = drawn_cases()
     again = [case for case in cases if max(Counter(name for name, _, _ in case.steps).values()) > 1]
 
@@ -120,7 +120,7 @@ def test_oracle_models_autocast_no_grad_and_implicit_replication() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", PLANTED)
-def test_wrong_context_or_step_is_rejected_where_torch_passes(name: str, pool: Pool) -> None:
+def test_wrong_context_or_step_is_rejected_and_torch_passes(name: str, pool: Pool) -> None:
     case, claims = PLANTED[name], shipped()["dtensor_operator_chains"].claims
 
     assert any(verdict.failed for verdict in judge(f"tests.programs.contexts:{name}", case, pool, claims))

@@ -104,7 +104,7 @@ def test_gate_run_calls_each_unary_operator_on_a_replicated_operand() -> None:
     assert [name for name in names if not has_whole_call(name)] == []
 
 
-def test_last_enumerated_call_has_a_replicated_operand_and_is_additional() -> None:
+def test_enumeration_appends_a_call_on_a_replicated_operand() -> None:
     *others, last = calls("flip")
 
     assert last.placements == (("replicate",),)
@@ -153,7 +153,7 @@ def test_enumeration_keeps_a_call_only_if_it_adds_a_value_or_a_pair() -> None:
     assert set(covering("add", rows, 2)) == set(rows)
 
 
-def test_enumerated_call_survives_its_own_text() -> None:
+def test_enumerated_call_survives_a_round_trip_through_code() -> None:
     for case in calls("nn.functional.cross_entropy"):
         assert from_code(repr(case)) == case
 
@@ -237,7 +237,7 @@ def test_each_of_many_operands_is_partial_in_some_call() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_partial_operands_of_floor_sum_to_halves_of_quarters_per_rank(world_size: int) -> None:
+def test_partial_operands_of_floor_are_quarters_that_sum_to_halves(world_size: int) -> None:
     case = OperatorCase(world_size=world_size, operator="floor", operands=((40,),), placements=(("partial(sum)",),))
     shares = draw(case, 0)["operand.0"].reshape(world_size, 40)
 

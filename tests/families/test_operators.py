@@ -231,7 +231,7 @@ def test_known_failure_predicates_of_operators_depend_on_the_shards_of_a_case(
     assert facts[fact](case_of(**fields)) == bool(is_so)
 
 
-def test_case_of_norm_with_ord_inf_survives_its_own_code() -> None:
+def test_case_of_norm_with_ord_inf_survives_a_round_trip_through_code() -> None:
     case = case_of(operator="norm", arguments=(("ord", "inf"),))
 
     assert from_code(repr(case)) == case

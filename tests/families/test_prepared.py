@@ -21,7 +21,7 @@ def case_of(**fields: Any) -> PreparedCase:
     return PreparedCase(**{**base, **fields})
 
 
-test_invalid_prepared_module_is_refused_by_name = refuses(
+test_error_for_an_invalid_prepared_module_names_the_invalid_field = refuses(
     case_of,
     ({"mesh": (2, 1), "source": ("replicate",) * 2, "target": ("replicate",) * 2}, "needs a mesh of one axis, got"),
     ({"road": "local"}, "road and cotangent follow from the module: omit them"),

@@ -55,7 +55,7 @@ def drawn_cases(world_size: int) -> tuple[RedistributeCase, ...]:
 # The case
 
 
-test_invalid_redistribution_is_refused_by_name = refuses(
+test_error_for_an_invalid_redistribution_names_the_invalid_field = refuses(
     case_of,
     ({"mesh": (1, 1, 3)}, r"mesh must have at most 2 dims of at least 1, got \(1, 1, 3\)"),
     ({"mesh": (2, 2)}, r"mesh must have 3 ranks, got \(2, 2\)"),
@@ -74,7 +74,7 @@ test_invalid_redistribution_is_refused_by_name = refuses(
 )
 
 
-test_invalid_redistribution_on_two_axes_is_refused_by_name = refuses(
+test_error_for_an_invalid_redistribution_on_two_axes_names_the_invalid_field = refuses(
     on_two_axes,
     ({"records": True}, r"collectives are documented for a mesh of one axis, got \(2, 2\): set records=False"),
     ({"source": ("partial(sum)", "partial(max)")}, "source must have at most one kind of partial placement, got"),
@@ -82,7 +82,7 @@ test_invalid_redistribution_on_two_axes_is_refused_by_name = refuses(
 )
 
 
-test_invalid_case_of_a_refused_redistribution_is_refused_by_name = refuses(
+test_error_for_an_invalid_refused_redistribution_names_the_invalid_field = refuses(
     functools.partial(RefusedRedistributeCase, world_size=2),
     ({"road": "local"}, "a refused redistribution must have road='dtensor', got 'local'"),
     ({"source": ("partial(sum)",)}, "the source of a refused redistribution must not be partial, got"),

@@ -53,7 +53,7 @@ def test_step_that_stops_at_the_hidden_activation_still_gives_a_tied_weight_a_gr
     assert torch.equal(expect(case, 0).tensors["step2.grad.in_proj.weight"].value, found["step2.grad.in_proj.weight"])
 
 
-test_invalid_tied_case_is_refused_by_name = refuses(
+test_error_for_an_invalid_case_with_tied_weights_names_the_invalid_field = refuses(
     tied_case,
     ({"out_features": 2}, r"equal in_features, hidden_features and out_features, got \(3, 3, 2\)"),
     ({"tied": "transposed", "out_features": 2}, r"equal in_features and out_features, got \(3, 5, 2\)"),
@@ -98,7 +98,7 @@ class Three(nn.Module):
         return found
 
 
-def test_weight_of_two_layers_is_fetched_once_in_forward_and_backward() -> None:
+def test_weight_shared_by_two_layers_is_fetched_once_per_pass() -> None:
     """The layers between them are fetched and released: elements of each fetch, forward and backward."""
     module, fetched = Three(), list[int]()
     right = [parameter.detach().clone() for parameter in module.parameters()]

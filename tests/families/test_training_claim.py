@@ -126,7 +126,7 @@ def test_training_claim_ignores_a_wrong_output_of_the_first_step() -> None:
     assert wrong_tensors(judge(equals_unsharded, replies)) == ["output"]
 
 
-def test_wrong_activation_is_named_before_the_wrong_output() -> None:
+def test_message_names_a_wrong_activation_before_a_wrong_output() -> None:
     replies = set_element(replies_of(CASE), 0, "capture.in_proj.output", (0, 0, 0), 77.0)
     replies = set_element(replies, 0, "grad.out_proj.input", (0, 0, 0), 77.0)
 

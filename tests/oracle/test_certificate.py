@@ -112,7 +112,7 @@ def test_certificate_counts_the_sums_of_the_backward() -> None:
         bits_of(lambda x, w: x * w, large, SQUARE[:1] / 3)
 
 
-def test_certificate_counts_magnitudes_in_units_of_one() -> None:
+def test_certificate_does_not_cancel_common_powers_of_two() -> None:
     """4 * 16 = 64, and 4 * 64: a rank's share of the first sum may be 48, and is multiplied before it is added."""
     fours = torch.full((4, 4), 4.0, dtype=torch.float64)
 

@@ -51,7 +51,7 @@ FUNCTIONS: dict[str, Function] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_functions_are_within_their_bounds_and_small_errors_beyond(name: str, dtype: torch.dtype) -> None:
+def test_special_functions_are_within_their_bounds_and_small_errors_exceed_them(name: str, dtype: torch.dtype) -> None:
     make: Callable[[], nn.Module] = of(FUNCTIONS[name])
     given = given_of(make, dtype)
     right = bound_of(make, given)

@@ -141,9 +141,7 @@ def test_reference_runs_once_on_each_part_of_the_batch() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("parallelize", ["fsdp2_tp", "ddp_megatron"])
-def test_right_property_on_two_axes_passes_its_claims_and_its_audit(
-    pool: Pool, tmp_path: Path, parallelize: str
-) -> None:
+def test_property_on_two_axes_passes_its_claims_and_its_audit(pool: Pool, tmp_path: Path, parallelize: str) -> None:
     """A program that reduces gradients along the first axis gets different rows there, without a setting."""
     prop = module_property(MLP, HERE + parallelize, [(2, 3), (3, 3), (4, 3)], axes=AXES)
     found = search(prop, Chunk(4, limits.DTYPES, 0, 8), pool, KnownFailures(), tmp_path)

@@ -508,7 +508,7 @@ def test_rows_of_one_number_are_not_matched_as_moved_rows(shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("locals_", [[ROWS + 1, OTHERS[:1]], [OTHERS[:1], ROWS + 1]])
-def test_oracle_matches_no_rows_if_every_rank_lacks_one_of_them(locals_: list[torch.Tensor]) -> None:
+def test_oracle_matches_no_rows_if_one_row_is_missing_on_every_rank(locals_: list[torch.Tensor]) -> None:
     assert held_of_first(locals_, ROWS) is None
 
 

@@ -463,7 +463,7 @@ def test_user_function_locates_a_parameter_within_a_flat_tensor(tmp_path: Path) 
     assert {"grad.weight", "grad.bias"} <= {*found.verdicts[1].judgement.agreeing}
 
 
-def test_capturing_a_submodule_alone_that_shares_a_parameter_is_refused(tmp_path: Path) -> None:
+def test_capturing_only_a_submodule_that_shares_a_parameter_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(Misuse, match=r"1 shares a parameter with 0.up.weight"),
         equivtest.capture(tied(), tmp_path / "run", alone=["1"]),

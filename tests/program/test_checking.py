@@ -66,7 +66,7 @@ def test_result_is_not_ok_if_the_audit_finds_an_unseen_collective(monkeypatch: p
 
 
 @pytest.mark.ranks
-def test_wrong_program_fails_with_the_message() -> None:
+def test_check_failed_exception_has_the_message_of_the_first_failure() -> None:
     prop = program(block, replicated, SHAPES, options={"forgets": ("", "0.bias")})
 
     with pytest.raises(CheckFailed, match=r"^ValueMismatch: module: grad.0.bias differs from the oracle\n") as raised:
@@ -135,7 +135,7 @@ def test_check_refuses_a_file_that_changed_after_its_import(tmp_path: Path, monk
         ),
     ],
 )
-def test_misspelt_setting_is_refused_with_the_right_name(wrong: Any, said: str) -> None:
+def test_error_for_a_misspelt_setting_suggests_the_right_name(wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         check(block, replicated, SHAPES, **wrong)
 
@@ -164,7 +164,7 @@ def test_result_is_true_only_if_a_claim_holds_and_none_fails(claims: dict[str, s
     assert bool(Result(claims, (), 1)) is ok
 
 
-def test_check_with_raises_true_raises_inconclusive_if_every_claim_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_with_raises_true_raises_if_no_claim_is_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_judged", lambda *args, **settings: Result({"a": "open"}, (), 1, ("a: not run",)))
 
     with pytest.raises(Inconclusive, match="open: a\na: not run"):

@@ -38,7 +38,7 @@ def test_written_case_lists_the_fields_of_all_groups() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"steps": 3}, {"x_shape": (3, 3), "zero_or_none": ()}])
-def test_replacing_a_field_by_name_reaches_into_its_group(changes: dict[str, Any]) -> None:
+def test_field_of_a_group_can_be_replaced_by_its_name_alone(changes: dict[str, Any]) -> None:
     changed = CASE.but(**changes)
 
     assert changed == dataclasses.replace(CASE, **changes) != CASE

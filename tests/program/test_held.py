@@ -160,7 +160,7 @@ def test_invalid_layout_declared_by_the_user_function_raises_misuse(pool: Pool, 
 
 
 @pytest.mark.ranks
-def test_renamed_parameter_raises_misuse_with_the_nearest_name(pool: Pool) -> None:
+def test_error_for_a_renamed_parameter_suggests_the_nearest_name(pool: Pool) -> None:
     message = (
         r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
     )
@@ -179,7 +179,7 @@ def test_plain_shards_are_judged_by_parts_on_real_values(pool: Pool, parallelize
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("build", "parallelize"), [("mlp", "megatron"), ("mlp", "fsdp1_flat"), ("separate", "merged")])
-def test_right_property_of_plain_shards_passes_its_claims_and_its_audit(
+def test_property_of_plain_shards_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, build: str, parallelize: str
 ) -> None:
     """With flat parameters each rank has different rows, without a setting."""

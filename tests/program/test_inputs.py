@@ -309,7 +309,7 @@ def test_parallel_module_must_return_the_unsharded_modules_outputs(pool: Pool) -
         judge("module", model_case("searching", outputs=()), pool)
 
 
-def test_case_with_named_inputs_survives_json_and_its_own_code() -> None:
+def test_case_with_named_inputs_survives_a_round_trip_through_json_and_code() -> None:
     case = model_case("searching")
 
     assert from_code(repr(case)) == case == from_data(to_data(case))
@@ -339,7 +339,7 @@ def test_drawn_ids_include_the_smallest_and_largest_and_masks_keep_every_row(see
     assert (found["positions(9)"].diff() == 1).all() and int(found["positions(9)"].max()) < 9
 
 
-def test_drawn_targets_give_each_rank_a_target_that_counts() -> None:
+def test_drawn_targets_include_an_unignored_target_on_each_rank() -> None:
     """Also for targets of one dim, one for each row of the batch."""
     source = torch.Generator().manual_seed(0)
     found = [make_whole_numbers("targets(5, -100)", (9,), 3, source) for _ in range(20)]
@@ -349,7 +349,7 @@ def test_drawn_targets_give_each_rank_a_target_that_counts() -> None:
 
 @pytest.mark.parametrize("kind", ["targets(5, -100)", "mask", "mask(hides)"])
 @pytest.mark.parametrize(("shape", "rows_per_rank"), [((4, 3), 2), ((2, 4), 2), ((4,), 2), ((4, 2), 0), ((4,), 0)])
-def test_drawn_targets_and_masks_give_ranks_unequal_numbers_of_counted_elements(
+def test_drawn_targets_and_masks_keep_unequal_numbers_of_elements_per_rank(
     kind: str, shape: tuple[int, ...], rows_per_rank: int
 ) -> None:
     """Neither halves of the rows nor halves of the last dim have equal numbers; equal numbers hide a mean of means."""

@@ -50,7 +50,7 @@ def reply_of(name: str, rank: int = 0) -> Reply:
         ("without_reason", "fix that; build runs in one process, without ranks"),
     ],
 )
-def test_exception_in_build_is_reported_with_its_line_and_what_to_do(name: str, way_out: str) -> None:
+def test_exception_in_build_is_reported_with_its_line_and_a_remedy(name: str, way_out: str) -> None:
     with pytest.raises(Misuse) as caught:
         _built(f"tests.programs.mistakes:{name}")
 
@@ -102,7 +102,7 @@ def test_style_check_of_messages_finds_a_message_that_breaks_a_rule(message: str
         ("with_broken_json", ": fix that"),
     ],
 )
-def test_exception_in_parallelize_is_reported_with_its_line_and_what_to_do(name: str, way_out: str) -> None:
+def test_exception_in_parallelize_is_reported_with_its_line_and_a_remedy(name: str, way_out: str) -> None:
     lines = _on_silence(CASE, reply_of(name)).splitlines()
 
     assert way_out in lines[0] and str(Path(mistakes.__file__)) in lines[1] and len(lines) == 3
@@ -115,7 +115,7 @@ def raised_on_both(name: str = "with_odd_heads") -> Verdict:
     return verdict
 
 
-def test_error_that_all_ranks_raise_is_shown_once_with_the_users_lines() -> None:
+def test_error_that_all_ranks_raise_is_shown_once_with_the_lines_of_user_code() -> None:
     lines = describe_failure(raised_on_both())[2:]
 
     files = [line for line in lines if line.startswith("    File ")]
@@ -136,7 +136,7 @@ def test_brief_message_of_an_error_that_all_ranks_raise_has_five_lines(fault: st
     assert again == "  again     equivtest replay a/b.json"
 
 
-def test_brief_message_of_an_error_in_the_standard_library_has_the_users_line() -> None:
+def test_brief_message_of_an_error_in_the_standard_library_has_the_user_line() -> None:
     _, error, *_ = write_brief_message(raised_on_both("with_broken_json"), "a/b.json").splitlines()
 
     assert re.fullmatch(rf"  every rank raised JSONDecodeError: .*, at {mistakes.__file__}:\d+ in .*", error)

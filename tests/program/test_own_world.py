@@ -100,7 +100,7 @@ def test_error_of_a_program_is_reported_although_tear_down_raises(pool: Pool) ->
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
-def test_right_property_of_a_library_passes_its_claims_and_its_audit(
+def test_property_of_a_library_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, tear_down: dict[str, str]
 ) -> None:
     """Its group's collectives are audited like the mesh's."""

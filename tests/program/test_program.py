@@ -84,7 +84,7 @@ def test_grouped_arguments_make_the_property_that_flat_arguments_make() -> None:
         (Training, {"optimizer": lambda module: None}, "optimizer is a lambda, which has no name to send to the ranks"),
     ],
 )
-def test_misspelt_argument_of_a_group_is_refused_with_the_right_name(group: Any, wrong: Any, said: str) -> None:
+def test_error_for_a_misspelt_argument_of_a_group_suggests_the_right_name(group: Any, wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         group(**wrong)
 
@@ -112,7 +112,7 @@ def test_misspelt_argument_of_a_group_is_refused_with_the_right_name(group: Any,
         ({"options": {"width": tuple(range(1, 66))}}, "options have 65 combinations, at most 64 are judged"),
     ],
 )
-def test_misspelt_argument_of_a_program_is_refused_with_the_right_name(wrong: Any, said: str) -> None:
+def test_error_for_a_misspelt_argument_of_a_program_suggests_the_right_name(wrong: Any, said: str) -> None:
     with pytest.raises(Misuse) as raised:
         program(**({"build": block, "parallelize": replicated, "inputs": SHAPES} | wrong))
 
@@ -133,7 +133,7 @@ def test_every_value_of_every_option_is_drawn() -> None:
     assert found == {f"{name}={value}" for name, values in options.items() for value in values}
 
 
-def test_option_is_passed_to_the_function_with_that_argument() -> None:
+def test_option_is_passed_to_the_function_that_has_its_name_as_argument() -> None:
     options = {"wraps": (True,), "bias": (False,)}
 
     case = cases_of(program(block, replicated, SHAPES, batch="mean of parts", options=options))[0]

@@ -56,6 +56,6 @@ def test_init_command_never_overwrites_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "test_step.py").read_text() == "mine"
 
 
-def test_misspelt_kind_of_template_is_refused_with_the_right_name(tmp_path: Path) -> None:
+def test_error_for_a_misspelt_kind_of_template_suggests_the_right_name(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"--kind: there is no 'tensor_parallel': did you mean 'tensor-parallel'\?"):
         write_files(tmp_path, "tensor_parallel")

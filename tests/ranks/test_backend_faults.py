@@ -118,7 +118,7 @@ def test_death_of_a_rank_between_cases_is_added_to_the_backend_faults(monkeypatc
     assert pools.take_faults(config) == (BackendFault("", "rank 1 of 2 killed by SIGKILL"),)
 
 
-def test_run_is_red_if_a_rank_dies_between_visits() -> None:
+def test_run_fails_if_a_rank_dies_between_two_cases() -> None:
     assert on_faults(
         [BackendFault("", "rank 1 of 2 killed by SIGKILL"), BackendFault("all_reduce", "all_reduce hangs")]
     ) == [
@@ -387,7 +387,7 @@ def test_usual_error_texts_of_backends_count_as_refusals(error: Exception) -> No
         ValueError("tensors must have the same size"),
     ],
 )
-def test_error_that_does_not_say_unsupported_does_not_count_as_a_refusal(error: Exception) -> None:
+def test_programming_and_connection_errors_do_not_count_as_refusals(error: Exception) -> None:
     assert not is_refusal(error)
 
 

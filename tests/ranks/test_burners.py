@@ -17,13 +17,13 @@ from tests.ranks.leftovers import marked_run, wait_until_nothing
 ROOT = Path(__file__).parents[2]
 
 
-def test_processes_that_burn_processor_time_end_with_their_with_block() -> None:
+def test_burner_processes_end_with_their_with_block() -> None:
     with burning(2) as burners:
         assert len(burners) == 2 and all(psutil.pid_exists(pid) for pid in burners)
     assert not any(psutil.pid_exists(pid) for pid in burners)
 
 
-def test_processes_that_burn_processor_time_use_it() -> None:
+def test_burner_processes_use_processor_time() -> None:
     with burning(1) as [burner]:
         process = psutil.Process(burner)
         while process.cpu_times().user < 0.2:
@@ -31,7 +31,7 @@ def test_processes_that_burn_processor_time_use_it() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_processes_that_burn_processor_time_end_with_their_run(tmp_path: Path, how: signal.Signals) -> None:
+def test_burner_processes_end_with_their_run(tmp_path: Path, how: signal.Signals) -> None:
     """However it ends; a job in the background is begun with SIGINT ignored."""
     run = marked_run(tmp_path)
     code = (

@@ -38,14 +38,14 @@ def test_first_cause_is_the_earliest_rank_that_failed_by_itself() -> None:
     assert first_cause([FINE, LOST_PEER, KILLED, OWN, WAITING]) is OWN
 
 
-def test_lost_or_looping_rank_is_the_cause_before_a_rank_that_lost_its_peer() -> None:
+def test_first_cause_is_a_lost_or_looping_rank_rather_than_its_peer() -> None:
     """However early a survivor spoke, a lost or looping rank is the likelier cause."""
     assert first_cause([LOST_PEER, KILLED]) is KILLED
     assert first_cause([LOST_PEER, LOOPING]) is LOOPING
     assert first_cause([LOST_PEER, FINE]) is LOST_PEER
 
 
-def test_first_cause_is_a_rank_that_raised_before_ranks_that_wait() -> None:
+def test_first_cause_is_a_rank_that_raised_rather_than_a_rank_that_waits() -> None:
     """A subject may raise its own 'broken pipe', while its peers only wait for it."""
     assert first_cause([WAITING, LOST_PEER]) is LOST_PEER
 

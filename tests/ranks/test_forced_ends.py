@@ -89,7 +89,9 @@ def test_left_over_shared_memory_is_reported(run: Marked) -> None:
     assert name not in run.left()
 
 
-def test_scratch_directory_is_found_by_the_process_that_owns_it(run: Marked, planted: subprocess.Popen[str]) -> None:
+def test_left_over_scratch_directory_is_found_by_the_id_of_its_process(
+    run: Marked, planted: subprocess.Popen[str]
+) -> None:
     """Also if its process has ended meanwhile; a stranger's directory is not ours."""
     run.processes()
     with (

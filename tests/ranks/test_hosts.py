@@ -191,7 +191,7 @@ def test_ranks_on_other_hosts_run_collectives_and_reply(hosts: Hosts) -> None:
 
 
 @pytest.mark.ranks
-def test_rank_that_is_killed_is_named_with_its_host(hosts: Hosts) -> None:
+def test_message_names_the_host_of_a_killed_rank(hosts: Hosts) -> None:
     cause = first_cause(hosts.pool.run("killed", PlainCase(world_size=2, culprit=1)))
 
     assert cause is not None and (cause.rank, cause.outcome) == (1, "lost")
@@ -209,7 +209,7 @@ def taken_deaths(hosts: Hosts) -> list[str]:
 
 
 @pytest.mark.ranks
-def test_rank_killed_between_visits_is_named_with_its_host(hosts: Hosts) -> None:
+def test_message_names_the_host_of_a_rank_killed_between_two_cases(hosts: Hosts) -> None:
     """The next visit finds new ranks, so that no reply would tell of it."""
     pid = ran_pids(hosts)[1]
     os.kill(pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ def test_host_lost_between_two_cases_is_not_reported_as_a_dead_rank(hosts: Hosts
 
 
 @pytest.mark.ranks
-def test_stacks_of_a_silent_rank_arrive_from_its_host(hosts: Hosts) -> None:
+def test_message_has_the_stacks_of_a_silent_rank_on_another_host(hosts: Hosts) -> None:
     replies = hosts.pool.run("hangs_in_collective", TWO, limit_s=0.5)
 
     assert [reply.outcome for reply in replies] == ["answered", "timed_out"]

@@ -203,7 +203,7 @@ def test_pool_leaves_no_file_of_large_replies(pool: Pool) -> None:
     assert not [file for path in scratch_of(os.getpid()) for file in path.glob("reply-*")]
 
 
-def test_output_of_a_rank_is_bounded(pool: Pool) -> None:
+def test_stored_output_of_a_rank_is_limited(pool: Pool) -> None:
     """A chatty rank fills no memory: the next request starts its output again."""
     assert outcomes(pool.run("prints_much", TWO)) == ["answered"] * 2
     pool.run("trivial", TWO)

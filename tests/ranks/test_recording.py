@@ -71,7 +71,7 @@ def backward(mesh: DeviceMesh) -> None:
     ],
     ids=["dist", "async", "all_gather", "barrier", "broadcast", "functional", "DTensor", "autograd", "none"],
 )
-def test_collective_is_recorded_once_for_each_api_that_calls_it(call: Any, expected: list[str]) -> None:
+def test_collective_called_through_any_torch_api_is_recorded_once(call: Any, expected: list[str]) -> None:
     """Through c10d, functional collectives and DTensor; a wait is no collective."""
     with as_rank(0, (2,)) as mesh:
         assert seen(mesh, call) == expected

@@ -14,7 +14,7 @@ def test_detection_study_has_no_torch_result_for_refused_cases() -> None:
     assert right(RefusedGatheredCrossEntropyCase(world_size=1, positions=(2,)), 0) is None
 
 
-def test_detection_study_has_a_torch_result_for_other_cases() -> None:
+def test_detection_study_has_a_torch_result_for_a_linear_case() -> None:
     case: Case = LinearCase(world_size=1, style="colwise", values=(("dense", 3),))
 
     found = right(case, 0)
