@@ -243,7 +243,7 @@ def test_repeat_claim_is_inconclusive_for_different_bits_within_a_too_wide_bound
 @pytest.mark.parametrize(
     ("number", "value", "kind"),
     [(12, 0.0, "holds"), (13, 0.0, "holds"), (13, -0.0, "holds"), (12, -0.0, "bits"), (14, 0.0, "bits")],
-    ids=["+sub to +0", "-sub to +0", "-sub to -0", "+sub to -0", "smallest normal"],
+    ids=["+subnormal to +0", "-subnormal to +0", "-subnormal to -0", "+subnormal to -0", "smallest normal"],
 )
 def test_reduction_may_flush_a_subnormal_if_the_backend_declares_it(number: int, value: float, kind: str) -> None:
     case = replace(SPECIAL, collective="all_reduce", values=(("special", number),))

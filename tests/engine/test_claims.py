@@ -231,7 +231,7 @@ def test_claim_on_replicas_holds_if_only_a_shard_is_wrong() -> None:
 @pytest.mark.parametrize(
     "layouts",
     [(WHOLE, Layout((Shard(0),)), WHOLE), (Layout((Partial(),)),) * 3, (Layout((Replicate(), Replicate())),) * 3],
-    ids=["unlike", "partial", "of another mesh"],
+    ids=["different layouts", "partial", "layout of another mesh"],
 )
 def test_claim_on_replicas_ignores_tensors_that_are_partial_or_differ_in_layout(layouts: tuple[Layout, ...]) -> None:
     """Different layouts, operands and layouts that cannot be are other claims' business."""

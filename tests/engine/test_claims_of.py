@@ -26,7 +26,7 @@ OWN = "mypackage.parallel:my_fetch"
         ("zero3_fetch_all_gather", REFUSED, "", "zero3_fetch_all_gather_refuses"),
         (OWN, FETCH, "zero3_fetch_all_reduce", "zero3_fetch_all_reduce"),
     ],
-    ids=["its own", "of refusals", "like"],
+    ids=["property of the subject", "property of refusals", "property named by like"],
 )
 def test_check_uses_the_claims_of_the_property(subject: str, case: Case, like: str, judging: str) -> None:
     assert claims_of(subject, case, like) == shipped()[judging].claims

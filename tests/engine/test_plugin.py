@@ -641,7 +641,7 @@ def test_sigterm_closes_the_pool(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["", "nohup"])
+@pytest.mark.parametrize("prefix", [[], ["nohup"]], ids=["started directly", "started by nohup"])
 def test_killed_controller_ends_its_workers(prefix: list[str], pytester: pytest.Pytester) -> None:
     """Also where nohup has them all ignore SIGHUP."""
     make_suite(pytester, "a_hangs")
@@ -694,7 +694,7 @@ reason = "torch does it so"
         ("bias=True, in_features=2", 3, {"skipped": 1}, "SKIPPED*no conclusive verdict: inconclusive"),
         ("bias=False", 2, {"skipped": 1}, "SKIPPED*is outside --world-sizes or --dtypes"),
     ],
-    ids=["still fails", "no longer fails", "inconclusive: it may fail still", "not run"],
+    ids=["still fails", "no longer fails", "inconclusive", "not run"],
 )
 def test_item_of_a_known_failure_runs_its_recorded_case(
     pytester: pytest.Pytester, fields: str, world_size: int, outcomes: dict[str, int], line: str
@@ -828,7 +828,7 @@ TWO = ONE + "test_b: eq.Property = eq.Property(subject='s')\n"
         ("def of no text", "auto", ["-nauto"]),
         (ONE, "3", ["-n3"]),
     ],
-    ids=["one property", "two", "unknown", "no Python", "your number"],
+    ids=["one property", "two properties", "unknown number", "invalid Python", "explicit workers"],
 )
 def test_number_of_workers_is_at_most_the_number_of_properties(
     tmp_path: Path, text: str, wanted: str, arguments: list[str]

@@ -422,7 +422,18 @@ def test_picture_has_a_text_that_describes_its_elements(shape: tuple[int, ...], 
         ((2,), (HeldElements(0, (0, 1), ()),) * (MOST_DRAWN // 2 + 1)),
         ((2,), (HeldElements(0, (), ()),) * (MOST_DRAWN + 1)),
     ],
-    ids=["shape", "empty", "negative", "dims", "beyond", "before", "not held", "twice", "elements", "ranks"],
+    ids=[
+        "huge shape",
+        "empty shape",
+        "negative shape",
+        "too many dims",
+        "index too large",
+        "negative index",
+        "wrong outside shard",
+        "wrong twice",
+        "too many elements",
+        "too many ranks",
+    ],
 )
 def test_report_page_skips_an_invalid_picture(shape: tuple[int, ...], ranks: tuple[HeldElements, ...]) -> None:
     failed = replace(failure(), drawing=Drawing("output", "replicate", shape, ranks))

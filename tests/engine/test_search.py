@@ -252,13 +252,13 @@ def test_time_out_or_lost_rank_is_never_attributed_to_torch(kind: str) -> None:
     ],
     ids=[
         "same collectives",
-        "other collectives",
-        "other refusal",
-        "other roundings",
+        "different collectives",
+        "different refusals",
+        "different roundings",
         "NaN alone",
         "same extent",
-        "other extent",
-        "other element",
+        "different extent",
+        "different element",
     ],
 )
 def test_failures_on_two_backends_count_as_equal_if_tensor_and_element_agree(

@@ -240,7 +240,14 @@ def test_dropout_with_a_random_mask_passes_all_claims() -> None:
         (torch.cat([RANDOM[:2], ~RANDOM[:2], RANDOM[4:]]), "elements are left or dropped as on rank 0"),
         (torch.rand((5, 64), generator=SOURCE) < 0.9, "elements of the rank are left"),
     ],
-    ids=["all", "nothing", "the same", "as the first row of the other", "the opposite", "too many"],
+    ids=[
+        "all kept",
+        "none kept",
+        "equal on two ranks",
+        "row equal to another rank",
+        "inverted on another rank",
+        "too many kept",
+    ],
 )
 def test_dropout_claim_rejects_an_improbable_mask(mask: torch.Tensor, what: str) -> None:
     judgement = judged(drops_at_random, case_of(), masked(case_of(), mask))

@@ -190,7 +190,7 @@ def test_oracle_adds_the_operands_of_a_partial_tensor_in_float64() -> None:
         held(torch.zeros(2), torch.zeros(1, dtype=torch.float64)),
         {0: {"t": Placed(torch.zeros(2), SHARDED)}, 1: {"t": Placed(torch.zeros(3), Layout((Replicate(),)))}},
     ],
-    ids=["nowhere", "on one rank", "of a wrong shape", "of two dtypes", "under two layouts"],
+    ids=["on no rank", "on one rank", "wrong shape", "two dtypes", "two layouts"],
 )
 def test_oracle_cannot_assemble_shards_of_mismatched_shapes(broken: dict[int, dict[str, Placed]]) -> None:
     assert whole(broken, "t", (3,), (2,)) is None

@@ -189,7 +189,7 @@ def test_claim_on_collectives_gives_no_verdict_on_an_unrecorded_case() -> None:
         lambda calls: (*calls[:-1], replace(calls[-1], phase="forward")),
         lambda calls: (*calls[:-1], replace(calls[-1], group="processes 0, 1, 2, 3")),
     ],
-    ids=["more", "fewer", "bytes", "kind", "phase", "group"],
+    ids=["additional call", "missing call", "wrong bytes", "wrong kind", "wrong phase", "wrong group"],
 )
 def test_claim_on_collectives_fails_for_an_undocumented_collective(change: Any) -> None:
     """On the one rank that called them."""

@@ -137,7 +137,7 @@ def test_operation_with_dropout_probability_zero_draws_no_random_number(function
         lambda each: torch.native_dropout(each, 0.0, train=True)[0],
         lambda each: torch.cat([each]),
     ],
-    ids=["abs", "clone", "relu", "cast", "filled", "where", "dropout of nothing", "joined"],
+    ids=["abs", "clone", "relu", "cast", "masked_fill", "where", "dropout p=0", "cat"],
 )
 def test_write_to_a_result_changes_neither_operand_nor_bound(
     function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype

@@ -462,7 +462,7 @@ def held_of_first(locals_: list[torch.Tensor], value: torch.Tensor) -> Whole | N
         [torch.stack([OTHERS[1], ROWS[1], ROWS[0]]), OTHERS[:1]],
         [ROWS, OTHERS[:1]],
     ],
-    ids=["exchanged", "more than others", "as many by chance"],
+    ids=["rows exchanged", "more rows on the first rank", "as many rows by chance"],
 )
 def test_oracle_matches_rows_that_moved_to_other_ranks(locals_: list[torch.Tensor]) -> None:
     """Tokens go to the ranks of their experts in this way; the returned rows are judged on the ranks that have them."""

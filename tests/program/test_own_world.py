@@ -34,7 +34,7 @@ def case_of(parallelize: str, **fields: Any) -> ModuleCase:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", limits.WORLD_SIZES)
-@pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["torn down", "in fresh ranks"])
+@pytest.mark.parametrize("fields", [SET_UP | TEAR_DOWN, SET_UP], ids=["with tear_down", "without tear_down"])
 def test_library_is_set_up_for_each_case(pool: Pool, fields: dict[str, str], world_size: int) -> None:
     """The library refuses a second set-up."""
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_error_of_a_program_is_reported_although_tear_down_raises(pool: Pool) ->
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["torn down", "in fresh ranks"])
+@pytest.mark.parametrize("tear_down", [TEAR_DOWN, {}], ids=["with tear_down", "without tear_down"])
 def test_property_of_a_library_passes_its_claims_and_its_audit(
     pool: Pool, tmp_path: Path, tear_down: dict[str, str]
 ) -> None:

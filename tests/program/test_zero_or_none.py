@@ -33,7 +33,7 @@ def test_missing_gradient_in_place_of_zeros_fails_and_says_what_to_do(pool: Pool
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("steps", [{}, STEPPED], ids=["once", "in steps"])
+@pytest.mark.parametrize("steps", [{}, STEPPED], ids=["one backward", "training steps"])
 def test_zero_or_none_accepts_a_missing_gradient_in_place_of_zeros(pool: Pool, steps: dict[str, Any]) -> None:
     verdicts = check("module", case_of("skips_the_idle", **EITHER, **steps), pool)
 

@@ -74,8 +74,9 @@ def test_measured_arithmetic_of_gloo_and_cpu_kernels_equals_the_declared(pool: P
         (lambda each: {"table.64": each["table.64"].nextafter(torch.tensor(0.0))}, {"adds_rows_in_order": False}),
     ],
     ids=[
-        "as torch's", "sums of float16", "sums of bfloat16", "products as of TF32", "an inaccurate exp", "cut off",
-        "sums off by a rounding too many", "sums flush", "kernels flush", "rows in another order",
+        "arithmetic of torch", "sums of float16", "sums of bfloat16", "products as of TF32", "an inaccurate exp",
+        "truncated sums", "sums off by a rounding too many", "sums flush subnormals",
+        "kernels flush subnormals", "rows in another order",
     ],
 )  # fmt: skip
 def test_fingerprint_infers_each_field_of_the_arithmetic_from_measurements(

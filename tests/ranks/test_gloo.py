@@ -20,7 +20,7 @@ DEATHS = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by name", "by interface"])
+@pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": "lo"}], ids=["by host name", "by interface"])
 def test_rank_has_one_gloo_thread_for_each_of_its_groups(pool: Pool, environment: dict[str, str]) -> None:
     """For the world's group, and for a mesh's in another order."""
     numbers = {}

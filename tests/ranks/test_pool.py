@@ -575,7 +575,7 @@ def test_world_that_cannot_start_raises_with_the_first_traceback(visit: str, mes
         pool.run("trivial", TWO)
 
 
-@pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["room", "no-room"])
+@pytest.mark.parametrize("room", [limits.SCRATCH_BYTES, 2**62], ids=["enough space", "too little space"])
 def test_directories_of_ended_processes_are_removed(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Directories of ended processes go, even if no new one would fit; those of living processes stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
