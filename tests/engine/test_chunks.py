@@ -194,7 +194,7 @@ def test_examples_come_first_in_chunk_0() -> None:
     assert wanted not in chunk_cases(prop, replace(chunk, index=1))
 
 
-def test_cases_listed_for_cells_run_only_if_the_run_requires_cells() -> None:
+def test_cases_meant_to_fill_cells_run_only_if_the_run_requires_cells() -> None:
     prop = claimed(for_cells=(FetchCase(world_size=2, parameters=((77,),)),))
 
     assert not set(prop.for_cells) & set(chunk_cases(prop, CHUNK))

@@ -50,7 +50,7 @@ def test_error_beyond_its_bound_fails_and_shows_the_derivation_of_the_bound() ->
 
 
 @pytest.mark.parametrize("allowed", [1e3, math.inf])
-def test_too_wide_bound_is_inconclusive(allowed: float) -> None:
+def test_claim_is_inconclusive_if_its_bound_is_too_wide(allowed: float) -> None:
     """The other tensors agree; the wide one does not."""
     judgement = judge(widened("output", allowed))
 

@@ -56,7 +56,7 @@ def test_covered_pair_in_an_unknown_state_raises_misuse(tmp_path: Path) -> None:
         read_run(write_run(tmp_path / "run", searched(record(0), coverage=coverage)))
 
 
-def test_planned_label_without_a_search_raises_misuse(tmp_path: Path) -> None:
+def test_planned_label_that_names_no_search_raises_misuse(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"run\.jsonl\.gz is broken"):
         read_run(write_run(tmp_path / "run", searched(record(0), listed=listed(planned=("world_size",)))))
 

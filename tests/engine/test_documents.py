@@ -200,7 +200,7 @@ def test_page_of_concepts_names_a_module_that_defines_the_classes_of_each_concep
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_every_documented_command_parses(command: str) -> None:
+def test_every_documented_command_can_be_parsed(command: str) -> None:
     program, *args = shlex.split(command, comments=True)
     if program == "equivtest":
         subcommands = typer.main.get_command(app).commands  # type: ignore[attr-defined]

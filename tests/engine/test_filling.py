@@ -211,7 +211,7 @@ def test_cell_lacks_conclusive_verdicts_if_more_than_one_in_twenty_is_inconclusi
     assert dict(short_of_conclusions(prop, chunk, verdicts_of(kinds))) == wanted
 
 
-def test_cell_with_an_inconclusive_verdict_lacks_draws_up_to_the_required_number() -> None:
+def test_cell_with_an_inconclusive_verdict_still_needs_the_required_number_of_draws() -> None:
     found = short_of_conclusions(claimed(), replace(CHUNK, per_cell=30), verdicts_of({"holds": 20, "inconclusive": 1}))
 
     assert list(found.values()) == [10]

@@ -160,7 +160,7 @@ COLLECTIVE = failing(fault="collective: all_reduce is wrong")
         ((failing(), Handover(faults=(BackendFault("all_reduce", "wrong"),))), "npu", ("backend", "high", True)),
     ],
 )
-def test_triage_verdict_blames_backend_torch_flakiness_or_nothing_known(
+def test_triage_verdict_says_backend_upstream_flake_or_unknown(
     tmp_path: Path, handovers: tuple[Handover, ...], device: str, verdict: tuple[str, str, bool]
 ) -> None:
     found = outputs(run_of(tmp_path, *handovers, device=device))["triage-verdict"]

@@ -139,15 +139,15 @@ def test_condition_on_a_field_that_the_case_lacks_does_not_hold(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["raised", "lost", "timed_out"])
-def test_known_failure_that_breaks_the_run_keeps_its_cases_from_running(tmp_path: Path, kind: str) -> None:
+def test_known_failure_that_breaks_ranks_excludes_its_cases_from_the_run(tmp_path: Path, kind: str) -> None:
     assert load(tmp_path, kind=f"'{kind}'").forbids_run("rowwise_linear", CASE) is not None
 
 
-def test_known_failure_that_breaks_the_run_covers_every_claim(tmp_path: Path) -> None:
+def test_known_failure_that_breaks_ranks_covers_every_claim(tmp_path: Path) -> None:
     assert find(load(tmp_path, kind="'raised'"), claim="equals_unsharded")
 
 
-def test_known_failure_of_one_claim_does_not_keep_its_cases_from_running(tmp_path: Path) -> None:
+def test_known_failure_of_one_claim_does_not_exclude_its_cases_from_the_run(tmp_path: Path) -> None:
     assert load(tmp_path).forbids_run("rowwise_linear", CASE) is None
 
 

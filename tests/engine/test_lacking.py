@@ -47,7 +47,7 @@ def test_error_other_than_a_missing_strategy_is_a_failure_in_an_old_torch() -> N
         ("2.8.0+cu128", "gloo", {"float16"}, False),
     ],
 )
-def test_collective_that_gloo_refuses_is_excused_by_release_only_in_an_old_torch(
+def test_allow_unsupported_release_excuses_a_gloo_refusal_only_in_an_old_torch(
     monkeypatch: pytest.MonkeyPatch, installed: str, backend: str, allowed: set[str], *, expected: bool
 ) -> None:
     monkeypatch.setattr(metadata, "version", {"torch": installed}.__getitem__)

@@ -152,7 +152,7 @@ def test_layout_without_a_shard_order_is_divided_by_the_first_axis_first() -> No
 
 
 @pytest.mark.parametrize("order", [(0,), (0, 1), (0, 0), (2, 0, 2)])
-def test_shard_order_names_every_sharded_axis_once(order: tuple[int, ...]) -> None:
+def test_shard_order_must_name_every_sharded_axis_once(order: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"sharded axes \(0, 2\) once each"):
         shard_axes(Layout((Shard(1), Replicate(), Shard(0)), order))
 

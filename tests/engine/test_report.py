@@ -201,7 +201,7 @@ def test_result_of_a_claim_has_an_outcome_and_counts_of_verdicts(counted: Tally,
     assert (result.outcome, result.text) == (outcome, text)
 
 
-def test_failing_claim_does_not_change_the_report_of_another() -> None:
+def test_failing_claim_does_not_change_the_report_of_another_claim() -> None:
     assert tally(of_kind("value")).claims()[1].outcome == "passed"
 
 
@@ -384,7 +384,7 @@ def test_report_page_draws_the_elements_of_a_wrong_tensor_on_each_rank() -> None
     assert 'aria-label="rank 1: 3 of 6 elements; none is wrong"' in page
 
 
-def test_picture_of_a_rank_has_a_square_per_element_and_crosses_on_wrong_elements() -> None:
+def test_picture_of_a_rank_has_squares_for_elements_and_crosses_on_wrong_ones() -> None:
     (picture,) = pictures_of(Drawing("output", "shard(0)", (2, 3), (HeldElements(0, (0, 1, 2), (1,)),)))
 
     counts = [path.count("M") for path in (picture.outlines, picture.right, picture.wrong, picture.crosses)]

@@ -344,7 +344,7 @@ def test_search_for_one_failure_stops_judging_at_the_failing_claim_and_draw(
     assert len(found.records[-1].verdicts) > 1 and targets(found) == {wanted}
 
 
-def test_search_for_a_sufficient_case_stops_at_the_first_sufficient_case(tmp_path: Path) -> None:
+def test_search_with_is_enough_stops_at_the_first_case_that_is_enough(tmp_path: Path) -> None:
     """At the first sufficient case, in the world of the failure."""
     pool = stub(touches_three)
 
@@ -359,7 +359,7 @@ def test_search_for_a_sufficient_case_stops_at_the_first_sufficient_case(tmp_pat
     assert {case.world_size for case in pool.seen} == {2}
 
 
-def test_search_for_a_sufficient_case_tries_smaller_worlds(tmp_path: Path) -> None:
+def test_search_with_is_enough_tries_smaller_worlds(tmp_path: Path) -> None:
     wanted = ("does_not_touch_its_inputs", "touched")
     pool = cast(Pool, stub(touches_three))
     found = search(

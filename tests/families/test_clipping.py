@@ -54,7 +54,7 @@ def by_parts(gradients: list[torch.Tensor], p: float, axes: tuple[int, ...]) -> 
 # the norm
 
 
-def test_total_norm_of_3_and_4_is_7_in_norm_1_and_5_in_norm_2() -> None:
+def test_total_norm_of_3_and_4_depends_on_the_norm_type() -> None:
     gradients = [torch.tensor([[3.0]]), torch.tensor([-4.0, 0.0])]
 
     norms = {p: float(norm_of(gradients, p, "float32").value) for p in ("1", "2", "inf")}

@@ -161,7 +161,7 @@ OF_AN_OPTIMIZER = ("lr", "momentum", "weight_decay")
 
 
 @each(STRATEGIES)
-def test_invalid_field_is_refused_with_its_value_and_the_limit(name: str) -> None:
+def test_error_for_an_invalid_field_names_its_value_and_the_limit(name: str) -> None:
     """For text, integers and floats; the family's own tests cover requirements between fields."""
     case = next((case for case in run_of(name) if case.trains), run_of(name)[0])
     for field, valid in fields_of(case).items():

@@ -223,7 +223,7 @@ def test_some_enumerated_addmm_shards_both_dims_of_the_contraction() -> None:
     assert ("replicate", "shard(1)", "shard(0)") in found
 
 
-def test_some_enumerated_call_of_repeat_shards_a_repeated_dim() -> None:
+def test_some_enumerated_call_of_tensor_repeat_shards_a_repeated_dim() -> None:
     found = {(dict(case.arguments)["repeats"], case.placements[0]) for case in calls("repeat")}
 
     assert any(isinstance(repeats, tuple) and repeats[-2:] == (2, 1) and at == ("shard(0)",) for repeats, at in found)

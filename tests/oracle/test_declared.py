@@ -97,7 +97,7 @@ def test_arithmetic_option_sets_the_declared_arithmetic_of_the_backend(mine: str
         ("NUMBER", "is no mapping of dtypes to their Arithmetic, got 3"),
     ],
 )
-def test_invalid_declaration_is_refused_before_anything_runs(mine: str, attribute: str, message: str) -> None:
+def test_invalid_declared_arithmetic_is_refused_before_anything_runs(mine: str, attribute: str, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         check(parse({"arithmetic": f"{mine}:{attribute}"}))
 

@@ -237,7 +237,7 @@ def test_expected_values_of_a_fetch_are_the_drawn_parameters(mode, dtype):
         assert param.layout.placements == (Replicate(),) and isinstance(partition.layout.placements[0], Flat)
 
 
-def test_error_for_a_case_class_without_an_oracle_says_how_to_register():
+def test_error_for_a_case_class_without_oracle_says_how_to_register_an_oracle():
     with pytest.raises(Misuse, match=r"no expected values are registered for Case: decorate .*expect.register"):
         expect(object.__new__(Case), 0)
 

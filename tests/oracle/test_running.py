@@ -253,7 +253,7 @@ def test_bound_grows_with_ranks_and_terms() -> None:
     )
 
 
-def test_write_in_16_bits_rounds_to_16_bits() -> None:
+def test_bound_includes_the_rounding_of_a_16_bit_write() -> None:
     given = given_of(of(torch.mm), torch.float64)
     right = bound_of(of(stored_in_16_bits), given)["output"]
 

@@ -299,6 +299,6 @@ def test_drawn_values_have_the_kind_of_invalid_input_that_the_case_names(dtype, 
     assert {tensor.dtype for tensor in in_flight.values()} == {DTYPES[dtype]}
 
 
-def test_error_for_a_case_class_without_values_says_how_to_register():
+def test_error_for_a_case_class_without_values_says_how_to_register_values():
     with pytest.raises(Misuse, match=r"no values are registered for Case: decorate .*draw.register"):
         draw(object.__new__(Case), 0)

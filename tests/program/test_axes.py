@@ -172,7 +172,7 @@ def test_property_without_a_divisible_mesh_raises_misuse(pool: Pool) -> None:
         judge("module", case_of("by_hand", (2, 1), x_shape=(1, 3)), pool)
 
 
-def test_meshes_have_every_pair_of_sizes() -> None:
+def test_meshes_of_a_world_have_every_factorization_of_its_size() -> None:
     assert meshes_of(4, 2) == ((4, 1), (2, 2), (1, 4))
     assert meshes_of(3, 1) == ((3,),) and meshes_of(3, 0) == ((),)
     assert meshes_of(2, 3) == ((2, 1, 1), (1, 2, 1), (1, 1, 2))

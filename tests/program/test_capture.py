@@ -66,7 +66,7 @@ def test_loss_scale_that_a_captured_job_later_divides_out_is_reported(tmp_path: 
     assert "  factor    4 in the backward, divided out later: grad.boundary." in describe(found)
 
 
-def test_loss_scale_that_a_captured_job_leaves_in_is_rejected(tmp_path: Path) -> None:
+def test_loss_scale_left_in_the_gradients_of_a_captured_job_is_rejected(tmp_path: Path) -> None:
     captured(tmp_path / "run", factor_left_in)
 
     assert first_wrong(judged(tmp_path / "run")) == "grad.boundary.1"

@@ -140,7 +140,7 @@ def test_submodule_captured_alone_and_called_twice_is_judged(tmp_path: Path) -> 
     assert judged(tmp_path / "run" / "0").coverage() == "12 of 12 boundaries judged"
 
 
-def test_recomputation_of_checkpointing_is_no_micro_batch(tmp_path: Path) -> None:
+def test_recomputation_by_checkpointing_does_not_count_as_a_micro_batch(tmp_path: Path) -> None:
     module = model()
     with equivtest.capture(module, tmp_path / "run"):
         x = inputs()[0].requires_grad_()
@@ -151,7 +151,7 @@ def test_recomputation_of_checkpointing_is_no_micro_batch(tmp_path: Path) -> Non
     assert not found.failed and found.run.manifest.micro_batches == 1
 
 
-def test_sum_stored_after_each_addition_is_within_its_bound() -> None:
+def test_accumulated_gradient_rounded_after_each_addition_is_within_its_bound() -> None:
     """Each addend after the first is less than half an ulp of the sum, and is lost."""
     small = 2.0**-9 * 0.99
     shares = torch.tensor([[1.0, *[small] * 63], [-0.5, *[-small / 2] * 63]]).bfloat16()

@@ -115,7 +115,7 @@ def raised_on_both(name: str = "with_odd_heads") -> Verdict:
     return verdict
 
 
-def test_error_that_all_ranks_raise_is_shown_once_with_the_lines_of_user_code() -> None:
+def test_error_that_all_ranks_raise_is_shown_once_with_its_user_code() -> None:
     lines = describe_failure(raised_on_both())[2:]
 
     files = [line for line in lines if line.startswith("    File ")]

@@ -193,7 +193,7 @@ def test_right_training_of_a_deep_module_passes_by_parts(pool: Pool) -> None:
     assert "step2.boundary.layers.1.mlp.down" in replace(case, steps=2).answer_names()
 
 
-def test_update_smaller_than_its_bound_is_inconclusive() -> None:
+def test_optimizer_update_smaller_than_its_bound_is_inconclusive() -> None:
     case = ModuleCase(**{**PERCEPTRON, "optimizer": f"{HERE}tiny"})
 
     assert "the update is smaller than" in expect(case, 0).tensors["step1.param.0.weight"].derivation

@@ -96,7 +96,7 @@ def test_reason_of_a_declined_case_is_shortened_to_one_line(pool: Pool, parallel
 
 
 @pytest.mark.ranks
-def test_limit_of_a_slow_program_extends_the_time_to_decline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_time_limit_gives_slow_ranks_more_time_to_decline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each after as much work as the program takes."""
     monkeypatch.setattr(limits, "REFUSAL_GRACE_S", 0.5)
     kinds = [{v.kind for v in judge("module", case_of("one_after_the_other"), pool, limit_s=s)} for s in (60, 300)]
@@ -179,7 +179,7 @@ def test_case_declined_by_only_some_ranks_fails_and_names_the_ranks(
 
 
 @pytest.mark.ranks
-def test_exception_of_the_same_name_from_another_package_declines_nothing(pool: Pool) -> None:
+def test_not_supported_exception_of_another_package_does_not_decline_the_case(pool: Pool) -> None:
     with pytest.raises(RankRaised, match="raised NotSupported: not ours"):
         check("module", case_of("with_a_foreign_word"), pool)
 

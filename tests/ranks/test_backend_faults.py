@@ -233,7 +233,7 @@ def test_probe_reports_the_lowest_rank_with_a_wrong_value(heard_first: int) -> N
 
 
 @pytest.mark.ranks
-def test_fake_process_group_is_reported_as_wrong(pool: Pool) -> None:
+def test_probes_reject_torchs_fake_process_group(pool: Pool) -> None:
     """torch's own fake one, which is known once its module is imported."""
     fake = Backend("fake", imports=("torch.testing._internal.distributed.fake_pg",))
     with Pool(fake, beside=pool) as idle:
@@ -254,7 +254,7 @@ def test_probe_of_messages_passes_if_each_waits_until_the_last_was_received(
 
 
 @pytest.mark.ranks
-def test_right_process_group_passes(on_planted: Callable[..., Ended]) -> None:
+def test_run_on_a_right_process_group_passes(on_planted: Callable[..., Ended]) -> None:
     done = on_planted("")
 
     assert done.code == 0, done.stdout + done.stderr

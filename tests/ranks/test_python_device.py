@@ -9,7 +9,7 @@ from equivtest.ranks.pool import Pool
 
 
 @pytest.mark.ranks
-def test_device_computes_the_cpus_values_in_separate_memory(pool: Pool) -> None:
+def test_python_device_computes_the_values_of_the_cpu_in_separate_memory(pool: Pool) -> None:
     case = FetchCase(world_size=2, parameters=((5,),), requires_grad=(True,), collective="all_gather")
     replies = pool.run("tests.programs.device:on_the_device", case)
     pool.renew(2)  # a device is registered once per process, for good

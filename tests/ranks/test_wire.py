@@ -214,7 +214,7 @@ def test_channel_delivers_messages_whole_and_in_order() -> None:
     receiver.close()
 
 
-def test_channel_does_not_wait_for_half_a_message() -> None:
+def test_channel_does_not_block_on_an_incomplete_message() -> None:
     """Half a message is nothing yet, and is not lost."""
     left, right = socket.socketpair()
     receiver = Channel(right)
