@@ -219,7 +219,7 @@ def test_first_chunk_adds_no_case_if_examples_have_even_and_uneven_shards() -> N
     assert len(chunk_cases(claimed(examples=examples), replace(CHUNK, num_cases=1))) == 3
 
 
-def test_property_without_uneven_shards_draws_no_further_case() -> None:
+def test_first_chunk_adds_no_case_for_a_property_without_uneven_shards() -> None:
     one = FetchCase(world_size=2, parameters=((4,),))
 
     assert chunk_cases(claimed(cases=lambda space: st.just(one)), replace(CHUNK, num_cases=1)) == [one]

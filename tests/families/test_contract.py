@@ -147,7 +147,7 @@ def test_drawn_cases_survive_a_round_trip_through_json_and_code(name: str) -> No
 
 
 @each(STRATEGIES)
-def test_tensor_is_passed_and_returned_only_if_its_role_is_kept(name: str) -> None:
+def test_only_a_tensor_with_the_role_kept_is_passed_and_then_returned(name: str) -> None:
     for case in run_of(name)[::4]:
         given, answered = set(case.given_names()), set(case.answer_names())
         assert given and answered and given | answered == case.tensors.keys()

@@ -85,7 +85,7 @@ def test_errors_of_rounding_to_nearest_do_not_lean_to_one_side(
 
 @pytest.mark.parametrize("layout", [ROWS, WHOLE], ids=str)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_values_scaled_by_half_an_ulp_fail_because_their_errors_lean(layout: Layout, world_size: int) -> None:
+def test_one_sided_error_test_rejects_values_scaled_by_half_an_ulp(layout: Layout, world_size: int) -> None:
     """1 - 2**-9 in bfloat16: every element is within one ulp."""
     value = normal(0, 40, 30)
     answers = held((value * (1 - 2.0**-9)).bfloat16(), layout, world_size)
@@ -101,7 +101,7 @@ def toward_zero(value: torch.Tensor) -> torch.Tensor:
     return torch.where(too_large, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
 
 
-def test_truncated_values_of_mean_error_zero_fail_because_their_errors_lean() -> None:
+def test_one_sided_error_test_rejects_truncated_values_of_mean_error_zero() -> None:
     """160 values from 2**-10 to 2**10, as many of either sign: no plain sum of errors shows anything."""
     value = normal(0, 160) * 2.0 ** torch.arange(160).remainder(21).sub(10)
     mismatch = judge_lean("output", expected_with(value), held(toward_zero(value), ROWS, 2), (2,))
@@ -116,7 +116,7 @@ def expected_with(value: torch.Tensor) -> ExpectedTensor:
 
 
 @pytest.mark.parametrize("num_operands", [2, 3])
-def test_errors_of_rounded_sums_of_few_operands_do_not_lean(num_operands: int) -> None:
+def test_one_sided_error_test_accepts_rounded_sums_of_few_operands(num_operands: int) -> None:
     """A hundred thousand sums each: their ratio is the one of a few errors."""
     for seed in range(4):
         operands = normal(seed, num_operands, 100_000).bfloat16()
@@ -165,7 +165,7 @@ def test_errors_that_lean_to_one_side_in_one_shard_are_found_and_reported() -> N
     assert mismatch is not None and (mismatch.rank, mismatch.extent) == (2, "200 errors of rank 2's shard")
 
 
-def test_errors_of_replicas_count_once_in_the_test_for_leaning() -> None:
+def test_one_sided_error_test_counts_errors_of_replicas_once() -> None:
     """Sixty errors on each of ten ranks are sixty errors."""
     value = normal(0, 60)
     answers = held(value.bfloat16() * 1.5, WHOLE, 10)
@@ -174,13 +174,13 @@ def test_errors_of_replicas_count_once_in_the_test_for_leaning() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (1,), (2, 1)], ids=str)
-def test_tensor_of_no_or_few_elements_is_not_judged_for_leaning(shape: tuple[int, ...]) -> None:
+def test_one_sided_error_test_skips_a_tensor_of_no_or_few_elements(shape: tuple[int, ...]) -> None:
     value = torch.ones(shape, dtype=torch.float64)
 
     assert judge_lean("output", expected_of(value), held(value.bfloat16() * 2, ROWS, 4), (4,)) is None
 
 
-def test_tensor_without_errors_passes_the_test_for_leaning() -> None:
+def test_one_sided_error_test_accepts_a_tensor_without_errors() -> None:
     value = normal(0, 200).bfloat16().double()
 
     assert judge_lean("output", expected_of(value), held(value.bfloat16(), ROWS, 2), (2,)) is None
@@ -191,7 +191,7 @@ def test_tensor_without_errors_passes_the_test_for_leaning() -> None:
     [({"is_symmetric": False}, ROWS), ({}, Layout((Partial("sum"),)))],
     ids=["undeclared", "partial"],
 )
-def test_tensor_whose_errors_may_rightly_lean_is_not_judged_for_leaning(
+def test_one_sided_error_test_skips_a_tensor_with_rightly_one_sided_errors(
     change: dict[str, bool], layout: Layout
 ) -> None:
     value = normal(0, 200)
@@ -200,7 +200,7 @@ def test_tensor_whose_errors_may_rightly_lean_is_not_judged_for_leaning(
     assert judge_lean("output", expected, held((value * 1.1).bfloat16(), layout, 2), (2,)) is None
 
 
-def test_elements_that_may_overflow_are_not_judged_for_leaning() -> None:
+def test_one_sided_error_test_skips_elements_that_may_overflow() -> None:
     value = normal(0, 200)
     expected = replace(expected_of(value), allowed=torch.full_like(value, torch.inf))
 
@@ -211,7 +211,7 @@ def test_elements_that_may_overflow_are_not_judged_for_leaning() -> None:
     ("world_size", "style", "bias", "symmetric"),
     [(3, "rowwise", True, False), (3, "rowwise", False, True), (4, "rowwise", True, True), (3, "colwise", True, True)],
 )
-def test_output_whose_rows_share_one_rounded_bias_is_not_judged_for_leaning(
+def test_one_sided_error_test_skips_an_output_whose_rows_share_one_rounded_bias(
     world_size: int, style: str, *, bias: bool, symmetric: bool
 ) -> None:
     """DTensor divides a rowwise layer's bias by the world size, which rounds unless that is a power of two."""
@@ -220,7 +220,7 @@ def test_output_whose_rows_share_one_rounded_bias_is_not_judged_for_leaning(
     assert expect(case, 0).tensors["output"].is_symmetric == symmetric
 
 
-def test_output_whose_bias_loses_a_bit_when_halved_is_not_judged_for_leaning() -> None:
+def test_one_sided_error_test_skips_an_output_whose_bias_loses_a_bit_when_halved() -> None:
     """217 and -175 times float16's smallest number are odd: their halves are rounded, once for every token."""
     case = LinearCase(
         world_size=2, dtype="float16", style="rowwise", leading=(31, 2), in_features=8, out_features=3, bias=True,
@@ -248,7 +248,7 @@ def test_errors_of_products_with_one_common_factor_lean_to_one_side() -> None:
         ("grad.bias", {"leading": (7,)}),
     ],
 )
-def test_tensor_of_sums_of_few_terms_is_not_judged_for_leaning(name: str, few: dict[str, object]) -> None:
+def test_one_sided_error_test_skips_a_tensor_of_sums_of_few_terms(name: str, few: dict[str, object]) -> None:
     sizes = {"leading": (8,), "in_features": 8, "out_features": 8}
     flags = ("x", "weight", "bias")
     for fields, symmetric in ((sizes, True), (sizes | few, False)):

@@ -245,7 +245,7 @@ def test_probes_reject_torchs_fake_process_group(pool: Pool) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_probe_of_messages_passes_if_each_waits_until_the_last_was_received(
+def test_probe_of_send_and_recv_passes_if_each_send_waits_for_the_previous_recv(
     planted: Callable[[str], Pool], world_size: int
 ) -> None:
     with planted("messages_in_turn") as pool:
