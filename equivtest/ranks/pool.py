@@ -26,6 +26,7 @@ from equivtest.ranks.messages import NO_FAULT, Fault, Ready
 from equivtest.ranks.process import Launcher
 from equivtest.ranks.reply import Reply
 from equivtest.ranks.support import Finding, Support, as_supported, ended_by
+from equivtest.ranks.surroundings import NO_CARD
 from equivtest.ranks.world import World
 
 
@@ -391,10 +392,12 @@ class Pool:
 
     def _start_server(self) -> Launcher:
         preload = preloads(self._visit)
+        environment = {**(NO_CARD if self.backend.device == "cpu" else {}), **self._environment}
         if self._hub:
-            environment = tuple(self._environment.items())
-            return HubServer(self._hub, Config(self.backend.start, self.backend.imports, preload, environment))
-        return Server(self.backend.start, self.backend.imports, preload, self._environment)
+            return HubServer(
+                self._hub, Config(self.backend.start, self.backend.imports, preload, tuple(environment.items()))
+            )
+        return Server(self.backend.start, self.backend.imports, preload, environment)
 
     def _close_server(self) -> None:
         if self._lender is None:

@@ -18,6 +18,9 @@ BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
 """Environment variable: if set, the device comes with the first fake tensors, as eight do where torch is built for
 CUDA and finds no card: FakeTensorMode.__enter__ calls torch._C._ensureCUDADeviceGuardSet (2.15.0)."""
 
+AS_CARD = "EQUIVTEST_TEST_AS_CARD"
+"""Environment variable: if set, the device is hidden as CUDA's cards are, by an empty CUDA_VISIBLE_DEVICES."""
+
 _enter = FakeTensorMode.__enter__
 
 
@@ -29,5 +32,5 @@ def _bring_device(mode: FakeTensorMode) -> FakeTensorMode:
 
 if BY_FAKE_MODE in os.environ:
     FakeTensorMode.__enter__ = _bring_device
-else:
+elif not (AS_CARD in os.environ and os.environ.get("CUDA_VISIBLE_DEVICES") == ""):
     register_device("toaster")

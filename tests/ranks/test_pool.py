@@ -34,6 +34,7 @@ pytestmark = pytest.mark.ranks
 VISIT = "tests.programs.tiny:visit"
 THREADS = "tests.programs.threads:visit"
 BY_FAKE_MODE = "EQUIVTEST_TEST_BY_FAKE_MODE"
+AS_CARD = "EQUIVTEST_TEST_AS_CARD"
 TWO = PlainCase(world_size=2)
 HERE = Path(__file__).parents[2]
 
@@ -493,6 +494,12 @@ def test_start_method_forkserver_raises_if_the_backward_fails_in_a_fork() -> Non
 def test_ranks_can_be_forked_although_fake_tensors_register_a_device() -> None:
     """The server runs its first backward before the first fake tensor."""
     with Pool(Backend(start="forkserver"), visit=THREADS, environment={BY_FAKE_MODE: "1"}) as pool:
+        assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
+        assert pool.start == "forkserver"
+
+
+def test_ranks_on_the_cpu_are_forked_on_a_machine_with_cards() -> None:
+    with Pool(visit=THREADS, environment={AS_CARD: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start == "forkserver"
 
