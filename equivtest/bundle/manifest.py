@@ -173,15 +173,15 @@ def differences(manifest: Manifest, records: Iterable[Record]) -> tuple[list[str
 ALL_CLAIMS = Claims(tuple(limits.DTYPES), limits.WORLD_SIZES, FUNCTIONS, REDUCTIONS)
 
 
-def measured(pool: Pool, world_size: int = 2) -> tuple[Claims, list[str]]:
+def measured(pool: Pool) -> tuple[Claims, list[str]]:
     """Probes a backend; returns claims of everything that it did not refuse in a probe, and notes on the probes.
 
-    A dtype is claimed if some collective works in it.
+    A dtype is claimed if some collective works in it, on two ranks.
 
     Raises:
         BrokenSetup: ranks cannot start.
     """
-    known = [pool.probe(world_size, dtype) for dtype in limits.DTYPES]
+    known = [pool.probe(2, dtype) for dtype in limits.DTYPES]
     working = [each for each in known if each.working]
     refused = {finding.name for each in working for finding in each.refused}
     functions = {function_of(name) for name in refused}

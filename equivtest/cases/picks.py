@@ -145,15 +145,11 @@ def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, wo
     return draw.pick("x_is_dtensor", (False, True)) or needed
 
 
-def _pick_gradients(draw: Draw, names: tuple[str, ...], x: str = "x") -> dict[str, Any]:
-    """Draws fields of a case with a backward: which of `names` need a gradient, and which tensors are contiguous.
-
-    Args:
-        x: Name of the input.  The input and the cotangent are each drawn as contiguous or not.
-    """
+def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
+    """Draws fields of a case with a backward: which of `names` need a gradient, and which tensors are contiguous."""
     return {
         "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),
-        f"{x}_contiguous": draw.pick(f"{x}_contiguous", (True, False)),
+        "x_contiguous": draw.pick("x_contiguous", (True, False)),
         "cotangent_contiguous": draw.pick("cotangent_contiguous", (True, False)),
     }
 

@@ -74,33 +74,14 @@ def linear_grad_x(
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
 
-def linear_grad_weight(
-    cotangent: Operand,
-    x: Operand,
-    arithmetic: Arithmetic,
-    *,
-    ranks: int = 1,
-    partials: torch.Tensor | None = None,
-) -> Bounded:
-    """Computes the gradient of the weight, cotangent^T (N, T) @ x (T, K), which has the shape (N, K).
-
-    Args:
-        ranks: Number of ranks over which the contraction over T is split.
-        partials: (N, K): sum over the ranks of |partial product|, if the partition is known.
-    """
-    return product(_transposed(cotangent), x, arithmetic, ranks=ranks, partials=partials, names="|G||x|")
+def linear_grad_weight(cotangent: Operand, x: Operand, arithmetic: Arithmetic) -> Bounded:
+    """Computes the gradient of the weight, cotangent^T (N, T) @ x (T, K), which has the shape (N, K)."""
+    return product(_transposed(cotangent), x, arithmetic, names="|G||x|")
 
 
-def linear_grad_bias(
-    cotangent: Operand, arithmetic: Arithmetic, *, ranks: int = 1, partials: torch.Tensor | None = None
-) -> Bounded:
-    """Computes the gradient of the bias, the sum of the cotangent (T, N) over tokens, which has the shape (N,).
-
-    Args:
-        ranks: Number of ranks over which the sum over T is split.
-        partials: (N,): sum over the ranks of |partial sum|, if the partition is known.
-    """
-    return total(cotangent, 0, arithmetic, ranks=ranks, partials=partials, names="|G|")
+def linear_grad_bias(cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
+    """Computes the gradient of the bias, the sum of the cotangent (T, N) over tokens, which has the shape (N,)."""
+    return total(cotangent, 0, arithmetic, names="|G|")
 
 
 def product(

@@ -62,10 +62,10 @@ def _is_passed_on(frame: traceback.FrameSummary) -> bool:
     return any(folder in Path(frame.filename).parents for folder in HARNESS) or frame.name in WRAPPERS
 
 
-def in_one_line(text: str, num_chars: int = limits.REASON_CHARS) -> str:
-    """Returns `text` as one line; beyond `num_chars` characters its end is cut."""
+def in_one_line(text: str) -> str:
+    """Returns `text` as one line; beyond limits.REASON_CHARS characters its end is cut."""
     line = " ".join(text.split())
-    return line if len(line) <= num_chars else f"{line[: num_chars - 3]}..."
+    return line if len(line) <= limits.REASON_CHARS else f"{line[: limits.REASON_CHARS - 3]}..."
 
 
 def clip(text: str, num_chars: int = limits.OUTPUT_CHARS) -> str:

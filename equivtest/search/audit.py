@@ -219,10 +219,11 @@ def _calls(replies: Sequence[Reply]) -> tuple[Collective, ...] | None:
     return None if answers is None else answers[0].collectives
 
 
-def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = limits.AUDIT_CALLS) -> list[int]:
-    """Returns at most `num` of the calls at one site: the first, last and middle call, and the first call of each size.
+def representatives(indices: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Returns a few of the calls at one site: the first, last and middle call, and the first call of each size.
 
-    The first call may belong to a set-up, and calls with other sizes may have other purposes.
+    The first call may belong to a set-up, and calls with other sizes may have other purposes.  There are at most
+    limits.AUDIT_CALLS.
 
     Args:
         indices: Numbers of the calls.
@@ -231,7 +232,7 @@ def representatives(indices: Sequence[int], sizes: Sequence[int], num: int = lim
     chosen = {indices[0], indices[-1], indices[(len(indices) - 1) // 2]}
     seen = {size for index, size in zip(indices, sizes, strict=True) if index in chosen}
     for index, size in zip(indices, sizes, strict=True):
-        if size not in seen and len(chosen) < num:
+        if size not in seen and len(chosen) < limits.AUDIT_CALLS:
             chosen.add(index)
             seen.add(size)
     return sorted(chosen)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivtest.base import limits
 from equivtest.cases.case import Shape
@@ -51,13 +51,6 @@ MIN_NUMEL, NUMEL_PER_RANK = 120, 40
 """A result has at most MIN_NUMEL elements, or NUMEL_PER_RANK times the world size if that is larger."""
 
 
-def chain_cases(
-    space: Space, *, names: tuple[str, ...] = NAMES, contexts: tuple[str, ...] = DRAWN_CONTEXTS
-) -> SearchStrategy[ChainCase]:
-    """Draws chains of two to five steps, in float32 or float64 if the space has these dtypes."""
-    return _chain_cases(space, names, contexts)
-
-
 @dataclass
 class _Chain:
     """Holds the fields of a chain that are drawn so far."""
@@ -92,11 +85,12 @@ class _Chain:
 
 
 @st.composite
-def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: tuple[str, ...]) -> ChainCase:
+def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
+    """Draws chains of two to five steps, in float32 or float64 if the space has these dtypes."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
     dtype = pick(draw, "dtype", dtypes)
-    context = pick(draw, "context", contexts)
+    context = pick(draw, "context", DRAWN_CONTEXTS)
     may_split = world_size == 4 and pick(draw, "two axes", (False,) * 4 + (True,))
     mesh = (2, 2) if may_split or (context == FLATTENED and world_size == 4) else ()
     context = _fitting(context, dtype, mesh)
@@ -109,7 +103,7 @@ def _chain_cases(draw: DrawFn, space: Space, names: tuple[str, ...], contexts: t
     max_numel = max(MIN_NUMEL, NUMEL_PER_RANK * world_size)
     chain = _Chain(dtype, context, max_numel, [shape[:1] + tuple(min(size, 4) for size in shape[1:])], [""])
     for number in range(pick(draw, "steps", (2, 3, 4, 5))):
-        _draw_step(draw, chain, number, names, mesh or (world_size,))
+        _draw_step(draw, chain, number, mesh or (world_size,))
     if not chain.steps:
         chain.with_step(("neg", ("x0",), ()), [], [])
     placements = tuple(
@@ -150,8 +144,8 @@ def _fitting(context: str, dtype: str, mesh: Shape) -> str:
     return "" if is_idle else context
 
 
-def _draw_step(draw: DrawFn, chain: _Chain, number: int, names: tuple[str, ...], mesh: Shape) -> None:
-    names = tuple(each for each in names if chain.context != LOSS_PARALLEL or each not in TAKEN_OVER) or names
+def _draw_step(draw: DrawFn, chain: _Chain, number: int, mesh: Shape) -> None:
+    names = tuple(each for each in NAMES if chain.context != LOSS_PARALLEL or each not in TAKEN_OVER)
     name = names[pick(draw, f"operator {number}", tuple(range(200))) % len(names)]
     if pick(draw, f"again {number}", (False, True)) and chain.steps and chain.steps[-1][0] not in SPECIALS:
         name = chain.steps[-1][0]
