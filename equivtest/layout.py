@@ -200,6 +200,11 @@ def local_box(
     return tuple(box)
 
 
+def is_partial(layout: Layout) -> bool:
+    """True if under this layout each rank holds only an operand of the value."""
+    return any(isinstance(placement, Partial) for placement in layout.placements)
+
+
 def shard_axes(layout: Layout) -> tuple[int, ...]:
     """Returns the mesh axes that shard a dim, in the order in which they divide it."""
     sharded = tuple(a for a, placement in enumerate(layout.placements) if isinstance(placement, Shard))

@@ -29,11 +29,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from equivtest.cases.case import in_one_step
 from equivtest.module import CLAIMS
 from equivtest.oracle import expect_held
 from equivtest.programs.boundaries import CHOSEN, is_boundary, is_operand
 from equivtest.programs.case import ModuleCase
-from equivtest.programs.steps import base_of
 from equivtest.ranks.backend import Backend
 from equivtest.ranks.pool import Pool
 from equivtest.ranks.reply import Reply
@@ -141,7 +141,7 @@ def judged(case: ModuleCase, pool: Pool) -> Judged:
     judging = [verdict for verdict in verdicts if verdict.claim in VALUES]
     agreeing = {name for verdict in judging for name in verdict.judgement.agreeing}
     names = [name for name in case.answer_names() if name in expected.tensors or not is_operand(name)]
-    boundaries = {name for name in names if is_boundary(base_of(name))}
+    boundaries = {name for name in names if is_boundary(in_one_step(name))}
     others = set(names) - boundaries
     return Judged(
         first_of(verdicts), len(boundaries), len(boundaries - agreeing), len(others), len(others - agreeing),

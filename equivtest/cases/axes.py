@@ -47,6 +47,14 @@ def is_several(number: int) -> bool:
     return number > 1
 
 
+def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
+    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
+
+    A covering array has each of these classes of meshes, not each mesh.
+    """
+    return tuple(map(is_several, mesh))
+
+
 class Draw(Protocol):
     """Picks an entry of each table: one that Hypothesis chooses, or one that a row of a covering array has."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from equivtest.layout import Layout, Partial
+from equivtest.layout import is_partial
 from equivtest.tensors import Placed, assemble, assemble_listed
 
 Held = Mapping[int, Mapping[str, Placed]]
@@ -47,7 +47,7 @@ def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tupl
     if len(layouts) > 1:
         return None
     layout = layouts.pop()
-    locals_ = {rank: tensor.local.double() if _is_partial(layout) else tensor.local for rank, tensor in present.items()}
+    locals_ = {rank: tensor.local.double() if is_partial(layout) else tensor.local for rank, tensor in present.items()}
     try:
         return assemble(locals_, shape, layout, mesh_shape).tensor
     except ValueError:
@@ -61,7 +61,3 @@ def _listed(present: Mapping[int, Placed], shape: tuple[int, ...], mesh_shape: t
     except ValueError:
         return None
     return assembled.tensor if bool((holders >= 0).all()) else None
-
-
-def _is_partial(layout: Layout) -> bool:
-    return any(isinstance(placement, Partial) for placement in layout.placements)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import cast
 
@@ -13,11 +12,6 @@ from equivtest.base.importing import load_named, require_arguments
 from equivtest.errors import Misuse
 
 TOTAL_NORM = "output.total_norm"
-
-
-def base_of(name: str) -> str:
-    """Removes the step from a name: 'step2.ids' -> 'ids'."""
-    return re.sub(r"^step\d+\.", "", name)
 
 
 def updated(step: int, parameter: str) -> str:

@@ -6,13 +6,12 @@ import math
 
 import torch
 
-from equivtest.cases.case import Shape
+from equivtest.cases.case import Shape, in_one_step
 from equivtest.cases.values import draw
 from equivtest.cases.values.integers import generator, odd_integers
 from equivtest.cases.values.real import nearly_normal
 from equivtest.programs.case import PARTS_OF_WHOLE, REAL_MODE, ModuleCase
 from equivtest.programs.inputs import REAL, make_whole_numbers
-from equivtest.programs.steps import base_of
 from equivtest.tensors import DTYPES
 
 VARIANTS = 3
@@ -39,7 +38,7 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     tensors = {}
     for name in case.given_names():
         source = generator(mode, seed, name)
-        if (kind := kinds.get(base_of(name), REAL)) != REAL:
+        if (kind := kinds.get(in_one_step(name), REAL)) != REAL:
             source = source if mode == REAL_MODE else generator(mode, seed % VARIANTS, name)
             rows_per_rank = 0 if case.batch == PARTS_OF_WHOLE else case.rows[0]
             num_ranks = case.num_parts if case.has_own_rows and case.num_parts > 1 else case.world_size

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.layout import coordinate_of, flat_axis, flat_bounds, local_box
+from equivtest.layout import coordinate_of, flat_axis, flat_bounds, is_partial, local_box
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed, as_bits, dtype_name, slice_local
-from equivtest.verdicts.elements import is_partial, unravel
+from equivtest.verdicts.elements import unravel
 from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]

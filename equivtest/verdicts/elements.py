@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from equivtest.cases.case import in_one_step
-from equivtest.layout import Layout, Partial, coordinate_of, divided_dim, flat_axis, flat_bounds, local_box, local_shape
+from equivtest.layout import (
+    Layout,
+    coordinate_of,
+    divided_dim,
+    flat_axis,
+    flat_bounds,
+    is_partial,
+    local_box,
+    local_shape,
+)
 from equivtest.oracle.expected import ExpectedTensor, says_nothing
 from equivtest.tensors import Placed, assemble, assemble_listed, dtype_name
 from equivtest.verdicts.drawing import MOST_DRAWN, Drawing, HeldElements
@@ -175,11 +184,6 @@ def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch
     if other is None:
         return None
     return Mismatch(name, other, expected=f"{right} as on rank {first}", actual=str(layouts[other]))
-
-
-def is_partial(layout: Layout) -> bool:
-    """True if under this layout each rank holds only an operand of the value."""
-    return any(isinstance(placement, Partial) for placement in layout.placements)
 
 
 def judge_values(

@@ -48,10 +48,10 @@ from dataclasses import dataclass
 import torch
 
 from equivtest.base import limits
-from equivtest.layout import Layout, flat_axis, replicas
+from equivtest.layout import Layout, flat_axis, is_partial, replicas
 from equivtest.oracle.expected import ExpectedTensor
 from equivtest.tensors import Placed
-from equivtest.verdicts.elements import Part, is_partial, parts_of
+from equivtest.verdicts.elements import Part, parts_of
 from equivtest.verdicts.verdict import Mismatch
 
 Shape = tuple[int, ...]

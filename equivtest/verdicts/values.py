@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from equivtest.cases.case import Case
 from equivtest.cases.case_tensor import Role
-from equivtest.layout import UNTOLD
+from equivtest.layout import UNTOLD, is_partial
 from equivtest.oracle.expected import Expected
 from equivtest.ranks.reply import Answers
 from equivtest.tensors import Placed
-from equivtest.verdicts.elements import is_near, is_partial, is_too_wide, judge_values, shape_mismatch
+from equivtest.verdicts.elements import is_near, is_too_wide, judge_values, shape_mismatch
 from equivtest.verdicts.lean import judge_lean
 from equivtest.verdicts.structure import judge_layouts
 from equivtest.verdicts.verdict import Judgement

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import find
 
-from equivtest.cases.case import at_step
+from equivtest.cases.case import at_step, in_one_step
 from equivtest.cases.values import draw
 from equivtest.errors import Misuse
 from equivtest.module import ids, module_property, targets
@@ -19,7 +19,7 @@ from equivtest.oracle import expect
 from equivtest.programs.case import PARTS_OF_WHOLE, ModuleCase
 from equivtest.programs.inputs import make_whole_numbers
 from equivtest.programs.reference import call_builder, with_parameters
-from equivtest.programs.steps import base_of, called_optimizer, updated
+from equivtest.programs.steps import called_optimizer, updated
 from equivtest.property import Space
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import DTYPES
@@ -310,5 +310,5 @@ def test_some_drawn_targets_have_a_row_in_which_all_are_ignored() -> None:
 
 @pytest.mark.parametrize(("step", "name", "later"), [(1, "grad.x", "grad.x"), (3, "grad.x", "step3.grad.x")])
 def test_names_of_step_tensors_are_parsed(step: int, name: str, later: str) -> None:
-    assert at_step(step, name) == later and base_of(later) == name
+    assert at_step(step, name) == later and in_one_step(later) == name
     assert updated(2, "0.weight") == "step2.param.0.weight"

@@ -14,7 +14,7 @@ from equivtest.cases.picks import (
     Draw,
     edge_sizes,
     free,
-    is_several,
+    kind_of_mesh,
     pick,
     pick_gradients,
     pick_members,
@@ -122,14 +122,6 @@ def meshes_of(world_size: int) -> tuple[Shape, ...]:
     wide = [pair for pair in pairs if 1 not in pair]
     two_axes = [*pairs, *wide * 4]
     return ((),) * 2 * len(two_axes) + tuple(two_axes)
-
-
-def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
-
-    A covering array has each of these classes of meshes, not each mesh.
-    """
-    return tuple(map(is_several, mesh))
 
 
 def is_given(number: int | None) -> bool:

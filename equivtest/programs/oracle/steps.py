@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equivtest.cases.case import at_step
+from equivtest.cases.case import at_step, in_one_step
 from equivtest.errors import Misuse
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.exact import InexactData
@@ -24,7 +24,7 @@ from equivtest.oracle.ranged import Parts, Ranged
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.oracle.factors import SCALED, rounds_factors
 from equivtest.programs.reference import call_builder, in_dtype, with_parameters
-from equivtest.programs.steps import TOTAL_NORM, base_of, called_optimizer, updated
+from equivtest.programs.steps import TOTAL_NORM, called_optimizer, updated
 from equivtest.tensors import DTYPES
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def _of_step(held: Held | None, step: int) -> Held | None:
     if held is None:
         return None
     return {
-        rank: {base_of(name): placed for name, placed in answers.items() if at_step(step, base_of(name)) == name}
+        rank: {
+            in_one_step(name): placed for name, placed in answers.items() if at_step(step, in_one_step(name)) == name
+        }
         for rank, answers in held.items()
     }
 

@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from equivtest.base.importing import load_named, require_arguments
-from equivtest.cases.case import at_step
+from equivtest.cases.case import at_step, in_one_step
 from equivtest.cases.subject import Answers, Given, copied
 from equivtest.errors import Misuse
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.names import own_names
-from equivtest.programs.steps import base_of, called_optimizer, updated
+from equivtest.programs.steps import called_optimizer, updated
 from equivtest.tensors import Placed
 
 Inputs = Mapping[str, torch.Tensor]
@@ -58,7 +58,7 @@ def _parameters(case: ModuleCase, held: Answers) -> Answers:
 
 def inputs_of(case: ModuleCase, given: Given, step: int) -> Given:
     """Returns the inputs of a step, under the names of the first step."""
-    names = [name for name in case.given_names() if base_of(name) == name and name not in case.parameter_names()]
+    names = [name for name in case.given_names() if in_one_step(name) == name and name not in case.parameter_names()]
     return {name: given[at_step(step, name)] for name in names}
 
 

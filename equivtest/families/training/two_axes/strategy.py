@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from equivtest.cases.case import Shape
-from equivtest.cases.picks import Cases, Draw, is_several, pick
+from equivtest.cases.picks import Cases, Draw, kind_of_mesh, pick
 from equivtest.families.training.data_parallel.strategy import TIES_DRAWN, _pick_data_parallel
 from equivtest.families.training.two_axes.case import TwoAxisCase
 from equivtest.property import Space
@@ -16,14 +16,6 @@ RECORDS_WITHOUT_CLIPPING = (False,) * 3 + (True,)
 
 No collectives of clipping are documented, and nearly half of the cases clip.
 """
-
-
-def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
-
-    A covering array has each of these classes of meshes, not each mesh.
-    """
-    return tuple(map(is_several, mesh))
 
 
 @Cases
