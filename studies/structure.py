@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.engine.test_architecture import family_of, imports_in
+
 PATHS = {
     "a captured run": ("captured.judge.run", "judge_run", "run"),
     "a case of a program, in the oracle": ("programs.oracle", "expect_module_held", "case"),
@@ -30,7 +32,8 @@ Imports = Mapping[str, frozenset[str]]
 
 def imports_of_package(package: Path) -> Imports:
     paths = {_name_of(path.relative_to(package)): path for path in sorted(package.rglob("*.py"))}
-    return {name: frozenset(_imported_in(path) & paths.keys()) for name, path in paths.items()}
+    imports = {name: {full.removeprefix("equivtest.") for full in imports_in(path)} for name, path in paths.items()}
+    return {name: frozenset(found & paths.keys()) for name, found in imports.items()}
 
 
 def _name_of(path: Path) -> str:
@@ -38,31 +41,8 @@ def _name_of(path: Path) -> str:
     return ".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])
 
 
-def _imported_in(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in _run_time_nodes(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name.removeprefix("equivtest.") for name in names if name.startswith("equivtest.")}
-
-
-def _run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from _run_time_nodes(child)
-
-
 def room_of(module: str) -> str:
     return module.partition(".")[0]
-
-
-def family_of(module: str) -> str:
-    names = module.split(".")
-    return names[1] if names[0] == "families" and len(names) > 1 else ""
 
 
 def between(imports: Imports, group_of: Mapping[str, str]) -> Counter[tuple[str, str]]:

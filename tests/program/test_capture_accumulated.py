@@ -14,27 +14,18 @@ import torch
 from torch import nn
 
 import equivtest
-from equivtest.captured.format.folder import CapturedRun
-from equivtest.captured.judge.report import Judged, compare_runs, describe
-from equivtest.captured.judge.run import judge_run
+from equivtest.captured.judge.report import compare_runs, describe
 from equivtest.errors import Misuse
 from equivtest.oracle.declared import arithmetic_of
 from equivtest.oracle.running import RunningError
 from equivtest.programs.case import ModuleCase
 from equivtest.programs.oracle.steps import added_up
 from equivtest.ranks.pool import Pool
+from tests.program.test_capture import first_wrong, judged
 from tests.programs.captured import model
 
 HERE = "tests.programs.captured:"
 ROWS = (3, 2, 4)
-
-
-def judged(folder: Path, reference: str = HERE + "blocks") -> Judged:
-    return judge_run(CapturedRun(folder), reference)
-
-
-def first_wrong(of: Judged) -> str:
-    return of.failed[0].judgement.mismatches[0].tensor
 
 
 def inputs(rows: Sequence[int] = ROWS) -> list[torch.Tensor]:
