@@ -110,6 +110,8 @@ class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._converted(func, args, kwargs)
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
             raise InexactData(f"{name} may round: values are equal only after sums, products and moves")
+        if name == "embedding_dense_backward" and args[4]:
+            raise InexactData(f"{name} by frequency divides each row by its count, which may round")
         if name in MOVES - CHOOSES:
             return func(*args, **kwargs)
         args = magnitudes_of(name, args)

@@ -14,6 +14,7 @@ from equivtest.oracle.exact import InexactData
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SQUARE = torch.full((4, 4), 3.0, dtype=torch.float64)
 DIAGONAL = torch.eye(4).bool()
+IDS = torch.tensor([0, 1, 1, 1])
 NEGATIVE = -1 * SQUARE  # made here, as a constant of a module is: not seen by the certificate
 
 
@@ -215,8 +216,9 @@ def test_certificate_uses_the_actual_values_of_ids_and_masks() -> None:
         (lambda x, w: x + torch.tensor(3) / 7 * w, "div may round"),
         (lambda x, w: x.masked_fill(DIAGONAL, 0.3) + w, "masked_fill may reach"),
         (lambda x, w: x.masked_fill(DIAGONAL, -torch.inf) + w, "an operand is infinite or NaN"),
+        (lambda x, w: functional.embedding(IDS, x, scale_grad_by_freq=True) * w, "divides each row by its count"),
     ],
-    ids=["compared", "converted", "a quotient of integers", "a third", "an infinity"],
+    ids=["compared", "converted", "a quotient of integers", "a third", "an infinity", "by frequency"],
 )
 def test_certificate_refuses_an_operation_without_a_rule(function: Function, reason: str) -> None:
     with pytest.raises(InexactData, match=reason):
