@@ -20,10 +20,10 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from equivtest.oracle.exact import InexactData, bits_of, find_integers, significand_bits
+from equivtest.oracle.modes import Mode
 from equivtest.oracle.places import Places
 
 MOVES = frozenset(
@@ -71,7 +71,7 @@ FILLS = frozenset({"constant_pad_nd", "full", "full_like", "masked_fill", "where
 CONVERTS = frozenset({"_to_copy", "to"})
 
 
-class Certificate(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Certificate(Mode):
     """Proves that a module is exact in `dtype`, while the module runs in this context on magnitudes in float64.
 
     Attributes:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from equivtest.oracle.exact import InexactData
+from equivtest.oracle.modes import Mode
 from equivtest.oracle.places import Places
 from equivtest.oracle.ranged import Parts, Ranged, constant
 from equivtest.oracle.rounding import Arithmetic, Bounded
@@ -66,7 +67,7 @@ UNDECIDED = "undecided: "
 OTHER_RULES = WINDOW_RULES | SPECIAL_RULES | {"clamp": clamp}  # rules that take any keyword
 
 
-class RunningError(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RunningError(Mode):
     """Adds to each floating-point result within its context a bound on the error of a correct program: see `Ranged`.
 
     Attributes:
