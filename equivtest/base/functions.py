@@ -214,7 +214,7 @@ def load_file(path: str) -> ModuleType:
 def _loaded_from(file: Path) -> ModuleType | None:
     for module in list(sys.modules.values()):
         found = getattr(module, "__file__", None)
-        if isinstance(found, str) and os.path.basename(found) == file.name and os.path.realpath(found) == str(file):
+        if isinstance(found, str) and found.endswith(file.name) and os.path.realpath(found) == str(file):
             return module
     return None
 

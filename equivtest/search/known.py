@@ -6,8 +6,9 @@ import datetime
 import operator
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -94,8 +95,25 @@ class Condition:
         return bool(OPERATORS[self.op](_plain(left(case)), _plain(right(case) if right else self.right)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """The fields that decide whether an entry counts: in the installed versions of packages, and until a day."""
+
+    versions: tuple[tuple[str, str], ...] = ()
+    expires: datetime.date | None = None
+
+    @cached_property
+    def of_installed(self) -> bool:
+        """True if the entry is about the installed versions of packages."""
+        return all(_is_installed(name, specifier) for name, specifier in self.versions)
+
+    def has_expired(self, day: datetime.date) -> bool:
+        """True if the entry no longer counts on this day."""
+        return self.expires is not None and day > self.expires
+
+
 @dataclass(frozen=True)
-class KnownFailure:
+class KnownFailure(_Entry):
     """One entry: `claim` on `subject` fails with `kind` on all cases for which the conditions of `where` hold.
 
     `number` counts the subject's entries from 1, file by file, in the order in which they are written. `findings` are
@@ -109,25 +127,14 @@ class KnownFailure:
     case: Case
     reason: str
     link: str = ""
-    versions: tuple[tuple[str, str], ...] = ()
     number: int = 1
     is_shipped: bool = False
     findings: tuple[int, ...] = ()
-    expires: datetime.date | None = None
 
     @property
     def id(self) -> str:
         """Name of the entry in a report."""
         return f"known_failures::{self.subject}::{self.number}"
-
-    @cached_property
-    def of_installed(self) -> bool:
-        """True if the entry is about the installed versions of packages."""
-        return all(_is_installed(name, specifier) for name, specifier in self.versions)
-
-    def has_expired(self, day: datetime.date) -> bool:
-        """True if the entry no longer counts on this day."""
-        return self.expires is not None and day > self.expires
 
     def covers(self, case: Case) -> bool:
         """True if all conditions of the entry hold for `case`.
@@ -142,14 +149,32 @@ class KnownFailure:
 
 
 @dataclass(frozen=True)
+class _Unread(_Entry):
+    """An entry of the shipped list, which is read when its subject is judged; a user's file has one subject."""
+
+    raw: _Raw
+    position: int
+    number: int
+
+    @property
+    def subject(self) -> str:
+        return self.raw.subject
+
+    def read(self) -> KnownFailure:
+        with _naming(f"{SHIPPED}", self.position):
+            return replace(_entry(self.raw, self.number, _known_claims()), is_shipped=True)
+
+
+@dataclass(frozen=True)
 class KnownFailures:
     """The entries of several files, in order: only those about installed versions of packages that have not expired.
 
     Attributes:
+        listed: The entries, read or not.
         expired: Entries about the installed versions that have expired.
     """
 
-    entries: tuple[KnownFailure, ...] = field(default=())
+    listed: tuple[KnownFailure | _Unread, ...] = ()
     expired: tuple[KnownFailure, ...] = ()
 
     @classmethod
@@ -159,23 +184,34 @@ class KnownFailures:
         Raises:
             Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
         """
-        return cls.on_day(read_entries(*paths), today())
+        return cls.on_day(_listed(*paths), today())
 
     @classmethod
-    def on_day(cls, entries: Iterable[KnownFailure], day: datetime.date) -> KnownFailures:
+    def on_day(cls, entries: Iterable[KnownFailure | _Unread], day: datetime.date) -> KnownFailures:
         """Returns the entries about installed versions; entries that expired before `day` are only in `expired`."""
         found = [entry for entry in entries if entry.of_installed]
-        expired = tuple(entry for entry in found if entry.has_expired(day))
+        expired = tuple(_read(entry) for entry in found if entry.has_expired(day))
         return cls(tuple(entry for entry in found if not entry.has_expired(day)), expired)
+
+    @cached_property
+    def entries(self) -> tuple[KnownFailure, ...]:
+        """All entries."""
+        return tuple(map(_read, self.listed))
 
     @cached_property
     def own(self) -> KnownFailures:
         """The entries of the user's own lists, without the shipped ones."""
-        return replace(self, entries=tuple(entry for entry in self.entries if not entry.is_shipped))
+        return replace(self, listed=tuple(entry for entry in self.entries if not entry.is_shipped))
 
     def of(self, subject: str) -> tuple[KnownFailure, ...]:
         """Returns the entries about `subject`."""
-        return tuple(entry for entry in self.entries if entry.subject == subject)
+        if subject not in self._by_subject:
+            self._by_subject[subject] = tuple(_read(entry) for entry in self.listed if entry.subject == subject)
+        return self._by_subject[subject]
+
+    @cached_property
+    def _by_subject(self) -> dict[str, tuple[KnownFailure, ...]]:
+        return {}
 
     def match(self, subject: str, claim: str, case: Case, kind: str | None = None) -> KnownFailure | None:
         """Returns the first entry that says that `claim` fails on `case`, or None.
@@ -227,11 +263,20 @@ def read_entries(*paths: Path) -> list[KnownFailure]:
     Raises:
         Misuse: a file cannot be read or has a mistake; the message names the entry and the field.
     """
+    return list(map(_read, _listed(*paths)))
+
+
+def _listed(*paths: Path) -> list[KnownFailure | _Unread]:
+    """Returns all entries of the files, those of the shipped list unread."""
     numbers: Counter[str] = Counter()
-    return [entry for path in paths for entry in _read(path, numbers)]
+    return [entry for path in paths for entry in _entries_in(path, numbers)]
 
 
-def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
+def _read(entry: KnownFailure | _Unread) -> KnownFailure:
+    return entry.read() if isinstance(entry, _Unread) else entry
+
+
+def _entries_in(path: Path, numbers: Counter[str]) -> Sequence[KnownFailure | _Unread]:
     """Returns all entries of one file; `numbers` counts, for each subject, the entries of the files before it."""
     try:
         data = tomllib.loads(path.read_text("utf-8"))
@@ -242,7 +287,16 @@ def _read(path: Path, numbers: Counter[str]) -> list[KnownFailure]:
     listed = data.pop("known_failure", [])
     if data or not isinstance(listed, list):
         raise Misuse(f"known failures: {path}: expected [[known_failure]] entries only, got {', '.join(data)}")
-    return [replace(entry, is_shipped=path == SHIPPED) for entry in entries_of(listed, f"{path}", numbers)]
+    return _unread(listed, numbers) if path == SHIPPED else entries_of(listed, f"{path}", numbers)
+
+
+def _unread(listed: Sequence[object], numbers: Counter[str]) -> list[_Unread]:
+    entries = []
+    for position, raw in enumerate(msgspec.convert(listed, list[_Raw]), start=1):
+        numbers[raw.subject] += 1
+        versions = tuple(raw.versions.items())
+        entries.append(_Unread(raw, position, numbers[raw.subject], versions=versions, expires=raw.expires))
+    return entries
 
 
 def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> list[KnownFailure]:
@@ -257,12 +311,21 @@ def entries_of(listed: Sequence[object], name: str, numbers: Counter[str]) -> li
     """
     claims = _known_claims() if listed else ()
     entries = []
-    for position, raw in enumerate(listed, start=1):
-        try:
-            entries.append(_entry(raw, numbers, claims))
-        except (Misuse, msgspec.ValidationError) as error:
-            raise Misuse(f"known failures: {name}: entry {position}: {error}") from error
+    for position, data in enumerate(listed, start=1):
+        with _naming(name, position):
+            raw = msgspec.convert(data, _Raw)
+            entries.append(_entry(raw, numbers[raw.subject] + 1, claims))
+        numbers[raw.subject] += 1
     return entries
+
+
+@contextmanager
+def _naming(name: str, position: int) -> Iterator[None]:
+    """Adds the file and the position of an entry to the message about a mistake in it."""
+    try:
+        yield
+    except (Misuse, msgspec.ValidationError) as error:
+        raise Misuse(f"known failures: {name}: entry {position}: {error}") from error
 
 
 class _Raw(msgspec.Struct, forbid_unknown_fields=True):
@@ -278,8 +341,7 @@ class _Raw(msgspec.Struct, forbid_unknown_fields=True):
     expires: datetime.date | None = None
 
 
-def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> KnownFailure:
-    raw = msgspec.convert(data, _Raw)
+def _entry(raw: _Raw, number: int, claims: Collection[str]) -> KnownFailure:
     for name in ("subject", "claim", "reason"):
         if not getattr(raw, name).strip():
             raise Misuse(f"{name}: must not be empty")
@@ -302,11 +364,9 @@ def _entry(data: object, numbers: Counter[str], claims: Collection[str]) -> Know
     except Misuse as error:
         raise Misuse(f"case: {error}") from error
     where = tuple(_condition(row, case) for row in raw.where)
-    numbers[raw.subject] += 1
     entry = KnownFailure(
-        raw.subject, raw.claim, raw.kind, where, case, _reason(raw), raw.link,
-        tuple(raw.versions.items()), numbers[raw.subject], findings=tuple(raw.findings),
-        expires=raw.expires,
+        raw.subject, raw.claim, raw.kind, where, case, _reason(raw), raw.link, number, findings=tuple(raw.findings),
+        versions=tuple(raw.versions.items()), expires=raw.expires,
     )  # fmt: skip
     if not entry.covers(case):
         raise Misuse("where: the condition is false for the entry's own case")
