@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("equivtest")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+source"
-
 if TYPE_CHECKING:
+    __version__: str
     from equivtest.capturing import capture, capture_update
     from equivtest.errors import BrokenSetup, EquivtestError, Inconclusive, Misuse, NotSupported, Unsupported
     from equivtest.layout import Flat, Layout, Partial, Replicate, Shard
@@ -48,10 +43,21 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # here, because each process imports this package
+
+    try:
+        return version("equivtest")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+source"
 
 
 def __dir__() -> list[str]:

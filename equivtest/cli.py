@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equivtest.base import limits
+from equivtest.base.hash_seed import fix_hash_seed
 from equivtest.base.profiles import AUDIT_PROFILE
 from equivtest.errors import EquivtestError, Misuse, shorten_values
 from equivtest.pytest_plugin.options import HELP
@@ -45,18 +46,13 @@ WORKERS = typer.Option(
     metavar="WORKERS",
     help="xdist workers, by default at most one for each property of yours; 0 for this process.",
 )
-HASH_SEED = "PYTHONHASHSEED"
 INTERRUPTED = 130
 """Exit code that typer returns after Ctrl-C within a command (0.16 and later)."""
 
 
 def begin() -> None:
-    """Runs `main` with a fixed hash seed, so that sets of strings have the same order in the reference and the ranks.
-
-    An interpreter draws its seed at its start: without PYTHONHASHSEED this process restarts itself with seed 0.
-    """
-    if HASH_SEED not in os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, HASH_SEED: "0"})
+    """Runs the command with a fixed hash seed: `python -m equivtest.cli`, and scripts of earlier releases."""
+    fix_hash_seed()
     main()
 
 
@@ -488,16 +484,16 @@ def init(
     """
     from equivtest.templates import write_files
 
-    others = {}
+    manifests = {}
     if kind == "backend":
         from equivtest.bundle import manifest
 
         named = manifest.Backend(backend or "gloo", device, tuple(imports or ()), start)
         claims, notes = _probed(named) if backend else (manifest.ALL_CLAIMS, ["nothing was probed: --backend does"])
-        others[manifest.NAME] = manifest.write_text(named, claims, notes)
+        manifests[manifest.NAME] = manifest.write_text(named, claims, notes)
     elif backend:
         raise Misuse(f"--backend goes with --kind backend, not with {kind!r}")
-    for path in write_files(folder, kind, others):
+    for path in write_files(folder, kind, manifests):
         typer.echo(path)
     return 0
 

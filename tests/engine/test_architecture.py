@@ -30,6 +30,7 @@ FLOORS = (
     ("module", "pytest_plugin"),
     ("templates",),
     ("__init__", "cli", "options", "plugin"),
+    ("__main__",),
 )
 """Modules and packages of equivtest, the lowest first: each imports itself and lower floors only."""
 

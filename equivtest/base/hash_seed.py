@@ -1,0 +1,16 @@
+"""Gives the process of a command a fixed hash seed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def fix_hash_seed() -> None:
+    """Restarts this process with hash seed 0, unless PYTHONHASHSEED sets another one.
+
+    With one seed, sets of strings have the same order in the reference and in the ranks.  An interpreter draws its seed
+    at its start.  Call this before anything heavy is imported, because the new process imports it again.
+    """
+    if "PYTHONHASHSEED" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
