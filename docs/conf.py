@@ -29,9 +29,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md", "findings/*.md", "studies/results/*.md", "properties/README.md", "README.md", "ARCHITECTURE.md",
-    "CONTRIBUTING.md", "CHANGELOG.md",
+    "CONTRIBUTING.md", "CHANGELOG.md", "examples/reports/README.md",
 ]  # fmt: skip
-exclude_patterns = [".*", "**/.*", "build", "dist", "report", "equivtest", "tests", "examples"]
+exclude_patterns = [".*", "**/.*", "build", "dist", "report", "equivtest", "tests"]
 
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4

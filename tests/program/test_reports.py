@@ -1,0 +1,40 @@
+"""examples/reports: of each public bug report the wrong program is red, and the right one green."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from equivtest.base.functions import load_file
+from equivtest.programs import checking
+from equivtest.ranks.pool import Pool
+
+FOLDER = Path(__file__).parents[2] / "examples/reports"
+FILES = sorted(FOLDER.glob("test_*.py"))
+
+
+@pytest.fixture(params=FILES, ids=lambda file: file.stem.removeprefix("test_"))
+def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.setitem(checking._pools, pool.backend, pool)
+    monkeypatch.chdir(tmp_path)
+    return load_file(str(request.param))
+
+
+@pytest.mark.ranks
+def test_report_is_red_if_wrong_and_green_if_right(report: ModuleType) -> None:
+    wrong, right = (each.check(world_sizes=(1, 2), audit=False) for each in (report.test_wrong, report.test_right))
+
+    [expected] = re.findall("`test_wrong` prints: (.*)", report.__doc__ or "")
+    assert expected in str(wrong).splitlines()
+    assert right.ok, right
+
+
+def test_every_report_is_in_the_readme_with_its_issue() -> None:
+    text = (FOLDER / "README.md").read_text("utf-8")
+
+    for file in FILES:
+        assert re.findall(r"^https://github.com/\S+$", file.read_text("utf-8"), flags=re.M)[0] in text
+        assert f"({file.name})" in text
