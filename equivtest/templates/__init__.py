@@ -19,11 +19,11 @@ JOBS = {"github.yml": ".github/workflows/equivtest.yml", "gitlab.yml": ".gitlab/
 """Template of each CI service -> path of its job in a repository."""
 
 
-def write_files(folder: Path, kind: str, others: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
+def write_files(folder: Path, kind: str, manifests: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
     """Writes a test file of this kind and the jobs that run it.
 
     Args:
-        others: Further files: name -> text.
+        manifests: Name -> text of a backend's manifest, which the jobs pass to the run.
 
     Raises:
         Misuse: There is no such kind, a file already exists, or a file cannot be written. No file is overwritten.
@@ -32,10 +32,11 @@ def write_files(folder: Path, kind: str, others: Mapping[str, str] = MappingProx
         raise Misuse(f"--kind: there is no {kind!r}: {suggestion(kind, KINDS)}")
     test = f"test_{kind.replace('-', '_')}.py"
     texts = {folder / test: (FOLDER / test).read_text("utf-8")}
+    run = " ".join([test, *(f"--manifest {name}" for name in manifests)])
     texts |= {
-        folder / path: (FOLDER / name).read_text("utf-8").replace("TEST_FILE", test) for name, path in JOBS.items()
+        folder / path: (FOLDER / name).read_text("utf-8").replace("TEST_FILE", run) for name, path in JOBS.items()
     }
-    texts |= {folder / name: text for name, text in others.items()}
+    texts |= {folder / name: text for name, text in manifests.items()}
     existing = next((path for path in texts if os.path.exists(path)), None)
     if existing is not None:
         raise Misuse(f"{shorten(str(existing))} exists: move it, or start in another folder; nothing was written")

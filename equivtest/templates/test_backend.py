@@ -1,6 +1,6 @@
 """A first program for your backend; `equivtest run` without a file runs all properties that come with equivtest.
 
-equivtest run test_backend.py --backend NAME --device DEVICE --import PACKAGE
+equivtest run test_backend.py --manifest equivtest.toml
 """
 
 from torch import nn

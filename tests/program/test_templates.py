@@ -46,6 +46,16 @@ def test_ci_job_that_the_init_command_writes_runs_the_test_file(path: str, tmp_p
     assert parsed.params["report"] == "report"
 
 
+@pytest.mark.parametrize("path", JOBS.values())
+def test_ci_job_for_a_backend_runs_on_its_manifest(path: str, tmp_path: Path) -> None:
+    typer.main.get_command(app).main(["init", str(tmp_path), "--kind", "backend"], standalone_mode=False)
+
+    job = (tmp_path / path).read_text("utf-8")
+
+    assert (tmp_path / "equivtest.toml").is_file()
+    assert "equivtest run test_backend.py --manifest equivtest.toml --report report\n" in job
+
+
 def test_init_command_never_overwrites_a_file(tmp_path: Path) -> None:
     (tmp_path / "test_step.py").write_text("mine")
 
