@@ -33,6 +33,7 @@ COLLECTIVE_S = 600.0  # the backend's own time-out, twice a property's largest l
 
 # Sizes.
 MAX_WORLD_SIZE = 64  # ranks of one world, and slots of a run
+MANY_RANKS = 8  # up to which PROBE_S is enough; more ranks wait for each other's cores
 MAX_DIMS = 4  # of an activation
 MAX_FEATURES = 4096  # of one dim of a case
 MAX_NUMEL = 2**24  # elements of one tensor of a case: 128 MiB in float64
@@ -94,3 +95,12 @@ def in_proportion(short_s: float, limit_s: float) -> float:
     is three times `short_s`; if `limit_s` is at most CASE_S, the result is `short_s`. It never exceeds `limit_s`.
     """
     return min(limit_s, short_s * max(1.0, limit_s / CASE_S))
+
+
+def on_many_ranks(limit_s: float, world_size: int) -> float:
+    """Returns a time limit, in seconds, that grows in proportion to the ranks beyond MANY_RANKS.
+
+    Gloo's reduce_scatter of a list makes one reduction per rank, and each reduction sends messages between all ranks.
+    Its probe takes 26 s of processor time on 64 ranks (torch 2.13.0).
+    """
+    return limit_s * max(1.0, world_size / MANY_RANKS)

@@ -309,7 +309,7 @@ class Pool:
         while not self._hung and (unknown := known.unknown):
             world = self._world(world_size)
             try:
-                known.findings[unknown[0]] = world.probe(unknown[0], dtype, self._probe_limit_s)
+                known.findings[unknown[0]] = world.probe(unknown[0], dtype, self._probe_limit_s(world_size))
             except BaseException:  # Ctrl-C: the ranks may be anywhere
                 world.kill()
                 raise
@@ -324,13 +324,13 @@ class Pool:
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
-    @property
-    def _probe_limit_s(self) -> float:
-        """Time limit for one probe, in seconds.
+    def _probe_limit_s(self, world_size: int) -> float:
+        """Returns the time limit for one probe, in seconds.
 
         An accelerator's first collective may connect all ranks, which takes as long as starting them.
         """
-        return limits.PROBE_S if self.backend.device == "cpu" else limits.START_S
+        on_cpu = self.backend.device == "cpu"
+        return limits.on_many_ranks(limits.PROBE_S, world_size) if on_cpu else limits.START_S
 
     def _world(self, world_size: int) -> World:
         """Returns the running ranks of this world size; starts them if necessary, and marks them as just used."""

@@ -280,6 +280,26 @@ def test_cases_are_not_run_after_the_probe_of_a_collective_hangs(
 
 
 @pytest.mark.ranks
+def test_probe_on_many_ranks_gets_a_longer_limit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_s = {}
+
+    class Ranks:
+        def __init__(self, world_size: int) -> None:
+            self.world_size = world_size
+
+        def probe(self, collective: str, dtype: str, limit_s: float) -> Finding:
+            given_s[self.world_size] = limit_s
+            return Finding(collective, dtype, self.world_size, "works")
+
+    with Pool(beside=pool) as probing:
+        monkeypatch.setattr(probing, "_world", Ranks)
+        for world_size in (2, 8, 64):
+            probing.probe(world_size, "float32")
+
+    assert given_s == {2: limits.PROBE_S, 8: limits.PROBE_S, 64: 8 * limits.PROBE_S}
+
+
+@pytest.mark.ranks
 def test_refused_collective_makes_only_the_cases_that_need_it_unsupported(planted: Callable[[str], Pool]) -> None:
     """The dtype's other cases are judged, in the same processes."""
     with planted("refuses") as pool:
