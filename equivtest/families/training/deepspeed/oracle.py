@@ -26,10 +26,8 @@ from dataclasses import replace
 
 import torch
 
-from equivtest.cases.values import draw
-from equivtest.families.training.case import EXACT_MODES
 from equivtest.families.training.deepspeed.case import EngineCase
-from equivtest.families.training.oracle import Reference, written
+from equivtest.families.training.oracle import Reference, expect_by
 from equivtest.oracle import expect, expect_held
 from equivtest.oracle.averages import Averages
 from equivtest.oracle.expected import Expected
@@ -45,18 +43,8 @@ SCALING_ROUNDINGS = 4
 @expect.register
 @expect_held.register
 def expect_engine(case: EngineCase, index: int, held: Held | None = None) -> Expected:
-    """Returns every answer of every step, each step starting from the state that the step before it left.
-
-    Args:
-        held: Each rank's answers. If given, each operation is judged from the ranks' operands; otherwise it takes the
-            float64 result of the operation before.
-
-    Raises:
-        InexactData: the drawn values break the conditions of exactness.
-    """
-    given = draw(case, index)
-    reference = EngineReference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
-    return written(case, reference.run())
+    """Returns every answer of the engine, see `expect_by`."""
+    return expect_by(EngineReference, case, index, held)
 
 
 class EngineReference(Reference):

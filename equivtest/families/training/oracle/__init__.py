@@ -45,9 +45,15 @@ from equivtest.oracle.rounding import Operand
 @expect.register
 @expect_held.register
 def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Expected:
+    """Returns every answer of a plain perceptron, see `expect_by`."""
+    return expect_by(Reference, case, index, held)
+
+
+def expect_by(kind: type[Reference], case: PerceptronCase, index: int, held: Held | None) -> Expected:
     """Returns every answer of every step, each step starting from the state that the step before it left.
 
     Args:
+        kind: Class that computes the answers.
         held: Each rank's answers. If given, each operation is judged from the ranks' operands. Otherwise it takes the
             float64 result of the operation before, which equals the ranks' value only if everything is exact.
 
@@ -55,7 +61,7 @@ def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Ex
         InexactData: the drawn values break the conditions of exactness.
     """
     given = draw(case, index)
-    reference = Reference(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
+    reference = kind(case, given, held, is_real=case.values[index][0] not in EXACT_MODES)
     return written(case, reference.run())
 
 
