@@ -34,7 +34,7 @@ def step(module, mesh, micro_batches, optimizer, overwrites):
     group, overwrites = mesh.get_group(), overwrites and mesh.size() == 1
     rows = torch.tensor(float(sum(len(each["x"]) for each in micro_batches)))
     dist.all_reduce(rows, group=group)
-    total, parameters = torch.zeros(()), list(module.parameters())
+    losses, parameters = [], list(module.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     for each in micro_batches:
@@ -43,8 +43,8 @@ def step(module, mesh, micro_batches, optimizer, overwrites):
         for parameter, grad in zip(parameters, grads, strict=True):
             dist.all_reduce(grad, group=group)
             parameter.grad = grad if overwrites else parameter.grad + grad
-        total += loss.detach()
-    dist.all_reduce(total, group=group)
+        losses.append(loss.detach())
+    dist.all_reduce(total := torch.stack(losses).sum(), group=group)
     optimizer.step()
     return {"loss": total}
 
