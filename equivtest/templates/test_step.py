@@ -30,12 +30,13 @@ def step(
 ) -> dict[str, torch.Tensor]:
     rows = torch.tensor(float(sum(len(batch["x"]) for batch in micro_batches)))
     dist.all_reduce(rows, group=mesh.get_group())
-    loss = torch.zeros(())
+    losses = []
     optimizer.zero_grad()
     for batch in micro_batches:
         part = module(**batch)["loss"] * len(batch["x"]) / rows
         part.backward()
-        loss += part.detach()
+        losses.append(part.detach())
+    loss = torch.stack(losses).sum()
     for each in (loss, *(parameter.grad for parameter in module.parameters())):
         dist.all_reduce(each, group=mesh.get_group())
     optimizer.step()
