@@ -57,18 +57,18 @@ def compare_with_gloo(
 
 
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
-    """True if two verdicts on one case fail the same claim, by the same kind, at the same tensor.
+    """True if two verdicts on one case fail the same claim, by the same kind, and `other` has each failure of `verdict`.
 
-    Both verdicts must have the same first wrong tensor. In this tensor they must have the same worst element, or the
-    same numbers of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of
-    a whole tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal.  A
-    rank that is silent or lost shows no tensor, so its failure is never alike.
+    Each wrong tensor of `verdict` must be wrong in `other` too, with the same worst element, or with the same numbers
+    of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of a whole
+    tensor, such as a wrong shape, must have the same result. If a rank raised, the exceptions must be equal.  A rank
+    that is silent or lost shows no tensor, so its failure is never alike.
     """
     same = (verdict.claim, verdict.kind, verdict.draw) == (other.claim, other.kind, other.draw)
     if not same or not other.failed:
         return False
-    if verdict.judgement.mismatches and other.judgement.mismatches:
-        return _is_alike(verdict.judgement.mismatches[0], other.judgement.mismatches[0])
+    if wrong := verdict.judgement.mismatches:
+        return all(any(_is_alike(each, found) for found in other.judgement.mismatches) for each in wrong)
     return _exception_in(verdict) == _exception_in(other) != ""
 
 

@@ -272,6 +272,31 @@ def test_failures_on_two_backends_count_as_equal_if_tensor_and_element_agree(
     assert fails_alike(first, second) == alike
 
 
+OUTPUT, GRAD = (Mismatch(name, 0, "1", "2", (0,), extent="1") for name in ("output", "grad.x"))
+
+
+@pytest.mark.parametrize(
+    ("here", "on_gloo", "alike"),
+    [
+        ((OUTPUT, GRAD), (OUTPUT, GRAD), True),
+        ((GRAD,), (OUTPUT, GRAD), True),
+        ((OUTPUT, GRAD), (OUTPUT,), False),
+        ((OUTPUT, GRAD), (OUTPUT, replace(GRAD, local_index=(1,), extent="2")), False),
+        ((OUTPUT,), (GRAD,), False),
+    ],
+    ids=["both tensors", "fewer than on gloo", "a second tensor", "other elements of the second", "another tensor"],
+)
+def test_failure_is_torchs_only_if_each_wrong_tensor_is_wrong_alike_on_gloo(
+    here: tuple[Mismatch, ...], on_gloo: tuple[Mismatch, ...], *, alike: bool
+) -> None:
+    first, second = (
+        Verdict(claim="", subject="mine:fetch", case=SMALLEST, judgement=Judgement("value", each))
+        for each in (here, on_gloo)
+    )
+
+    assert fails_alike(first, second) == alike
+
+
 def test_search_that_ends_with_misuse_reports_the_failure_found_before(tmp_path: Path) -> None:
     """The mistake ends the search; the failure is shrunk past further cases of it."""
     pool = stub(wrong_second_value, misused_for_three)
