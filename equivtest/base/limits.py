@@ -86,6 +86,8 @@ CAPTURED_DIMS = 8  # of a captured tensor
 HEADER_BYTES = 2**26  # of the header of a file of tensors, enough for some hundred thousand tensors
 MANIFEST_BYTES = 2**27  # of a manifest for so many tensors
 NAME_CHARS = 500  # of a name in a header or a manifest
+OTHER_FILES = 100  # of a folder without a captured run, searched for a log of DebugMode
+OTHER_BYTES = 2**16  # of such a file; a log of DebugMode has an operator in its first lines
 
 
 def in_proportion(short_s: float, limit_s: float) -> float:

@@ -57,7 +57,7 @@ def compare_with_gloo(
 
 
 def fails_alike(verdict: Verdict, other: Verdict) -> bool:
-    """True if two verdicts on one case fail the same claim, by the same kind, and `other` has each failure of `verdict`.
+    """True if two verdicts on one case fail the same claim, by the same kind, at the same tensors.
 
     Each wrong tensor of `verdict` must be wrong in `other` too, with the same worst element, or with the same numbers
     of wrong elements on each rank, because roundings may decide which element is the worst.  A mismatch of a whole

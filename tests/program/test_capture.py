@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._debug_mode import DebugMode
 
 import equivtest
-from equivtest.captured.format.folder import CapturedRun
+from equivtest.captured.format.folder import CapturedRun, parts_in
 from equivtest.captured.format.tensor_file import DTYPES, LENGTH_BYTES, TensorFile, digest_of, write_tensors
 from equivtest.captured.judge.evidence import unsharded
 from equivtest.captured.judge.report import Judged, compare_runs, describe
@@ -26,6 +28,7 @@ from equivtest.programs.case import ModuleCase
 from equivtest.ranks.pool import Pool
 from equivtest.tensors import Placed
 from tests.commands import Command
+from tests.engine.test_cli import call
 from tests.programs.captured import (
     Flat,
     cancelling,
@@ -424,6 +427,77 @@ def test_invalid_folder_of_a_captured_run_is_refused_with_a_reason(copy: Path, w
         judged(copy)
 
     assert not Path("ran").exists()
+
+
+def sglang_dump(path: Path) -> None:
+    """Writes a dump as SGLang's dumper does: a folder with one pickle per value, whose name lists its tags.
+
+    Source: sglang/python/sglang/srt/debug_utils/dumper.py, _Dumper._dump_single (commit 00d35548).
+    """
+    path.mkdir()
+    for rank in range(2):
+        name = f"step=0___rank={rank}___dump_index=1___name=hidden_states___recompute_status=disabled___layer_id=0.pt"
+        torch.save({"value": torch.ones(2, 3), "meta": {"world_rank": rank, "dims": "t h[tp]"}}, path / name)
+
+
+def debug_mode_log(path: Path) -> None:
+    with DebugMode(record_nn_module=True) as mode, DebugMode.log_tensor_hashes(hash_inputs=True):
+        nn.Linear(3, 2)(torch.ones(4, 3)).sum().backward()
+    path.write_text(mode.debug_string())
+
+
+def debug_mode_logs(path: Path) -> None:
+    path.mkdir()
+    debug_mode_log(path / "rank-0.txt")
+
+
+def debug_mode_log_of_functions(path: Path) -> None:
+    with DebugMode(record_torchfunction=True, record_ids=True, record_stack_trace=True) as mode:
+        torch.nn.functional.softmax(torch.ones(2, 3), dim=0)
+    path.write_text(mode.debug_string())
+
+
+SGLANG, DEBUG_MODE = (
+    "a dump of SGLang's dumper \\(step=0___.*pickles",
+    "a log of torch's DebugMode: .*no values to judge",
+)
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["run", "other run"])
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (sglang_dump, SGLANG),
+        (debug_mode_log, DEBUG_MODE),
+        (debug_mode_logs, DEBUG_MODE),
+        (debug_mode_log_of_functions, DEBUG_MODE),
+    ],
+)
+def test_judging_a_dump_of_another_tool_says_in_one_line_what_it_lacks(
+    copy: Path,
+    tmp_path: Path,
+    write: Callable[[Path], None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_other: bool,
+) -> None:
+    dump = tmp_path / "dump"
+    write(dump)
+    folders = [str(copy)] * is_other + [str(dump)]
+
+    assert call(monkeypatch, "judge", *folders, "--reference", HERE + "blocks") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(words, line) and "put equivtest.capture(model, FOLDER) around the step" in line
+
+
+def test_file_of_no_known_tool_is_refused_as_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "name=notes.pt"
+    path.write_text("aten::mm is slow: t: f32[2, 3]")
+
+    with pytest.raises(Misuse, match="cannot be read as a folder"):
+        parts_in(path)
 
 
 def test_declared_batch_decides_which_captured_gradients_are_right(copy: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from equivtest.captured.format.manifest import SHARED, Manifest, Tensor, read_manifest
+from equivtest.captured.format.other_tools import describe_dump
 from equivtest.captured.format.tensor_file import TensorFile, digest_of
 from equivtest.errors import Misuse, reason_of, shorten
 from equivtest.layout import Flat, Layout, Placement, Replicate, Shard, parse_placement
@@ -194,14 +195,25 @@ def parts_in(folder: Path) -> list[Path]:
     Raises:
         Misuse: the folder cannot be read.
     """
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except (OSError, ValueError) as error:
-        raise Misuse(f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}") from error
+    entries = _entries_of(folder)
     if any(RANK.fullmatch(entry.name) for entry in entries):
         return []
     folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return [each for each in folders if each.name.isprintable() and any(map(os.path.lexists, paths_of(each, 0)))]
+
+
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns the entries of a folder in the order of their names.
+
+    Raises:
+        Misuse: the folder cannot be read.
+    """
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except (OSError, ValueError) as error:
+        raise Misuse(
+            describe_dump(folder, [folder]) or f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}"
+        ) from error
 
 
 def _ranks_in(folder: Path) -> list[int]:
@@ -210,13 +222,13 @@ def _ranks_in(folder: Path) -> list[int]:
     Raises:
         Misuse: there is no folder, the folder has no run, or it lacks some ranks of a run.
     """
-    try:
-        names = {path.name for path in folder.iterdir()}
-    except (OSError, ValueError) as error:
-        raise Misuse(f"{shorten(str(folder))} cannot be read as a folder: {reason_of(error)}") from error
+    names = {entry.name for entry in _entries_of(folder)}
     ranks = sorted({int(match[1]) for name in names if (match := RANK.fullmatch(name))})
     if not ranks:
-        raise Misuse(f"{folder} holds no captured run: no rank-00000.json; equivtest.capture writes one on every rank")
+        raise Misuse(
+            describe_dump(folder, [folder / name for name in sorted(names)])
+            or f"{folder} holds no captured run: no rank-00000.json; equivtest.capture writes one on every rank"
+        )
     for rank in range(ranks[-1] + 1):
         missing = next((path.name for path in paths_of(folder, rank) if path.name not in names), None)
         if missing:
