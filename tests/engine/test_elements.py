@@ -182,7 +182,7 @@ def test_each_element_is_judged_by_its_own_allowed_error() -> None:
         assert judge(spoil(placed(layout, 2), 1, (0,) * len(index), 14.0), expected)[0] is not None
 
 
-def test_nan_for_an_expected_number_is_wrong() -> None:
+def test_nan_in_place_of_an_expected_number_is_wrong() -> None:
     """Even within a large allowance."""
     expected = replace(EXPECTED, allowed=torch.full_like(VALUE, 1e9))
     mismatch, margin = judge(spoil(placed(ROWS, 2), 0, (0, 0), NAN), expected)

@@ -81,7 +81,7 @@ def test_conformance_run_requires_no_cell_of_a_dtype_that_the_property_skips() -
     assert {dtype for dtype, _, _ in cells} == set(CHUNK.dtypes[1:])
 
 
-def test_adding_cases_ends_although_no_case_on_two_ranks_can_judge_a_claim() -> None:
+def test_search_for_additional_cases_ends_although_no_case_can_judge_a_claim() -> None:
     """On two ranks nothing is judged of one rank."""
     found = filled(claimed(claims=(equals_unsharded, is_the_identity_for_one_rank)))
 
@@ -159,7 +159,7 @@ def test_added_cases_record_no_collectives_if_the_claim_on_collectives_fails_as_
     assert len(cases) > 12 and not any(case.records for case in cases)
 
 
-def test_adding_cases_ends_within_its_budget_if_a_cell_cannot_be_filled() -> None:
+def test_search_for_additional_cases_ends_in_its_budget_if_a_cell_stays_unfilled() -> None:
     asked: list[Case] = []
 
     def is_never(case: Case, claim: str) -> bool:

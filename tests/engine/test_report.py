@@ -166,7 +166,7 @@ def test_summary_and_the_page_show_margins_of_real_values() -> None:
     assert "No real values were judged" in as_html(ENVIRONMENT, [tally(record())], [])
 
 
-def test_report_page_has_a_picture_of_submodules_only_if_a_module_was_judged_by_parts() -> None:
+def test_report_page_shows_a_tree_of_submodules_only_after_judging_by_parts() -> None:
     page = as_html(
         ENVIRONMENT, [tally(record(parts={"boundary.up": 0.5, "boundary.down": 3.0}, begins="boundary.down"))], []
     )

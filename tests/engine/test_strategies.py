@@ -189,7 +189,7 @@ FETCH_KINDS: dict[str, Callable[[FetchCase], bool]] = {
 
 
 @pytest.mark.parametrize("kind", FETCH_KINDS)
-def test_fetch_cases_are_drawn_with_and_without_each_kind_of_parameter(kind: str) -> None:
+def test_fetch_cases_are_drawn_with_and_without_each_listed_feature(kind: str) -> None:
     assert {bool(FETCH_KINDS[kind](case)) for case in run_of("deepspeed_fetch_all_gather")} == {True, False}
 
 

@@ -170,7 +170,9 @@ def test_recording_collectives_of_a_two_axis_case_that_clips_raises_misuse() -> 
 @pytest.mark.ranks
 @pytest.mark.parametrize("mesh", [(2, 3), (3, 2)])
 @pytest.mark.parametrize("style", TWO_AXIS_STYLES)
-def test_torchs_training_passes_on_axes_of_two_and_three_ranks(style: str, mesh: tuple[int, int], pool: Pool) -> None:
+def test_torchs_training_passes_on_meshes_of_2_x_3_and_3_x_2_ranks(
+    style: str, mesh: tuple[int, int], pool: Pool
+) -> None:
     """Recorded, and clipped; 7 hidden features are uneven on either axis."""
     sizes: dict[str, Any] = {"hidden_features": 7, "out_features": 4, "requires_grad": ALL, "optimizer": "sgd"}
     case = two_axis_case(world_size=6, mesh=mesh, style=style, values=(("dense", 0), ("real", 1)), steps=2, **sizes)
