@@ -45,7 +45,7 @@ def num_graphs(mode: TorchDispatchMode) -> int:
     return len(graphs)
 
 
-def test_operations_in_a_mode_of_the_oracle_import_no_dynamo() -> None:
+def test_operations_under_a_mode_of_the_oracle_do_not_import_dynamo() -> None:
     code = (
         "import sys, torch; from equivtest.oracle.certificate import Certificate\n"
         "x = torch.ones(2, 2).double()\nwith Certificate(torch.float32): torch.nn.functional.linear(x, x)\n"
@@ -58,5 +58,5 @@ def test_operations_in_a_mode_of_the_oracle_import_no_dynamo() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_dynamo_compiles_as_much_of_a_mode_as_of_one_of_torch() -> None:
+def test_dynamo_compiles_as_many_graphs_in_an_oracle_mode_as_in_a_torch_mode() -> None:
     assert num_graphs(Multiplying()) == num_graphs(MultipliesAsTorch()) != num_graphs(MultipliesCompiled())

@@ -24,7 +24,7 @@ def report(request: pytest.FixtureRequest, pool: Pool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.ranks
-def test_report_is_red_if_wrong_and_green_if_right(report: ModuleType) -> None:
+def test_wrong_program_of_each_report_fails_and_its_right_program_passes(report: ModuleType) -> None:
     wrong, right = (each.check(world_sizes=(1, 2), audit=False) for each in (report.test_wrong, report.test_right))
 
     [expected] = re.findall("`test_wrong` prints: (.*)", report.__doc__ or "")
@@ -32,7 +32,7 @@ def test_report_is_red_if_wrong_and_green_if_right(report: ModuleType) -> None:
     assert right.ok, right
 
 
-def test_every_report_is_in_the_readme_with_its_issue() -> None:
+def test_readme_of_reports_lists_every_report_with_its_upstream_issue() -> None:
     text = (FOLDER / "README.md").read_text("utf-8")
 
     for file in FILES:

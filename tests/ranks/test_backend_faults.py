@@ -280,7 +280,7 @@ def test_cases_are_not_run_after_the_probe_of_a_collective_hangs(
 
 
 @pytest.mark.ranks
-def test_probe_on_many_ranks_gets_a_longer_limit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_on_many_ranks_gets_a_longer_time_limit(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     given_s = {}
 
     class Ranks:

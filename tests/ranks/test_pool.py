@@ -498,7 +498,7 @@ def test_ranks_can_be_forked_although_fake_tensors_register_a_device() -> None:
         assert pool.start == "forkserver"
 
 
-def test_ranks_on_the_cpu_are_forked_on_a_machine_with_cards() -> None:
+def test_ranks_on_the_cpu_are_forked_although_the_machine_has_accelerators() -> None:
     with Pool(visit=THREADS, environment={AS_CARD: "1"}) as pool:
         assert outcomes(pool.run("runs_backward", TWO)) == ["answered"] * 2
         assert pool.start == "forkserver"
