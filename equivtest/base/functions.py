@@ -52,7 +52,7 @@ def name_of(function: object, what: str) -> str:
     if not callable(function) or not qualified:
         kind = type(function).__name__
         raise Misuse(
-            f"{what} must be a function or a class, got a {kind}: write `def {what}(...)` in a file, pass {what}"
+            f"{what} must be a function or a class, got a {kind}: write `def {what}(...)` in a file, and pass {what}"
         )
     _require_findable(qualified, function, what)
     module = sys.modules.get(str(getattr(function, "__module__", "")))
@@ -64,8 +64,8 @@ def name_of(function: object, what: str) -> str:
         )
     if _attribute(module, qualified) != function:
         raise Misuse(
-            f"{what} {qualified!r} is not what {home} has under this name: a decorator or a second definition "
-            "has replaced it; give each its own name at the top level of the file"
+            f"{what} {qualified!r}: {home} has another object under this name, because a decorator or a second "
+            "definition replaced the function; give each of the two its own name at the top level of the file"
         )
     return f"{home}:{qualified}"
 
@@ -78,7 +78,8 @@ def _require_findable(qualified: str, function: object, what: str) -> None:
         outer, _, name = qualified.rpartition(".<locals>.")
         raise Misuse(
             f"{what} {name!r} is defined within {outer.rpartition('.')[2]!r}, so ranks cannot import it: move it to "
-            "the top level of its file, and pass the variables that it used there by options= or functools.partial"
+            "the top level of its file, and pass it the variables of the outer function by options= or "
+            "functools.partial"
         )
     owner = getattr(function, "__self__", None)
     if owner is not None and not isinstance(owner, type | ModuleType):

@@ -35,7 +35,9 @@ def load_named(name: str, what: str) -> object:
         module = load_file(module_name) if module_name.endswith(FILE) else importlib.import_module(module_name)
     except Exception as error:  # the module may raise any exception
         if isinstance(error, FileNotFoundError) and not Path(module_name).is_file() and module_name.endswith(FILE):
-            raise Misuse(f"{said}: there is no file {module_name} in {Path.cwd()}; start in its directory") from error
+            raise Misuse(
+                f"{said}: there is no file {module_name} in {Path.cwd()}; start in the file's folder"
+            ) from error
         if isinstance(error, ModuleNotFoundError) and _is_within(error.name or "", module_name):
             moved = "; modules of equivtest have moved, see CHANGELOG.md" * module_name.startswith("equivtest.")
             raise Misuse(
@@ -43,7 +45,7 @@ def load_named(name: str, what: str) -> object:
             ) from error
         if not module_name or module_name.startswith("."):
             raise Misuse(f"{said}: {error}; write package.module:NAME") from error
-        raise Misuse(f"{said}: {type(error).__name__}: {error}; fix its module") from error
+        raise Misuse(f"{said}: {type(error).__name__}: {error}; fix the module, which raises this at import") from error
     value: object = module
     for each in attribute.split("."):
         try:
@@ -81,12 +83,16 @@ def _without(module: ModuleType, attribute: str) -> str:
     name, file = module.__name__, module.__file__
     folders = list(getattr(module, "__path__", []))
     where = (
-        f"it lies in {file}" if file else f"it is the folder {folders[0]}, which has no __init__.py" if folders else ""
+        f"the module is {file}"
+        if file
+        else f"the module is the folder {folders[0]}, which has no __init__.py"
+        if folders
+        else ""
     )
     hidden = _hidden_by(module)
     if hidden is not None:
         outside = "" if str(hidden[0]) in map(_absolute, sys.path) else f", and put {hidden[0]} on PYTHONPATH"
-        where += f", and hides {hidden[1]}: rename one of the two{outside}"
+        where += f"; it hides {hidden[1]}: rename one of the two{outside}"
     if attribute in (found.name for found in pkgutil.iter_modules(folders)):
         return f"{where}; {name}.{attribute} is a module: did you mean {name}.{attribute}:NAME?"
     public = [each for each in vars(module) if not each.startswith("_")]

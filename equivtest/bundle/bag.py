@@ -99,7 +99,7 @@ def _files_of(archive: zipfile.ZipFile) -> dict[str, bytes | str]:
     """Returns path in the bag -> content of the file, or the reason, as a string, why it cannot be read."""
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if len(entries) > MOST_FILES:
-        raise Misuse(f"it has {len(entries):,} files, a bundle has at most {MOST_FILES:,}")
+        raise Misuse(f"it has {len(entries):,} files, but a bundle has at most {MOST_FILES:,}")
     files: dict[str, bytes | str] = {}
     left = MOST_BYTES
     for entry in entries:
@@ -120,7 +120,9 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
     if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
         raise Misuse(f"{entry.filename!r} is not a regular file")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Misuse(f"{entry.filename!r} is compressed by method {entry.compress_type}, a bundle by deflate")
+        raise Misuse(
+            f"{entry.filename!r} is compressed by method {entry.compress_type}, but a bundle uses only deflate"
+        )
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> bytes | str:
@@ -172,7 +174,7 @@ def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes],
     for line in manifest.decode("utf-8", "replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None or match[2] in sums:
-            return [f"{named} has a line that is not a checksum, or a file twice: {shorten(line)!r}"]
+            return [f"{named} has a line that is not a checksum, or that repeats a file: {shorten(line)!r}"]
         sums[match[2]] = match[1]
     found = [f"{name} is missing: {named} lists it" for name in sums if name not in files and name not in unread]
     found += [f"{name} was added: {named} does not list it" for name in files if name not in sums]

@@ -51,8 +51,7 @@ class Derived(Searching):
             wanted = barred_records(self.prop.subject, case, entry)
             if self._take(case) != wanted:
                 self.problems.append(
-                    f"the known failure {entry.id} says that {case!r} does not run, but the bundle records something "
-                    "else"
+                    f"the known failure {entry.id} forbids to run {case!r}, but the bundle has a verdict of a run on it"
                 )
             self.records += wanted
         left: list[Case] = []
@@ -85,16 +84,20 @@ class Derived(Searching):
             place = (record.draw, record.mode, record.seed)
             if record.draw != number or number >= len(case.values) or place[1:] != case.values[number]:
                 found.append(
-                    f"draw {record.draw} has mode {record.mode!r} and seed {record.seed}, but the case has others"
+                    f"the verdict on draw {record.draw} has mode {record.mode!r} and seed {record.seed}, but the case "
+                    "has no such draw there"
                 )
             if (record.schema, record.subject) != (RECORD_SCHEMA, self.prop.subject):
-                found.append(f"a verdict on {record.subject!r} of schema {record.schema}")
+                found.append(
+                    f"a verdict has subject {record.subject!r} and schema {record.schema}, but this search has "
+                    f"{self.prop.subject!r} and {RECORD_SCHEMA}"
+                )
             if (record.world_size, record.dtype, record.shard_kind, record.refusal) != _place_of(case):
                 found.append("its world size, dtype, shard kind or refusal differs from the case's")
             found += self._faults_of_verdicts(case, record)
         has_ended = bool(records) and _ended(records[0])
         if records and not has_ended and not case.refusal and len(records) != len(case.values):
-            found.append(f"{len(records)} of {len(case.values)} draws")
+            found.append(f"only {len(records)} of the {len(case.values)} draws have verdicts")
         return found
 
     def _faults_of_verdicts(self, case: Case, record: Record) -> list[str]:
@@ -102,19 +105,23 @@ class Derived(Searching):
         claims = {claim.name: claim for claim in self.prop.claims}
         for claim, kind in record.verdicts.items():
             if claim not in claims or kind not in (*KINDS, *OTHER_KINDS):
-                found.append(f"verdict {claim}: {kind}, which {self.prop.subject} cannot have")
+                found.append(f"claim {claim} has verdict {kind}, which is impossible for {self.prop.subject}")
                 continue
             margin = record.margins.get(claim)
             if margin is None or not margin >= 0 or (kind == "holds" and margin > 1):
-                found.append(f"{claim}: {kind} with margin {margin}")
+                found.append(f"claim {claim} has verdict {kind}, which contradicts its margin {margin}")
             if (kind == "known") != (claim in record.known):
-                found.append(f"{claim}: {kind}, but its reason of a known failure says otherwise")
+                found.append(
+                    f"claim {claim} has verdict {kind}, but exactly the verdicts 'known' must name a known failure"
+                )
             elif kind == "known" and record.known[claim] not in {*self._reasons(case), *self.torchs}:
-                found.append(f"{claim}: recorded as known to fail, but no entry of the known failures says so")
+                found.append(f"claim {claim} has verdict known, but no entry of the known failures covers the case")
         if record.margins.keys() != record.verdicts.keys():
-            found.append("its margins and its verdicts are on different claims")
+            found.append("the margins of a verdict name other claims than the verdict")
         if not _ended(record):
-            found += [f"no verdict on {name}" for name in self._required(case, record.draw) - record.verdicts.keys()]
+            found += [
+                f"no verdict on claim {name}" for name in self._required(case, record.draw) - record.verdicts.keys()
+            ]
         if set(record.verdicts.values()) <= {"holds"}:
             beyond = [name for name, margin in record.tensor_margins.items() if not 0 <= margin <= 1]
             found += [
@@ -178,7 +185,9 @@ def derive(
     searching = Derived(prop, chunk, pool, known, recorded=recorded, torchs=torchs)
     mistake = searching.run()
     problems = [mistake] if mistake else searching.problems
-    problems += [f"a verdict on {_code(data)}, but this search has no such case" for data in searching.recorded]
+    problems += [
+        f"there is a verdict on {_code(data)}, but this search has no such case" for data in searching.recorded
+    ]
     return searching.records, searching.coverage(), dict(searching.left_out), problems
 
 

@@ -196,7 +196,10 @@ def measured(pool: Pool) -> tuple[Claims, list[str]]:
     notes = [f"refused: {finding}" for each in known for finding in each.refused]
     notes += [f"wrong: {fault}" for each in known for fault in each.faults]
     unprobed = ", ".join(name for name in FUNCTIONS if name not in PROBED)
-    return claims, [*(" ".join(note.split())[:200] for note in notes), f"claimed although not probed: {unprobed}"]
+    return claims, [
+        *(" ".join(note.split())[:200] for note in notes),
+        f"claimed, although no probe calls them: {unprobed}",
+    ]
 
 
 def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> str:

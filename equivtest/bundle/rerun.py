@@ -59,7 +59,7 @@ def rerun_cases(
     yield (
         (
             f"rerun: {len(chosen) - num_differing} of {len(chosen)} cases agree on {pool.backend.name} and "
-            f"{pool.backend.device}, in {how}; --seed {seed} chooses the same again"
+            f"{pool.backend.device}, in {how}; --seed {seed} chooses the same cases again"
         ),
         False,
     )
@@ -96,7 +96,7 @@ def _is_same_machine(environment: Environment, pool: Pool, cpu: str) -> bool:
 
 def _differences(records: list[Record], again: list[Record], *, same: bool) -> Iterator[str]:
     if len(records) != len(again):
-        yield f"the bundle has {len(records)} verdicts, this run {len(again)}"
+        yield f"the bundle has {len(records)} verdicts, but this run {len(again)}"
         return
     for recorded, here in zip(records, again, strict=True):
         for claim in sorted(recorded.verdicts.keys() | here.verdicts.keys()):
@@ -104,7 +104,7 @@ def _differences(records: list[Record], again: list[Record], *, same: bool) -> I
             if recorded.known.get(claim) == f"{TORCHS} ({pair[1]})":
                 continue  # a failure that the run left to torch, and that shows here too
             if pair[0] != pair[1] and (same or set(pair) != {"holds", "inconclusive"}):
-                yield f"{claim} is {pair[0]} in the bundle, {pair[1]} here"
+                yield f"the verdict on {claim} is {pair[0]!r} in the bundle, but {pair[1]!r} here"
         if set(recorded.verdicts.values()) == set(here.verdicts.values()) == {"holds"}:
             yield from _differing_margins(recorded, here, same=same)
 
@@ -112,8 +112,8 @@ def _differences(records: list[Record], again: list[Record], *, same: bool) -> I
 def _differing_margins(recorded: Record, here: Record, *, same: bool) -> Iterator[str]:
     if recorded.tensor_margins.keys() != here.tensor_margins.keys():
         names = ", ".join(sorted(recorded.tensor_margins.keys() ^ here.tensor_margins.keys()))
-        yield f"margins of other tensors: {names}"
+        yield f"only the bundle or only this run has margins of {names}"
         return
     for name, margin in recorded.tensor_margins.items():
         if same and margin != here.tensor_margins[name]:
-            yield f"the margin of {name} is {margin:.6g} in the bundle, {here.tensor_margins[name]:.6g} here"
+            yield f"the margin of {name} is {margin:.6g} in the bundle, but {here.tensor_margins[name]:.6g} here"

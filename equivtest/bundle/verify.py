@@ -130,11 +130,14 @@ class _Check:
         lines = tuple(levels.in_lines(self.found.levels)) if self.found.levels else ()
         if lines != environment.levels:
             self._say(
-                "altered", f"data/{contents.ENVIRONMENT}: levels {environment.levels}, but the verdicts give {lines}"
+                "altered",
+                f"data/{contents.ENVIRONMENT} has the levels {environment.levels}, but the verdicts give {lines}",
             )
         if environment.failed and not self.found.problems:
             self._say(
-                "red", f"{environment.failed} tests of the run failed, although no claim did: see its known failures"
+                "red",
+                f"{environment.failed} tests of the run failed, although every claim holds: see the state of the known "
+                "failures in its report",
             )
 
     def _say(self, word: str, text: str) -> None:
@@ -170,7 +173,9 @@ class _Check:
             self._say("incomplete", f"the run did not end: {environment.state}")
         self._check_manifest(environment)
         if tuple(each.name for each in lists) != environment.own_lists:
-            self._say("altered", f"data/{contents.LISTS} lists other known failures than the run used")
+            self._say(
+                "altered", f"data/{contents.LISTS} names other lists of known failures than data/{contents.ENVIRONMENT}"
+            )
         try:
             has_begun = day_of(environment.started) <= today()
         except ValueError:
@@ -178,8 +183,8 @@ class _Check:
         if not has_begun:
             self._say(
                 "altered",
-                f"data/{contents.ENVIRONMENT}: the run began at {shorten(environment.started)}, which is no date up "
-                "to today",
+                f"data/{contents.ENVIRONMENT}: the run began at {shorten(environment.started)}, which is not a date, "
+                "or after today",
             )
             return False
         unknown = set(environment.subjects) - {*self.properties, *(prop.subject for prop in self.properties.values())}
@@ -211,7 +216,7 @@ class _Check:
         options["allow_unsupported"] = ",".join(sorted((options["allow_unsupported"] or "").split(",")))
         for name, value in used.items():
             if options[name] != value:
-                text = f"{name} is {_short(options[name])} in the manifest, {_short(value)} in the run"
+                text = f"{name} is {_short(options[name])} in the manifest, but {_short(value)} in the run"
                 self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
@@ -225,7 +230,7 @@ class _Check:
                 self._say("altered", f"data/{contents.LISTS}: {error}")
         for entry in entries:
             if entry.has_expired(today()):
-                self._say("expired", f"{entry.id} on {entry.expires}: {entry.reason}")
+                self._say("expired", f"the known failure {entry.id}, on {entry.expires}: {entry.reason}")
         return KnownFailures.on_day(entries, day_of(environment.started))
 
     def _check_properties(self, environment: Environment, results: Results) -> None:
@@ -238,13 +243,15 @@ class _Check:
         for name in listed.keys() - wanted.keys():
             self._say("altered", f"data/{contents.RESULTS} has property {name!r}, which the run does not have")
         if len(listed) != len(results.properties):
-            self._say("altered", f"data/{contents.RESULTS} has a property twice")
+            names = [result.name for result in results.properties]
+            twice = next(name for name in names if names.count(name) > 1)
+            self._say("altered", f"data/{contents.RESULTS} has property {twice!r} twice")
         left_out = [name for name, prop in wanted.items() if name not in listed and (prop.requires or prop.incomplete)]
         if left_out:
-            self.found.notes.append(f"not in the run, which may leave them out: {', '.join(left_out)}")
+            self.found.notes.append(f"the run left out these properties, as it may: {', '.join(left_out)}")
         for name, prop in wanted.items():
             if name in listed and prop.absent:
-                self.found.notes.append(f"{name} is not checked: {prop.absent}")
+                self.found.notes.append(f"property {name} is not checked: {prop.absent}")
             elif name in listed:
                 self._check_property(environment, name, prop, listed[name])
             elif name not in left_out:
@@ -285,8 +292,8 @@ class _Check:
             if getattr(derived, key) != getattr(result, key):
                 self._say(
                     "altered",
-                    f"data/{contents.RESULTS}: {key} of {name} is {_short(getattr(result, key))}; "
-                    f"the verdicts give {_short(getattr(derived, key))}",
+                    f"data/{contents.RESULTS}: {key} of {name} is {_short(getattr(result, key))}, "
+                    f"but the verdicts give {_short(getattr(derived, key))}",
                 )
         self._judge(name, tally, holes)
         self.tallies.append(tally)
@@ -299,7 +306,7 @@ class _Check:
             elif each.outcome == "skipped":
                 self.found.notes.append(f"open: {name}: {each.claim}: {shorten(each.text)}")
         if holes:
-            self._say("incomplete", f"{name}: {len(holes)} required cells without a conclusion, first {holes[0]}")
+            self._say("incomplete", f"{name}: {len(holes)} required cells have no conclusive verdict, first {holes[0]}")
 
     def _records(self, name: str, label: str) -> list[Record] | None:
         path = contents.search_file(name, label)
@@ -324,10 +331,11 @@ class _Check:
         derived, coverage, left_out, problems = derive(prop, chunk, self.found.known, records, self.pool, torchs)
         if torchs and (number := sum(not torchs.isdisjoint(record.known.values()) for record in records)):
             self.found.notes.append(
-                f"{name}: {number} verdicts of {label} are left to torch: --rerun on gloo checks them"
+                f"{name}: {number} verdicts of search {label} blame torch, because the case failed on gloo and the CPU "
+                "too: --rerun on gloo checks them"
             )
         if derived != records and not problems:
-            problems = ["its verdicts are in another order than the search makes them, or twice"]
+            problems = ["the verdicts are not in the order in which the search makes them, or one occurs twice"]
         for line in problems[:MOST_NAMED]:
             self._say("altered", f"{path}: {shorten(line)}")
         if len(problems) > MOST_NAMED:
@@ -340,7 +348,8 @@ class _Check:
 
     def _check_audit(self, name: str, prop: Property, audit: Audited | None, tally: Tally, *, wanted: bool) -> None:
         if wanted != (audit is not None):
-            self._say("incomplete", f"{name}: {'no audit, which the run has' if wanted else 'an audit too many'}")
+            audits = "an audit, which is missing" if wanted else "no audit, but the bundle has one"
+            self._say("incomplete", f"{name}: the settings of the run ask for {audits}")
         if audit is None:
             return
         tally.done.add(AUDIT_LABEL)
@@ -348,7 +357,7 @@ class _Check:
         unseen, shows_nothing = unseen_in(audit)
         right = audit.property == name and audit.reason == prop.without_collectives
         if not right or audit.unseen != unseen or bool(audit.problem) < shows_nothing:
-            self._say("altered", f"data/{contents.RESULTS}: the audit of {name} does not follow from its rows")
+            self._say("altered", f"data/{contents.RESULTS}: the conclusion of the audit of {name} contradicts its rows")
         if tally.unshown:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
@@ -363,25 +372,35 @@ class _Check:
         }
         states = {state.id: state for state in results.known}
         if len(states) != len(results.known):
-            self._say("altered", f"data/{contents.RESULTS} has a known failure twice")
+            ids = [state.id for state in results.known]
+            twice = next(name for name in ids if ids.count(name) > 1)
+            self._say("altered", f"data/{contents.RESULTS} has the known failure {shorten(twice)} twice")
         for name in states.keys() - wanted.keys():
-            self._say("altered", f"data/{contents.RESULTS} has {shorten(name)}, which the run does not have")
+            self._say(
+                "altered", f"data/{contents.RESULTS} has the known failure {shorten(name)}, which the run does not have"
+            )
         for name, entry in wanted.items():
             if name not in states:
-                self._say("incomplete", f"{name} is missing: the run did not try whether it still fails")
+                self._say("incomplete", f"the known failure {name} is missing: the run did not try if it still fails")
             else:
                 self._check_state(environment, entry, states[name])
 
     def _check_state(self, environment: Environment, entry: KnownFailure, state: KnownState) -> None:
         if state != known_state(entry, state.state):
-            self._say("altered", f"data/{contents.RESULTS}: {entry.id} is not as its list has it")
+            self._say(
+                "altered", f"data/{contents.RESULTS}: the known failure {entry.id} differs from its entry in the list"
+            )
         runs = entry.case.world_size in environment.world_sizes and entry.case.is_within(environment.dtypes)
         is_reference = (environment.backend, environment.device) == ("gloo", "cpu")
         possible = {STILL_FAILS, NOT_SUPPORTED, OPEN, OTHERWISE, NO_LONGER} if runs else {NOT_RUN}
         if runs and entry.is_shipped and not is_reference:
             possible = possible - {NO_LONGER} | {HOLDS_HERE}
         if state.state not in possible:
-            self._say("altered", f"data/{contents.RESULTS}: {entry.id} cannot be {shorten(state.state)!r} in this run")
+            self._say(
+                "altered",
+                f"data/{contents.RESULTS}: the known failure {entry.id} cannot have the state "
+                f"{shorten(state.state)!r} in this run",
+            )
         own = self.found.known.own
         is_own = any(own.match(entry.subject, entry.claim, entry.case, kind) for kind in FAILING)
         if state.state == NO_LONGER or (state.state == OTHERWISE and not (is_own and entry.is_shipped)):
@@ -409,18 +428,21 @@ def _require_suite(environment: Environment, results: Results) -> None:
     Another suite or release would draw other cases.
     """
     if results.schema != contents.SCHEMA:
-        raise Misuse(f"the bundle has schema {results.schema}, this equivtest reads {contents.SCHEMA}")
+        raise Misuse(
+            f"the bundle has schema {results.schema}, but this equivtest reads {contents.SCHEMA}: verify it with the "
+            "release that wrote it"
+        )
     if environment.suite_digest != contents.suite_digest():
         commit = f" (commit {environment.equivtest_commit})" if environment.equivtest_commit else ""
         raise Misuse(
             f"another suite made this bundle: equivtest {environment.equivtest}{commit}, digest "
-            f"{environment.suite_digest[:12]}; here is {metadata.version('equivtest')}, digest "
+            f"{environment.suite_digest[:12]}; installed is {metadata.version('equivtest')}, digest "
             f"{contents.suite_digest()[:12]}: verify it with the suite that made it"
         )
     for name in ("torch", "hypothesis"):
         wanted, here = getattr(environment, name), metadata.version(name)
         if wanted != here:
-            raise Misuse(f"the bundle was made with {name} {wanted}, here is {here}: install the bundle's release")
+            raise Misuse(f"the bundle was made with {name} {wanted}, but {here} is installed: install {name} {wanted}")
 
 
 def require_case(record: Record) -> None:

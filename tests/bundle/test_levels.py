@@ -50,7 +50,7 @@ def test_level_is_reached_only_if_all_lower_levels_are_reached(names: tuple[str,
     [
         ("value", 1, "level 2, parallel layers and fetches: 1 failing, first scale: repeats_itself"),
         ("inconclusive", 1, "level 2, parallel layers and fetches: 1 open, first scale: repeats_itself"),
-        ("known", 2, "level 2, parallel layers and fetches: complete: 6 keys hold, 1 fail as is known"),
+        ("known", 2, "level 2, parallel layers and fetches: complete: 6 keys hold, 1 known to fail"),
     ],
 )
 def test_level_is_reached_only_if_its_claims_hold_or_fail_as_known(kind: str, number: int, said: str) -> None:

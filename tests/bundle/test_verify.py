@@ -56,7 +56,7 @@ def test_verify_rejects_a_bundle_of_a_run_with_a_failed_test(honest: Payload, bu
     """Every claim holds, but an entry that no longer fails gave the run exit code 1."""
     payload = changed(honest, "environment.json", lambda data: data | {"failed": 1})
 
-    assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, although no claim did")
+    assert problems_of(packed(bundle, payload)).startswith("red: 1 tests of the run failed, although every claim holds")
 
 
 def test_packing_equal_files_twice_gives_equal_bundles(honest: Payload, tmp_path: Path) -> None:
@@ -185,17 +185,17 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     "a verdict": (of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(repeats_itself="lost"))), "red"),
     "a verdict that is none": (
         of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(equals_unsharded="perfect"))),
-        "which scale cannot have",
+        "which is impossible for scale",
     ),
     "a claim left out": (
         of_verdicts(
             ON_TWO, each_record(lambda line: [line[key].pop("equals_unsharded") for key in ("verdicts", "margins")])
         ),
-        "no verdict on equals_unsharded",
+        "no verdict on claim equals_unsharded",
     ),
     "a claim of another property": (
         of_verdicts(ON_TWO, each_record(lambda line: line["verdicts"].update(refuses="holds"))),
-        "which scale cannot have",
+        "which is impossible for scale",
     ),
     "a draw left out": (of_verdicts(ON_TWO, lambda lines: lines[1:]), "draw 1 has mode"),
     "a case left out": (
@@ -212,15 +212,15 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     ),
     "another seed": (
         of_verdicts(ON_TWO, each_record(lambda line: line.update(seed=line["seed"] + 1))),
-        "but the case has others",
+        "but the case has no such draw there",
     ),
     "another kind of values": (
         of_verdicts(ON_TWO, each_record(lambda line: line.update(mode="other"))),
-        "but the case has others",
+        "but the case has no such draw there",
     ),
     "another subject": (
         of_verdicts(ON_TWO, each_record(lambda line: line.update(subject="norm"))),
-        "a verdict on 'norm'",
+        "a verdict has subject 'norm'",
     ),
     "another world size": (
         of_verdicts(ON_TWO, each_record(lambda line: line.update(world_size=3))),
@@ -237,7 +237,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     ),
     "a margin above 1": (
         of_verdicts(ON_TWO, each_record(lambda line: line["margins"].update(equals_unsharded=1.5))),
-        "with margin 1.5",
+        "contradicts its margin 1.5",
     ),
     "a margin of a tensor above 1": (
         of_verdicts(ON_TWO, each_record(lambda line: line["tensor_margins"].update(output=2.0))),
@@ -253,7 +253,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
                 )
             ),
         ),
-        "recorded as known to fail, but no entry",
+        "has verdict known, but no entry",
     ),
     "a failure left to torch where torch is judged": (
         of_verdicts(
@@ -265,7 +265,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
                 )
             ),
         ),
-        "recorded as known to fail, but no entry",
+        "has verdict known, but no entry",
     ),
     "another form": (lambda p: p | {ON_TWO: p[ON_TWO].replace(b",", b", ")}, "do not have the form"),
     "an unknown field": (
@@ -281,10 +281,13 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     "a property left out": (of_results("properties", value=[]), "property scale is missing"),
     "a property twice": (
         lambda p: changed(p, "results.json", lambda data: data | {"properties": data["properties"] * 2}),
-        "twice",
+        "has property 'scale' twice",
     ),
     "an unknown property": (of_results(*OF_PROPERTY, "name", value="perfect"), "which the run does not have"),
-    "no audit": (of_results(*OF_PROPERTY, "audit", value=None), "no audit"),
+    "ask for an audit, which is missing": (
+        of_results(*OF_PROPERTY, "audit", value=None),
+        "ask for an audit, which is missing",
+    ),
     "an audit of another property": (of_results(*OF_PROPERTY, "audit", "property", value="norm"), "the audit of scale"),
     "an audit with unseen collectives": (
         of_results(*OF_PROPERTY, "audit", "unseen", value=["all_reduce in the forward"]),
@@ -305,19 +308,25 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
         of_results("troubles", value=["the backend is wrong: all_reduce"]),
         "red: the backend is wrong",
     ),
-    "a known failure that did not run": (with_waiver, "known_failures::scale::1 is missing: the run did not try"),
-    "a known failure of no list": (with_state, "has known_failures::scale::1, which the run does not"),
+    "a known failure that did not run": (
+        with_waiver,
+        "the known failure known_failures::scale::1 is missing: the run did not try",
+    ),
+    "a known failure of no list": (
+        with_state,
+        "has the known failure known_failures::scale::1, which the run does not",
+    ),
     "a known failure of another kind": (
         lambda p: with_state(with_waiver(p), kind="layout"),
-        "known_failures::scale::1 is not as its list has it",
+        "known_failures::scale::1 differs from its entry",
     ),
     "a known failure that holds on gloo": (
         lambda p: with_state(with_waiver(p), state="holds on this backend"),
-        "cannot be 'holds on this backend' in this run",
+        "cannot have the state 'holds on this backend' in this run",
     ),
     "a known failure that could not run": (
         lambda p: with_state(with_waiver(p), state="not run"),
-        "cannot be 'not run' in this run",
+        "cannot have the state 'not run' in this run",
     ),
     "a known failure that no longer fails": (
         lambda p: with_state(with_waiver(p), state="no longer fails"),
@@ -327,7 +336,10 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
         lambda p: with_state(with_waiver(p), state="fails otherwise"),
         "red: known_failures::scale::1 fails otherwise",
     ),
-    "an expired waiver": (lambda p: with_waiver(p, expires="2026-02-01"), "expired: known_failures::scale::1"),
+    "an expired waiver": (
+        lambda p: with_waiver(p, expires="2026-02-01"),
+        "expired: the known failure known_failures::scale::1",
+    ),
     "a waiver for no case": (
         lambda p: with_waiver(p, where=[["world_size", "==", 3]]),
         "the condition is false for the entry's own",
@@ -335,7 +347,7 @@ FORGED: dict[str, tuple[Callable[[Payload], Payload], str]] = {
     "a waiver on what is no field": (lambda p: with_waiver(p, where=[["__class__", "==", 3]]), "no field"),
     "a list that the run did not use": (
         lambda p: changed(p, "known_failures.json", lambda _: [{"name": "mine.toml", "entries": [entry()]}]),
-        "lists other known failures",
+        "names other lists of known failures",
     ),
 }
 """Forgery -> its change of the files, which then get right checksums, and a part of the message."""
@@ -408,7 +420,7 @@ def rounded(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prope
     ("invent", "said"),
     [
         (lambda margins: dict.fromkeys(margins, 0.25), "is 0.25 in the bundle"),
-        (lambda _: {}, "margins of other tensors"),
+        (lambda _: {}, "only the bundle or only this run has margins of"),
         (lambda margins: margins, ""),
     ],
 )
@@ -436,7 +448,7 @@ def test_rerun_rejects_a_bundle_whose_verdicts_differ_from_the_rerun(honest: Pay
     wrong = "tests.defects.scale:scaled_by_every_rank"
     found.searches = [(replace(prop, subject=wrong), chunk, records) for prop, chunk, records in found.searches]
 
-    assert "equals_unsharded is holds in the bundle, value here" in differences_of(found, pool)
+    assert "the verdict on equals_unsharded is 'holds' in the bundle, but 'value' here" in differences_of(found, pool)
 
 
 def test_seed_determines_the_cases_that_are_run_again(honest: Payload, bundle: Path) -> None:
@@ -451,9 +463,9 @@ def test_seed_determines_the_cases_that_are_run_again(honest: Payload, bundle: P
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({"profile": "soak"}, "smoke, gate and conformance"),
+        ({"profile": "soak"}, "smoke, gate or conformance"),
         ({"budget": "60"}, "without --budget"),
-        ({"shard": "1/2"}, "does not go with --shard"),
+        ({"shard": "1/2"}, "cannot be used with --shard"),
         ({"subjects": "scale=mine:scale"}, "another implementation of scale"),
     ],
 )

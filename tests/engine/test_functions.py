@@ -120,7 +120,7 @@ def typed_in() -> object:
         (nn.Identity(), "build must be a function or a class, got a Identity: write `def build(...)` in a file"),
         (typed_in(), "build 'block' was defined in a notebook or at a prompt, and ranks can import functions from"),
         (nn.Identity().forward, "build 'Identity.forward' is a method of one object: write `def build(...)`"),
-        (functools.wraps(write)(lambda: nn.Identity()), "build 'write' is not what "),
+        (functools.wraps(write)(lambda: nn.Identity()), "has another object under this name, because a decorator"),
     ],
 )
 def test_function_that_ranks_cannot_import_is_refused_in_one_line(function: object, said: str) -> None:

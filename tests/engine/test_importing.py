@@ -38,8 +38,8 @@ def test_message_names_a_package_that_shadows_a_module_of_the_same_name(here: Pa
     (here / "hidden.py").write_text("def encoder(): ...")
 
     assert told("hidden:encoder") == (
-        "build 'hidden:encoder' cannot be imported: module 'hidden' has no attribute 'encoder': it lies in "
-        f"{here}/hidden/__init__.py, and hides {here}/hidden.py: rename one of the two; did you mean 'decoder'?; "
+        "build 'hidden:encoder' cannot be imported: module 'hidden' has no attribute 'encoder': the module is "
+        f"{here}/hidden/__init__.py; it hides {here}/hidden.py: rename one of the two; did you mean 'decoder'?; "
         "write package.module:NAME"
     )
 
@@ -54,15 +54,17 @@ def test_message_names_a_folder_that_shadows_a_module_in_the_working_directory(
     monkeypatch.chdir(here / "work")
 
     assert (
-        f"it is the folder {here}/hidden, which has no __init__.py, and hides {here}/work/hidden.py: rename one of the "
-        f"two, and put {here}/work on PYTHONPATH" in told("hidden:encoder")
+        f"the module is the folder {here}/hidden, which has no __init__.py; it hides {here}/work/hidden.py: rename one "
+        f"of the two, and put {here}/work on PYTHONPATH" in told("hidden:encoder")
     )
 
 
 def test_error_for_a_misspelt_function_name_suggests_a_similar_name(here: Path) -> None:
     (here / "near_by.py").write_text("def encoder(): ...\ndef sharded(): ...")
 
-    assert f"has no attribute 'encodr': it lies in {here}/near_by.py; did you mean 'encoder'?" in told("near_by:encodr")
+    assert f"has no attribute 'encodr': the module is {here}/near_by.py; did you mean 'encoder'?" in told(
+        "near_by:encodr"
+    )
     assert "it defines encoder, sharded; write package.module:NAME" in told("near_by:whole")
 
 
@@ -93,7 +95,7 @@ def test_failed_import_within_a_module_is_reported_as_an_error_of_that_module(he
 
     assert told("asking:f") == (
         "build 'asking:f' cannot be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'; "
-        "fix its module"
+        "fix the module, which raises this at import"
     )
 
 
