@@ -75,7 +75,7 @@ def capture(
     parts = [("", module)]
     if alone:
         parts = [(path, part) for path, part in parts_of(module) if any(fnmatchcase(path, each) for each in alone)]
-        require(bool(parts), f"alone must name submodules, {', '.join(alone)} names none")
+        require(bool(parts), f"alone= must name submodules of the module, but {', '.join(alone)} matches none")
     keepers = [
         Keeper(job, path, part, Path(folder) / path, tuple(boundaries), () if alone else tuple(outputs))
         for path, part in parts
@@ -158,7 +158,7 @@ def _job_of(
     ranks = None if mesh is None else mesh.mesh.flatten().tolist()
     require(
         ranks is None or ranks == list(range(world.size)),
-        f"mesh must have all {world.size} ranks of the job in order, got {ranks}: pass it as capture(mesh=)",
+        f"the mesh must have all {world.size} ranks of the job in order, got {ranks}: pass such a mesh, capture(mesh=)",
     )
     axes = axes_of(mesh)
     require(
@@ -193,13 +193,13 @@ def _agree(job: Job, folder: Path, problem: str) -> None:
     largest = sizes.index(max(sizes))
     require(
         max(sizes) <= job.limit_bytes,
-        f"rank {largest} would write {_in_words(max(sizes))}, the limit is {_in_words(job.limit_bytes)}: name fewer "
-        "submodules, capture(boundaries=['layers.0.*']), or raise limit_bytes=",
+        f"rank {largest} would write {_in_words(max(sizes))}, but the limit is {_in_words(job.limit_bytes)}: name "
+        "fewer submodules, capture(boundaries=['layers.0.*']), or raise limit_bytes=",
     )
     if job.world.rank == 0:
         sys.stderr.write(
-            f"equivtest: {len(sizes)} ranks write {_in_words(sum(sizes))}, one at most {_in_words(max(sizes))}, into "
-            f"{folder}\n"
+            f"equivtest: {len(sizes)} ranks write {_in_words(sum(sizes))} into {folder}, one rank at most "
+            f"{_in_words(max(sizes))}\n"
         )
 
 

@@ -92,14 +92,14 @@ def test_comparison_of_two_captured_runs_names_the_wrong_run(run: Path, tmp_path
     right, wrong = judged(run), judged(tmp_path / "wrong")
 
     assert first_wrong(wrong) == "boundary.1.down"
-    assert compare_runs(right, wrong) == f"wrong: {tmp_path / 'wrong'}; {run} holds"
+    assert compare_runs(right, wrong) == f"wrong: {tmp_path / 'wrong'}; every claim holds on {run}"
 
 
 @pytest.mark.parametrize(
     ("part", "factor", "words", "open_"),
     [
         (1, 1.125, "boundary.1 differs from the oracle", ""),
-        (0, 1.25, "equals_unsharded inconclusive: no bound decides", ", 1 with too wide a bound"),
+        (0, 1.25, "equals_unsharded inconclusive: the bounds of ", ", 1 with too wide a bound"),
         (0, 1.0, "run: equals_unsharded, gradients_equal_unsharded, does_not_touch_its_inputs hold", ""),
     ],
 )
@@ -129,7 +129,7 @@ def test_captured_run_of_a_tensor_parallel_module_is_judged(
     found = judged(folder)
 
     assert (first_wrong(found) if found.failed else "") == first
-    assert first or compare_runs(judged(run), found).startswith("both hold: ")
+    assert first or compare_runs(judged(run), found).startswith("both runs hold: ")
 
 
 @pytest.mark.ranks
@@ -177,7 +177,7 @@ def test_autocast_of_another_device_is_refused(copy: Path) -> None:
     path = copy / JSON
     path.write_text(path.read_text().replace('"autocast": ""', '"autocast": "cuda:bfloat16"'))
 
-    with pytest.raises(Misuse, match="autocast, cuda:bfloat16, which rounds elsewhere"):
+    with pytest.raises(Misuse, match="under autocast cuda:bfloat16, which converts other operations"):
         judged(copy)
 
 
@@ -256,7 +256,7 @@ def test_captured_submodules_keep_their_names(run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limit_bytes": 100}, "would write .* KiB, the limit is 100 B: name fewer submodules"),
+        ({"limit_bytes": 100}, "would write .* KiB, but the limit is 100 B: name fewer submodules"),
         ({"batch": "parts"}, "batch must be one of whole, mean of parts, sum of parts or None"),
         ({"batch_axis": "dp"}, "batch_axis must be one of axes none"),
     ],
@@ -284,7 +284,7 @@ def test_capture_without_a_forward_or_with_a_non_tensor_input_is_refused(
 
 
 def test_capture_into_a_used_folder_or_with_old_gradients_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="is there already"):
+    with pytest.raises(Misuse, match="exists already: capture into an empty folder"):
         captured(run)
     with pytest.raises(Misuse, match=r"0.up.weight has a gradient from before"):
         captured(tmp_path / "run", step)
@@ -384,7 +384,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "one file alone": (without(TENSORS), "rank-00000.safetensors is missing"),
     "a missing rank": (says(world_size=2, mesh=[2]), "has files of 1 ranks, but the run had 2"),
     "a gap": (gap, "rank-00000.json is missing"),
-    "two runs": (lambda folder: second_rank(folder, run="f" * 32), "mixed from two runs"),
+    "two runs": (lambda folder: second_rank(folder, run="f" * 32), "has files of two runs"),
     "a renamed rank": (
         lambda folder: second_rank(folder, rank=0),
         "belongs to rank 0: the files of ranks were renamed",
@@ -395,7 +395,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other words": (lambda folder: second_rank(folder, batch="sum of parts"), "recorded different batch"),
     "a huge world": (says(world_size=2**62), "has a size outside of 0.."),
-    "a newer version": (says(version=4), "of version 4, this equivtest reads"),
+    "a newer version": (says(version=4), "of version 4, but this equivtest reads"),
     "another kind": (says(kind="x"), "is a 'x' of version 3"),
     "an unknown field": (says(path="/etc"), "unknown field `path`"),
     "an unknown batch": (says(batch="x"), "batch must be one of"),
@@ -414,7 +414,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown dtype": (header_says("output", dtype="F8"), "unknown variant `F8`"),
     "a dtype of no run": (header_says("output", dtype="U32"), "is of dtype 'U32': a captured run may hold F64, F32"),
     "shared bytes": (shared, "invalid offset for tensor"),
-    "tensors of others": (renamed, "only one has 'other'"),
+    "tensors of others": (renamed, "only one of the two has 'other'"),
     "other bytes": (flipped, "other bytes than its rank wrote"),
 }
 
@@ -539,7 +539,7 @@ def test_user_function_locates_a_parameter_within_a_flat_tensor(tmp_path: Path) 
 
 def test_capturing_only_a_submodule_that_shares_a_parameter_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(Misuse, match=r"1 shares a parameter with 0.up.weight"),
+        pytest.raises(Misuse, match=r"submodule 1 shares parameter 0.up.weight with another one"),
         equivtest.capture(tied(), tmp_path / "run", alone=["1"]),
     ):
         pass
@@ -548,8 +548,8 @@ def test_capturing_only_a_submodule_that_shares_a_parameter_is_refused(tmp_path:
 @pytest.mark.parametrize(
     ("name", "batch", "words"),
     [
-        ("given.input", "whole", "ranks 0 and 1 took different input, but the batch is 'whole'"),
-        ("before.0.scale", "mean of parts", "ranks 0 and 1 hold different values of buffer 0.scale, which the forward"),
+        ("given.input", "whole", "ranks 0 and 1 got different values of input input, but with batch='whole'"),
+        ("before.0.scale", "mean of parts", "ranks 0 and 1 have different values of buffer 0.scale, which the forward"),
     ],
 )
 def test_captured_ranks_that_began_with_unequal_values_are_refused(

@@ -97,7 +97,7 @@ def test_right_micro_batches_of_unequal_size_pass_in_any_order_of_backwards(tmp_
     assert describe(found).endswith(", 3 micro-batches; 48 of 48 boundaries judged")
     if dtype == torch.float32:
         later = judged(captured(tmp_path / "later", all_forwards_first))
-        assert compare_runs(found, later).startswith("both hold: ")
+        assert compare_runs(found, later).startswith("both runs hold: ")
 
 
 @pytest.mark.parametrize("body", [forgetting, twice])
@@ -187,7 +187,7 @@ def handed_otherwise(module: nn.Module) -> None:
             r"no gradient reached the outputs of call 4 of 4 .*: call backward for each forward there, and run",
         ),
         (partly_under_autocast, r"was called under autocast none and cpu:bfloat16 within the block"),
-        (handed_otherwise, r"took input in call 4 within the block, input in the first: .* in the same way"),
+        (handed_otherwise, r"took the inputs input in call 4, but input in call 1: .* in the same way"),
     ],
 )
 def test_capture_refuses_calls_that_cannot_be_micro_batches(
@@ -201,7 +201,7 @@ def test_manifest_with_too_many_micro_batches_is_refused(tmp_path: Path) -> None
     path = captured(tmp_path / "run", one_by_one) / "rank-00000.json"
     told = json.loads(path.read_bytes())
     for number, words in (
-        (4, "wrote no given.input"),
+        (4, "did not write tensor given.input"),
         (10**9, "names 1000000000 micro-batches"),
         (0, "names 0 micro"),
     ):

@@ -77,7 +77,7 @@ def test_parameter_outside_of_the_optimizers_groups_is_reported_and_must_not_cha
     found = judge_run(CapturedRun(tmp_path / "run"), HERE + "blocks")
 
     assert bool(found.failed) == is_changed
-    assert found.coverage().endswith("update of SGD; with a gradient, but in no group: 1.down.bias")
+    assert found.coverage().endswith("although they have a gradient: 1.down.bias")
 
 
 def spoiled_after(change: Callable[[nn.Module, torch.optim.Optimizer], object]) -> Spoil:
@@ -107,7 +107,7 @@ def test_message_names_the_tensor_that_an_update_made_wrong(tmp_path: Path, chan
 
     assert found.failed[0].judgement.mismatches[0].tensor == first
     assert describe(found).startswith("ValueMismatch: ")
-    assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; {tmp_path / 'right'} holds"
+    assert compare_runs(right, found) == f"wrong: {tmp_path / 'wrong'}; every claim holds on {tmp_path / 'right'}"
 
 
 def test_captured_update_that_the_block_undoes_is_rejected(tmp_path: Path) -> None:
@@ -155,12 +155,15 @@ def test_capture_update_refuses_a_block_with_no_or_several_updates(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"optimizer": "Optimizer"}, "has no known updates: use one of ASGD, Adadelta"),
-        ({"optimizer": "__loader__"}, "has no known updates: use one of ASGD, Adadelta"),
+        ({"optimizer": "Optimizer"}, "is not one whose update equivtest can compute: use one of ASGD, Adadelta"),
+        ({"optimizer": "__loader__"}, "is not one whose update equivtest can compute: use one of ASGD, Adadelta"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"lr": -1.0}}]}, "does not take the options"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"betas": 0.5}}]}, "does not take the options"),
         ({"groups": [{"parameters": ["0.up.weight"], "options": {"closure": 1.0}}]}, "has no option 'closure'"),
-        ({"groups": [{"parameters": ["other"], "options": {}}]}, "must name each of its parameters once"),
+        (
+            {"groups": [{"parameters": ["other"], "options": {}}]},
+            "must name only parameters of the run, and each at most once",
+        ),
     ],
 )
 def test_manifest_with_impossible_fields_of_an_update_is_refused(

@@ -102,7 +102,7 @@ class CapturedRank(Mapping[str, Placed]):
         entry, name = self.entry(name), self._names[name]
         local = self._file.read(name)
         if digest_of(local) != entry.sha256:
-            raise Misuse(f"{self._file.path}: {name} has other bytes than its rank wrote: copy the file again")
+            raise Misuse(f"{self._file.path}: tensor {name} has other bytes than its rank wrote: copy the file again")
         if entry.is_listed:
             return Placed(local, Layout(()), indices=self._indices(name))
         if not entry.layout:
@@ -121,21 +121,21 @@ class CapturedRank(Mapping[str, Placed]):
         file, manifest = self._file, self.manifest
         if file.size_bytes != manifest.size_bytes:
             raise Misuse(
-                f"{file.path} has {file.size_bytes} bytes, its rank wrote {manifest.size_bytes}: it is cut off, or of "
-                "another run"
+                f"{file.path} has {file.size_bytes} bytes, but its rank wrote {manifest.size_bytes}: the file is cut "
+                "off, or belongs to another run; copy it again"
             )
         lists = {INDICES + name for name, entry in manifest.tensors.items() if entry.is_listed}
         differing = sorted((manifest.tensors.keys() | lists) ^ file.entries.keys())
         if differing:
             raise Misuse(
-                f"{file.path} and {path.name} do not hold the same tensors: only one has {differing[0][:80]!r}"
+                f"{file.path} and {path.name} name different tensors: only one of the two has {differing[0][:80]!r}"
             )
         for name, entry in manifest.tensors.items():
             shape = file.entries[name].shape
             _check_tensor(f"{path}: {name}", entry, shape, len(manifest.mesh))
             is_parameter = parameter_of(name) in manifest.parameters
             if entry.is_listed and not (is_parameter and file.entries[INDICES + name] == ("I64", shape)):
-                raise Misuse(f"{path}: {INDICES}{name} must be int64 of the shape of a parameter, {name}")
+                raise Misuse(f"{path}: {INDICES}{name} must be int64 and have the shape of {name}")
 
 
 def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: int) -> None:
@@ -247,7 +247,8 @@ def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
             )
         if manifest.run != first.run:
             raise Misuse(
-                f"{folder} is mixed from two runs: rank 0 is of run {first.run[:8]}, rank {rank} of {manifest.run[:8]}"
+                f"{folder} has files of two runs: {first.run[:8]} on rank 0, {manifest.run[:8]} on rank {rank}; "
+                "collect the files of one run"
             )
         differing = [name for name in SHARED if getattr(manifest, name) != getattr(first, name)]
         if differing:

@@ -127,8 +127,8 @@ def read_manifest(path: Path) -> Manifest:
         raise Misuse(f"manifest {path} is cut off, or is not the manifest of a captured run: {error}") from error
     if kind != KIND or version != VERSION:
         raise Misuse(
-            f"manifest {path} is a {str(kind)[:40]!r} of version {str(version)[:9]}, this equivtest reads {KIND!r} of "
-            f"version {VERSION}: judge it with the version that wrote it"
+            f"manifest {path} is a {str(kind)[:40]!r} of version {str(version)[:9]}, but this equivtest reads {KIND!r} "
+            f"of version {VERSION}: judge the run with the version of equivtest that wrote it"
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -152,7 +152,7 @@ def _check(path: Path, manifest: Manifest) -> None:
                 f"{limits.NAME_CHARS} characters"
             )
     if not re.fullmatch(r"[0-9a-f]{32}", manifest.run):
-        raise Misuse(f"manifest {path}: a run has 32 hexadecimal digits, got {manifest.run[:40]!r}")
+        raise Misuse(f"manifest {path}: the field 'run' must have 32 hexadecimal digits, got {manifest.run[:40]!r}")
     sizes = [*manifest.mesh, *(size for each in manifest.parameters.values() for size in each.shape)]
     sizes += [manifest.rank, manifest.world_size, manifest.size_bytes]
     sizes += [size for each in manifest.tensors.values() for size in (*(each.whole or ()), *each.order)]

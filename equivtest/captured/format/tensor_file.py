@@ -82,7 +82,7 @@ class TensorFile:
             self.size_bytes = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if limits.HEADER_BYTES < length <= self.size_bytes:
-            raise Misuse(f"{path}: its header has {length} bytes, the limit is {limits.HEADER_BYTES}")
+            raise Misuse(f"{path}: its header has {length} bytes, but the limit is {limits.HEADER_BYTES}")
         try:
             opened: Any = safe_open(path, "pt")
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
@@ -95,7 +95,7 @@ class TensorFile:
             if entry.dtype not in DTYPES:
                 raise Misuse(f"{what} is of dtype {entry.dtype[:16]!r}: a captured run may hold {', '.join(DTYPES)}")
             if len(entry.shape) > limits.CAPTURED_DIMS:
-                raise Misuse(f"{what} has {len(entry.shape)} dims, at most {limits.CAPTURED_DIMS} are judged")
+                raise Misuse(f"{what} has {len(entry.shape)} dims, but the limit is {limits.CAPTURED_DIMS}")
 
     def read(self, name: str) -> torch.Tensor:
         """Reads the tensor with this name.
@@ -106,10 +106,12 @@ class TensorFile:
         try:
             read: torch.Tensor = self._opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise Misuse(f"{self.path}: {name} cannot be read any more: {error}") from error
+            raise Misuse(
+                f"{self.path}: tensor {name} cannot be read, although the file could be opened: {error}"
+            ) from error
         largest = int(read.view(torch.uint8).max()) if read.dtype == torch.bool and read.numel() else 0
         if largest > 1:
-            raise Misuse(f"{self.path}: {name} is bool, but one of its bytes is {largest}, neither 0 nor 1")
+            raise Misuse(f"{self.path}: tensor {name} is bool, but one of its bytes is {largest}, neither 0 nor 1")
         return read
 
 

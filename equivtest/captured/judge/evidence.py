@@ -85,7 +85,7 @@ def _micro_batch(run: CapturedRun, reference: str) -> MicroBatch:
 
 def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.Tensor]]) -> CapturedCase:
     manifest, shares = run.manifest, len(_ranks_by_share(run.manifest))
-    require(bool(inputs), f"{run.folder}: the model takes no tensor")
+    require(bool(inputs), f"{run.folder}: the captured model was called without a tensor, so there is nothing to judge")
     rows = _num_rows(manifest, inputs)
     described: list[tuple[str, str, tuple[int | str, ...]]] = []
     sizes: tuple[tuple[str, int], ...] = ()
@@ -96,7 +96,8 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
         else:
             require(
                 all(same_bits(first, other) for other in others),
-                f"{run.folder}: input {name} differs between ranks, but its first dim is not the batch's rows",
+                f"{run.folder}: input {name} has different values on the ranks, so its first dim must be the {rows} "
+                f"rows of the batch, got shape {tuple(first.shape)}",
             )
         described.append((name, _kind_of(first), shape))
     return CapturedCase(
@@ -122,7 +123,7 @@ def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> i
         return None
     candidates = [shares for shares in inputs.values() if shares[0].dim()]
     differing = [shares for shares in candidates if not all(same_bits(shares[0], share) for share in shares)]
-    require(bool(candidates), "in a divided batch each rank has rows, and no input has a dim")
+    require(bool(candidates), "the ranks divide the batch along the first dim of an input, but no input has a dim")
     rows = {share.shape[0] for share in (*differing, *candidates)[0]}
     require(len(rows) == 1, f"all ranks must have the same number of rows, got {sorted(rows)}")
     return rows.pop()
@@ -159,7 +160,7 @@ def _require_same_roots(run: CapturedRun, case: CapturedCase) -> None:
         )
     require(bool(case.started), f"{run.folder}: no output has a gradient: call backward within the block")
     unknown = [name for name in case.started if name not in case.facts.outputs]
-    require(not unknown, f"{run.folder}: the run's model returns {''.join(unknown[:1])}, {case.build} does not")
+    require(not unknown, f"{run.folder}: the run's model returns {''.join(unknown[:1])}, but {case.build} does not")
 
 
 def _ranks_by_share(manifest: Manifest) -> list[list[int]]:
@@ -196,7 +197,9 @@ def _of_share(
 
 
 def _read(run: CapturedRun, rank: int, name: str) -> Placed:
-    require(name in run.ranks[rank], f"{run.folder}: rank {rank} wrote no {name}, which every rank must write")
+    require(
+        name in run.ranks[rank], f"{run.folder}: rank {rank} did not write tensor {name}, which every rank must write"
+    )
     return run.ranks[rank][name]
 
 
@@ -211,8 +214,9 @@ def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
         require(
             not differing,
-            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} took different {name}, but the "
-            f"batch is {run.manifest.batch!r}: if each rank has its own rows, pass batch='mean of parts' to capture",
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} got different values of input "
+            f"{name}, but with batch={run.manifest.batch!r} they must get the same: if each rank has its own rows, "
+            "pass batch='mean of parts' to capture",
         )
         shares.append(share)
     return shares
@@ -231,14 +235,16 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
         is_same = all(same_bits(first, _read(run, rank, output).local) for rank in ranks)
         require(
             not (is_same and differing),
-            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} hold the same {output}, but begin "
-            "backward from different gradients of it: their losses differ, so pass batch= to capture",
+            f"{run.folder}: ranks {ranks[0]} and {''.join(map(str, differing[:1]))} have the same output {output}, but "
+            "begin backward from different gradients of it, so their losses differ: say how the loss divides the "
+            "batch, capture(batch=)",
         )
         shares.append(share)
     whole = torch.cat([each if each.dim() else each.reshape(1) for each in shares]) if case.is_divided else shares[0]
     require(
         tuple(whole.shape) == tuple(shape),
-        f"{run.folder}: the gradient of {output} is of shape {tuple(whole.shape)}, {case.build} gives {tuple(shape)}",
+        f"{run.folder}: the gradient of {output} has shape {tuple(whole.shape)}, but {output} of {case.build} has "
+        f"{tuple(shape)}",
     )
     return whole
 
@@ -259,14 +265,14 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
         for name, buffer in buffers.items():
             require(
                 buffer.shape == built[name].shape and buffer.is_floating_point() == built[name].is_floating_point(),
-                f"{run.folder} is of another model than {case.build}: buffer {name} is of shape {tuple(buffer.shape)} "
-                f"in the run, {tuple(built[name].shape)} in the reference",
+                f"{run.folder} is of another model than {case.build}: buffer {name} has shape {tuple(buffer.shape)} "
+                f"in the run, but {tuple(built[name].shape)} in the reference",
             )
         for name in buffers.keys() - case.facts.buffers.keys():
             require(
                 not shares or (name in shares[0] and same_bits(shares[0][name], buffers[name])),
-                f"{run.folder}: ranks 0 and {ranks[0]} hold different values of buffer {name}, which the forward only "
-                "reads, so that they run different models: make it the same on all ranks",
+                f"{run.folder}: ranks 0 and {ranks[0]} have different values of buffer {name}, which the forward only "
+                "reads, so they run different models: make the buffer the same on all ranks",
             )
         shares.append(buffers)
     return shares
@@ -296,7 +302,7 @@ def fields_of(run: CapturedRun, reference: str) -> dict[str, Any]:
     dtypes = sorted({parameter.dtype for parameter in manifest.parameters.values()})
     require(
         len(dtypes) == 1 and dtypes[0] in limits.DTYPES,
-        f"{run.folder}: parameters have dtypes {' and '.join(dtypes) or 'none'}; all must have the same one of "
+        f"{run.folder}: parameters have dtypes {' and '.join(dtypes) or 'none'}, but all must have one dtype of "
         f"{', '.join(limits.DTYPES)}",
     )
     axes = manifest.axes or (("first", "second") if len(manifest.mesh) > 1 else ())

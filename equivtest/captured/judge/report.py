@@ -77,7 +77,7 @@ class Judged:
             name for name in manifest.parameters if f"grad.{name}" in self.evidence.inputs and name not in grouped
         ]
         text = f"{num - len(self.undecided())} of {num} tensors judged after the update of {manifest.optimizer}"
-        return text + f"; with a gradient, but in no group: {few(left_out)}" * bool(left_out)
+        return text + f"; in no group of the optimizer, although they have a gradient: {few(left_out)}" * bool(left_out)
 
 
 def _is_judged(name: str) -> bool:
@@ -108,7 +108,7 @@ def describe(judged: Judged) -> str:
     if inconclusive:
         tensors = judged.evidence.expected.tensors
         undecided = few([name for name in judged.undecided() if not tensors[name].is_inner])
-        lines.append(f"{folder}: {inconclusive} inconclusive: no bound decides {undecided}")
+        lines.append(f"{folder}: {inconclusive} inconclusive: the bounds of {undecided} are too wide")
     lines += [f"  {'factor':9} {line}" for verdict in judged.verdicts for line in on_factors(verdict.judgement.factors)]
     return "\n".join([*lines, f"  {'run':9} {about}"])
 
@@ -125,14 +125,13 @@ def compare_runs(one: Judged, other: Judged) -> str:
         require(
             split_micro_batch(name)[1].split(".")[0] == COTANGENT or (theirs is not None and same_bits(tensor, theirs)),
             f"{folders[0]} and {folders[1]} have different values of {name}, so their results may differ: capture "
-            "both on "
-            "the same batch, from the same parameters",
+            "both on the same batch, from the same parameters",
         )
     failed = [bool(one.failed), bool(other.failed)]
     if all(failed):
         return f"wrong: {folders[0]} and {folders[1]}"
     if any(failed):
-        return f"wrong: {folders[failed.index(True)]}; {folders[failed.index(False)]} holds"
+        return f"wrong: {folders[failed.index(True)]}; every claim holds on {folders[failed.index(False)]}"
     return _compare_bits(one, other)
 
 
@@ -147,14 +146,14 @@ def _compare_bits(one: Judged, other: Judged) -> str:
     open_ = dict.fromkeys(
         verdict.claim for each in (one, other) for verdict in each.verdicts if verdict.kind != "holds"
     )
-    conclusion = f"neither is shown to be wrong; inconclusive: {', '.join(open_)}" if open_ else "both hold"
+    conclusion = f"neither run is shown to be wrong; inconclusive: {', '.join(open_)}" if open_ else "both runs hold"
     if not differing:
         return f"{conclusion}: all {num} outputs and gradients have the same bits in both"
-    why = "" if open_ else ", as the order of summation allows"
+    why = "" if open_ else ", by no more than the order of summation can cause"
     furthest = max(differing, key=lambda name: differing[name])
     return (
-        f"{conclusion}: {len(differing)} of {num} outputs and gradients differ in their bits{why}, {furthest} most, by "
-        f"{differing[furthest]:.1g} of its root mean square"
+        f"{conclusion}: {len(differing)} of {num} outputs and gradients differ in their bits{why}; {furthest} differs "
+        f"most, by {differing[furthest]:.1g} times its root mean square"
     )
 
 

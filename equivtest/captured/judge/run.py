@@ -95,17 +95,18 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
         shape, flag = parameters[name].shape, parameters[name].requires_grad
         require(
             shape == tuple(each.shape),
-            f"{other}: parameter {name} is of shape {shape} in the run, {tuple(each.shape)} in the reference; a part "
-            "of it that is no DTensor needs capture(placed=, shapes=)",
+            f"{other}: parameter {name} has shape {shape} in the run, but {tuple(each.shape)} in the reference; if the "
+            "ranks have plain parts of it, not DTensors, pass capture(placed=, shapes=)",
         )
         require(
             flag == each.requires_grad,
-            f"{other}: parameter {name} has requires_grad={flag} in the run, {each.requires_grad} in the reference",
+            f"{other}: parameter {name} has requires_grad={flag} in the run, but {each.requires_grad} in the reference",
         )
     require(
         autocast in ("", *(f"cpu:{dtype}" for dtype in AUTOCAST)),
-        f"{run.folder}: the model ran under autocast, {autocast}, which rounds elsewhere than the CPU's: "
-        "have its forward enter autocast of a device that the reference has too",
+        f"{run.folder}: the model ran under autocast {autocast}, which converts other operations than the CPU's "
+        "autocast, under which the reference runs: enter autocast in the model's forward, and build the reference so "
+        "too",
     )
 
 

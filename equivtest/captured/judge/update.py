@@ -30,7 +30,7 @@ def update_in(run: CapturedRun, reference: str) -> Evidence:
     names = [name for group in manifest.groups for name in group.parameters]
     require(
         len(set(names)) == len(names) and set(names) <= parameters.keys(),
-        f"{run.folder}: its groups must name each of its parameters once at most, and no others",
+        f"{run.folder}: the optimizer's groups must name only parameters of the run, and each at most once",
     )
     groups = [(group.parameters, group.options) for group in manifest.groups]
     left = expect_update(case, manifest.optimizer, groups, parameters)

@@ -92,7 +92,7 @@ class Keeper:
             Misuse: there was no forward, or some forward did not have exactly one backward.
         """
         calls, what = self._whole.num_calls, self._path or "the module"
-        require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward there")
+        require(calls > 0, f"{what} was called 0 times within the block: run its forward and backward within it")
         require(
             not self._twice,
             f"capture allows one backward per forward; a second backward reached {''.join(self._twice[:1])}: call "
@@ -102,13 +102,13 @@ class Keeper:
         for number, inputs in enumerate(self._whole.inputs, 1):
             require(
                 inputs == self._inputs,
-                f"{what} took {', '.join(inputs[0])} in call {number} within the block, "
-                f"{', '.join(self._inputs[0])} in the first: pass the same inputs each time, in the same way",
+                f"within the block {what} took the inputs {', '.join(inputs[0])} in call {number}, but "
+                f"{', '.join(self._inputs[0])} in call 1: pass the same inputs each time, in the same way",
             )
         autocasts = [each or "none" for each in sorted(self._autocasts)]
         require(
             len(autocasts) == 1,
-            f"{what} was called under autocast {' and '.join(autocasts)} within the block: use one",
+            f"{what} was called under autocast {' and '.join(autocasts)} within the block: use only one of them",
         )
         finished = {number for number, name in map(split_micro_batch, self._kept) if name.startswith("cotangent")}
         open_ = [number for number in range(1, calls + 1) if number not in finished]
@@ -161,7 +161,7 @@ class Keeper:
     def _require_empty(self) -> None:
         path, tensors = paths_of(self._folder, self._job.world.rank)
         taken = next((each for each in (path, tensors) if each.exists() or each.is_symlink()), None)
-        require(taken is None, f"{taken} is there already: capture into an empty folder, or remove that run first")
+        require(taken is None, f"{taken} exists already: capture into an empty folder, or remove that run first")
 
     def _check(self) -> None:
         self._require_empty()
@@ -179,8 +179,8 @@ class Keeper:
         tied = [name for name in names if not name.startswith(self._prefix)]
         require(
             not tied,
-            f"{self._path} shares a parameter with {''.join(tied[:1])}, and the gradient is the sum of both: name a "
-            "submodule that holds both, or leave it out of alone=",
+            f"submodule {self._path} shares parameter {''.join(tied[:1])} with another one, so its gradient is the sum "
+            "of both uses: name a submodule that contains both in alone=, or leave this one out",
         )
 
     def _named_inputs(
@@ -221,7 +221,7 @@ class Keeper:
     def _add(self, name: str, local: torch.Tensor, kept: Kept) -> None:
         require(
             local.dtype in NAMES,
-            f"{name} has dtype {dtype_name(local.dtype)}, which a captured run cannot hold: leave it out",
+            f"tensor {name} has dtype {dtype_name(local.dtype)}, which a captured run cannot hold: leave it out",
         )
         self._job.size_bytes += local.nbytes + (0 if kept.indices is None else kept.indices.nbytes)
         fits = self._job.size_bytes <= self._job.limit_bytes
@@ -249,7 +249,8 @@ class Keeper:
         shard = placed(self._job.module, self._prefix + name) if placed else None
         if shard is None and name not in self._parameters:
             raise Misuse(
-                f"the module has no parameter {name}, only {', '.join(self._parameters)}: report it by capture(placed=)"
+                f"shapes= names parameter {name}, but the module has only {', '.join(self._parameters)}: say where the "
+                "ranks have its elements, capture(placed=)"
             )
         return (self._parameters[name], self._places_on_other_mesh(name)) if shard is None else shard
 
@@ -274,7 +275,8 @@ class Keeper:
         if isinstance(other, DTensor) and isinstance(tensor, DTensor):
             require(
                 other.placements == tensor.placements,
-                f"parameter {name} is {tensor.placements}, {what} is {other.placements}: redistribute it",
+                f"parameter {name} has placements {tensor.placements}, but {what} has {other.placements}: "
+                f"redistribute {what}",
             )
         local, indices = local_of(other.detach()), indices.cpu()
         require(

@@ -43,7 +43,7 @@ class UpdateKeeper(Keeper):
             Misuse: the step did not run exactly once.
         """
         num = self._num_steps
-        require(num == 1, f"capture_update takes one update, optimizer.step was called {num} times within the block")
+        require(num == 1, f"optimizer.step was called {num} times within the block: capture_update needs 1 call")
         for name in self._shapes:
             self._keep_like(name, f"{AFTER}param.{name}", self._shard_of(name)[0])
         self._keep_state(AFTER)
@@ -70,7 +70,8 @@ class UpdateKeeper(Keeper):
                 is_alike = value.shape == tensor.shape and local_of(value).shape == local_of(tensor).shape
                 require(
                     is_alike,
-                    f"the state {key} of parameter {name} has another shape: only elementwise updates are captured",
+                    f"the optimizer's state {key} has another shape than its parameter {name}: only updates that treat "
+                    "each element alone can be captured",
                 )
                 self._keep_like(name, what, value)
 
@@ -81,7 +82,11 @@ class UpdateKeeper(Keeper):
         groups = []
         for group in self._updates.param_groups:
             own = {id(each) for each in group["params"]}
-            require(own <= known, "the optimizer updates a tensor that is no parameter of the captured module")
+            require(
+                own <= known,
+                "the optimizer updates a tensor that is no parameter of the captured module: pass the module that has "
+                "all parameters of the optimizer",
+            )
             options = {name: _plain(name, value) for name, value in group.items() if name not in ("params", *WAYS)}
             groups.append(ParameterGroup(tuple(name for name, place in parameters if place in own), options))
         return tuple(groups)
@@ -99,4 +104,7 @@ def _plain(name: str, value: Any) -> bool | int | float | tuple[float, ...] | No
         return tuple(float(each) for each in value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise Misuse(f"option {name} of the optimizer is {str(value)[:40]!r}, which a captured update cannot hold")
+    raise Misuse(
+        f"option {name} of the optimizer is {str(value)[:40]!r}, but a captured update can hold only numbers, "
+        "bools, None and tuples of numbers"
+    )
