@@ -58,7 +58,7 @@ MISTAKES = (
     Mistake("wrong name of an argument", "did you mean", changes={"input": SHAPES}),
     Mistake(
         "wrong name of an input",
-        "use the name of the forward's argument",
+        "give the input the name of the forward's argument",
         build=mistakes.InPlace,
         changes={"inputs": {"y": equivtest.real((2, 3))}},
     ),

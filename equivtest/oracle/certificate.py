@@ -109,7 +109,7 @@ class Certificate(Mode):
         if name in CONVERTS:
             return self._converted(func, args, kwargs)
         if name not in MOVES | SUMS | PRODUCTS | ON_MAGNITUDES.keys():
-            raise InexactData(f"{name} may round: values are equal only after sums, products and moves")
+            raise InexactData(f"{name} may round: only sums, products and moves of exact values are exact")
         if name == "embedding_dense_backward" and args[4]:
             raise InexactData(f"{name} by frequency divides each row by its count, which may round")
         if name in MOVES - CHOOSES:
@@ -128,7 +128,7 @@ class Certificate(Mode):
     def _converted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not is_floating(result):
-            raise InexactData("a conversion to integers has no result on magnitudes")
+            raise InexactData("a conversion to integers may round, and is never exact")
         if is_floating(args[0]) and result.dtype.itemsize < args[0].dtype.itemsize:
             self._count("a conversion", result, _own_unit(args[0]))
         return result

@@ -94,7 +94,7 @@ class RunningError(Mode):
         """Returns a float64 copy of a result and its bound, which also allows for an average over the ranks."""
         assert isinstance(tensor, Ranged)
         if tensor.is_complex():
-            raise InexactData("no bound is known for complex results: return their view_as_real")
+            raise InexactData("no bound is known for complex results: return torch.view_as_real of them")
         assert not bool((tensor.error < 0).any())
         allowed = tensor.error + self.roundings.averaged(Parts.of(tensor))
         allowed = allowed * (1 + 2**-20)  # for the roundings of the errors themselves
@@ -102,8 +102,8 @@ class RunningError(Mode):
         if self.undecided:
             allowed = torch.full_like(allowed, torch.inf)
         derivation = self.undecided or (
-            f"running error of {self.num_operations} operations, {self.roundings.words}, sums divided among "
-            f"{self.roundings.ranks} ranks, beside the unsharded module in the same dtype"
+            f"running error of {self.num_operations} operations, {self.roundings.words}, with sums divided among "
+            f"{self.roundings.ranks} ranks, compared with the unsharded module in the same dtype"
         )
         return Bounded(tensor.value.detach().to(torch.float64, copy=True), allowed, derivation)
 
@@ -324,8 +324,8 @@ class RunningError(Mode):
     def _require_certain(self, name: str, *, is_certain: bool) -> None:
         """Records the first operation whose outcome may differ in a correct program."""
         if not is_certain and not self.undecided:
-            what = f"{UNDECIDED}{WORDS.get(name, name)}{self.places.here()}"
-            self.undecided = f"{what}, compares values that may differ only by roundings"
+            what = f"{UNDECIDED}{WORDS.get(name, name)} depends on values that may differ only by roundings"
+            self.undecided = f"{what}{self.places.here()}"
 
     def _write(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an in-place operation: computes its result out of place, then writes the result to the target."""
@@ -353,7 +353,7 @@ class RunningError(Mode):
         with self:
             result = Parts.of(func.overloadpacket(*args, **others))
         if result.value.shape != kwargs["out"].shape:
-            raise _unknown(f"{func.overloadpacket.__name__} into a tensor of another shape")
+            raise _unknown(f"{func.overloadpacket.__name__} with an out= of another shape")
         return self._written(kwargs["out"], result, is_constant=_is_constant((args, others)))
 
     def _written(self, target: Ranged, found: Parts, *, is_constant: bool) -> Ranged:

@@ -60,9 +60,9 @@ def require_bounds(case: ModuleCase) -> None:
         what = f": {tensors[undecided].derivation}: a correct module may choose otherwise"
         raise TooWide(case, what, "judge the parts before the choice and the parts after it")
     if unseen := next((name for name in answers if tensors[name].derivation == NOT_SEEN), None):
-        what = f", nothing can be concluded about {unseen}: {NOT_SEEN}"
+        what = f", no conclusion on {unseen} is possible: {NOT_SEEN}"
         raise TooWide(case, what, "use a larger learning rate, or leave this dtype out")
-    what = f", the roundings of a correct module may add up to more than {limits.TOO_WIDE:g} of {answers[0]}"
+    what = f", the roundings of a correct module may add up to more than {limits.TOO_WIDE:g} times {answers[0]}"
     way_out = (
         "judge a smaller part. Other causes: torch.finfo(dtype).min in a mask, which may overflow, and comparisons of "
         "equal numbers"
@@ -115,7 +115,7 @@ def _where(case: ModuleCase, first: str) -> str:
     except Misuse:  # the operations of the parts cannot be followed one by one
         first = ""
     if first and case.judge.by_parts:
-        return f"; the first too wide bound belongs to {_in_words(first)}"
+        return f"; the first bound that is too wide is that of {_in_words(first)}"
     return f"; the bound is too wide from {_in_words(first)} on" if first else ALL_BEFORE
 
 

@@ -105,14 +105,14 @@ def combinations(names: Sequence[str], sizes: Mapping[str, Sequence[int]]) -> tu
         Misuse: a size is in no shape, or has no values of at least 1.
     """
     unknown = [name for name in sizes if name not in names]
-    which = suggestion(unknown[0], names) if unknown and names else "no shape has one"
-    require(not unknown, f"sizes must be named in shapes of inputs, got {', '.join(unknown)}: {which}")
+    which = suggestion(unknown[0], names) if unknown and names else "no shape names a size"
+    require(not unknown, f"sizes= may name only sizes in the shapes of inputs, got {', '.join(unknown)}: {which}")
     given = {name: sizes.get(name, BATCH_SIZES if name == BATCH else OTHER_SIZES) for name in names}
     for name, table in given.items():
         is_table = isinstance(table, Sequence) and bool(table)
         is_table = is_table and all(isinstance(size, int) and size >= 1 for size in table)
-        said = f"numbers of at least 1, one at least, such as sizes={{{name!r}: (2, 3)}}"
-        require(is_table, f"sizes of {name} must be {said}, got {table!r}")
+        said = f"list at least one number, each at least 1, such as sizes={{{name!r}: (2, 3)}}"
+        require(is_table, f"sizes of {name} must {said}, got {table!r}")
     tables = {name: tuple(table) for name, table in given.items()}
     simplest = {name: table[0] for name, table in tables.items()}
     one_by_one = [{**simplest, name: size} for name, table in tables.items() for size in table]
@@ -232,9 +232,9 @@ def _too_narrow(
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
-    nor = "" if would else ", and neither concludes anything here"
+    nor = "" if would else ", and here both have bounds that are too wide"
     return Misuse(
-        f"{search.build}: with by_parts=False a step is judged as a whole, in {' or '.join(REAL_DTYPES)}, got "
+        f"{search.build}: by_parts=False judges a step as a whole, which needs {' or '.join(REAL_DTYPES)}, got "
         f"{', '.join(dtypes)}{nor}: {way_out}; or leave by_parts out"
     )
 
@@ -285,7 +285,7 @@ def _divisible(search: CandidateSearch, make: Callable[..., ModuleCase]) -> tupl
         call_builder(search.build)  # its own error is more precise, if it fails
         what = "x of x_shapes" if search.varied == "x_shape" else "sizes of"
         said = "; ".join(dict.fromkeys(reasons))
-        raise Misuse(f"no {what} {', '.join(map(str, search.choices))} can be divided: {said}")
+        raise Misuse(f"the ranks can divide no {what} {', '.join(map(str, search.choices))}: {said}")
     return tuple(fitting)
 
 

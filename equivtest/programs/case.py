@@ -96,7 +96,7 @@ class ModuleCase(MeshCase):
         )
         require(
             not self.judge.by_parts or all(mode == REAL_MODE for mode, _ in self.values),
-            f"by_parts goes with real values, got {self.values}: pass values=(('real', 0),)",
+            f"by_parts needs real values, got {self.values}: pass values=(('real', 0),)",
         )
         self.arguments.check()
         self._check_inputs()
@@ -127,8 +127,8 @@ class ModuleCase(MeshCase):
         unknown = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
         require(
             not unknown,
-            f"zero_or_none must name parameters or inputs with a gradient, {unknown[:1]} matches none of "
-            f"{', '.join(names)}",
+            f"zero_or_none must name parameters or inputs with a gradient, but {''.join(unknown[:1])!r} matches none "
+            f"of {', '.join(names)}",
         )
 
     def accepts_none(self, answer: str) -> bool:
@@ -161,8 +161,8 @@ class ModuleCase(MeshCase):
         if self.training.max_norm:
             require(
                 TOTAL_NORM not in self.facts.outputs,
-                f"{self.build} returns total_norm, the name under which a step with max_norm reports the norm: rename "
-                "it, or omit it from outputs=",
+                f"{self.build} returns an output total_norm, but a step with max_norm reports the norm under this "
+                "name: rename the output, or omit it from outputs=",
             )
         if self.training.step and self.training.max_norm:
             require(
@@ -173,8 +173,8 @@ class ModuleCase(MeshCase):
         if self.training.step:
             require(
                 bool(self.facts.loss) or not self.facts.roots,
-                f"{self.build}: a step needs a loss, but with {self.takes} the module returns none: name it by loss=; "
-                "to evaluate only, return outputs without gradients, as under torch.no_grad()",
+                f"{self.build}: a step needs a loss, but with {self.takes} the module returns none: name the loss by "
+                "loss=, or, for a step that only evaluates, return outputs without gradients, as under torch.no_grad()",
             )
         if self.training.steps > 1:
             changed = list(self.facts.buffers)
@@ -448,8 +448,8 @@ def require_parts(case: ModuleCase) -> None:
     way_out = f"take a multiple of {case.num_parts}" if case.arguments.inputs else way_out
     require(
         can_be_divided and all(case.rows),
-        f"{what} cannot be divided among {case.num_parts} ranks, as torch.chunk divides, so that each has a "
-        f"row: {way_out}, or pass batch='whole'",
+        f"torch.chunk cannot divide {what} among {case.num_parts} ranks so that each has a row: {way_out}, or pass "
+        "batch='whole'",
     )
     if case.is_divided:
         whole_outputs(case)
@@ -471,7 +471,8 @@ def _whole_outputs(programs: tuple[Program, ...], takes: str) -> dict[str, Shape
     for name in by_rank[0]:
         require(
             all(outputs.keys() == by_rank[0].keys() for outputs in by_rank),
-            f"{programs[0].build}: on parts of {takes} its ranks return different outputs: pass batch='whole'",
+            f"{programs[0].build}: if {takes} is divided, the module returns other outputs on some ranks than on "
+            "others: pass batch='whole'",
         )
         parts = [outputs[name].shape or (1,) for outputs in by_rank]
         whole = (sum(shape[0] for shape in parts), *parts[0][1:])

@@ -221,7 +221,8 @@ def _result(tally: Tally) -> Result:
     claims = tally.claims()
     notes = [f"{each.claim}: {each.text}" for each in claims if each.outcome in ("skipped", "xfailed")]
     notes += [f"left out {dtype}: {why or 'no case can be judged there'}" for dtype, why in tally.left_out.items()]
-    notes += [f"does not support {tally.declined.total()} cases: {tally.why_declined}"] if tally.declined else []
+    num = tally.declined.total()
+    notes += [f"the program does not support {num} cases: {tally.why_declined}"] if num else []
     words = {each.claim: WORDS[each.outcome] for each in claims}
     return Result(words, tuple(tally.failures), tally.layouts, tuple(notes))
 
@@ -248,7 +249,7 @@ def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...
     found = tuple(sorted(prop.among(set(sizes))))
     if not found:
         raise Misuse(
-            f"the program runs on {prop.world_sizes} ranks only, and world_sizes={tuple(sizes)} names none of these"
+            f"the program runs only on {prop.world_sizes} ranks, but world_sizes={tuple(sizes)} names none of these"
         )
     return found
 

@@ -157,7 +157,7 @@ class World:
         refuse_text(axes=self.axes)
         sizes = self.world_sizes
         if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size >= 1 for size in sizes):
-            raise Misuse(f"world_sizes must be numbers of ranks, of at least 1, got {sizes!r}")
+            raise Misuse(f"world_sizes must be numbers of ranks, each at least 1, got {sizes!r}")
         named_functions(self)
 
 

@@ -258,5 +258,8 @@ def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:
     if not kind.numbers:
         return torch.zeros((*shape[:-1], 1), dtype=torch.int64)
     room = kind.numbers[0] - shape[-1]
-    require(room >= 0, f"positions below {kind.numbers[0]} cannot count up {shape[-1]} times: take a smaller size")
+    require(
+        room >= 0,
+        f"a row has {shape[-1]} positions, more than positions({kind.numbers[0]}) allows: take a smaller size",
+    )
     return torch.randint(0, room + 1, (*shape[:-1], 1), generator=source)

@@ -38,7 +38,7 @@ def named_outputs(
         if not isinstance(leaf, torch.Tensor):
             raise Misuse(
                 f"{who}: {name} must be a tensor, got {type(leaf).__name__}: name the outputs to judge, such as "
-                "outputs=('logits',), or return a module's output without it"
+                f"outputs=('logits',), or let the module not return {name}"
             )
         leaves[name] = leaf
     missing = [way for way in chosen if not any(_is_chosen(name, (way,)) for name in leaves)]

@@ -142,7 +142,10 @@ def _arguments(
         choices = combinations(sizes_in(named), sizes or {})
         return "sizes", choices, (("inputs", named), ("positional", tuple(positional)))
     require_shapes(inputs, "inputs")
-    require(not sizes and not positional, "sizes and positional go with inputs that have names, not with shapes of x")
+    require(
+        not sizes and not positional,
+        "sizes= and positional= need inputs with names, inputs={'x': real('batch', 3)}, got a list of shapes",
+    )
     return "x_shape", tuple(map(tuple, inputs or ())), ()
 
 
@@ -164,7 +167,7 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
     number = len(list(itertools.product(*options.values())))
     require(
         number <= MOST_VARIANTS,
-        f"options have {number} combinations, at most {MOST_VARIANTS} are judged: take fewer values, or two properties",
+        f"options have {number} combinations, but the limit is {MOST_VARIANTS}: take fewer values, or two properties",
     )
     takers = [_taken_of(options, name, what) for name, what in ((build, "build"), (parallelize, "parallelize"))]
     for name in options:
@@ -290,8 +293,8 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
         declined = declined or next((reply.error_text for reply in replies if reply.outcome == "declined"), "")
     if declined and len((case := cases[0]).mesh_shape) > 1:
         raise Misuse(
-            f"{case.parallelize}: cannot tell whether the module reduces gradients, because the function was tried on "
-            f"the mesh {case.mesh_shape} and does not support it: {declined}. {HOW_ROWS}"
+            f"{case.parallelize}: it is unknown whether the parallel module reduces gradients, because the function "
+            f"does not support the mesh {case.mesh_shape}, on which equivtest tried it: {declined}. {HOW_ROWS}"
         )
     return WHOLE
 
@@ -311,8 +314,9 @@ def _on_silence(case: ModuleCase, cause: Reply) -> str:
     detail = "".join(f"\n  {line}" for line in lines)
     way_out = f": {way_out_of(cause.error_type, said) or 'fix that'}"
     return (
-        f"{case.parallelize}: it is unknown whether its module reduces gradients: tried in {case.dtype}, rank "
-        f"{cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}{way_out}. {HOW_ROWS}{detail}"
+        f"{case.parallelize}: it is unknown whether the parallel module reduces gradients, because in a trial in "
+        f"{case.dtype} rank {cause.rank} of {case.world_size} {what}{': ' * bool(said)}{said}{way_out}. "
+        f"{HOW_ROWS}{detail}"
     )
 
 
@@ -321,7 +325,7 @@ def _agreed(case: ModuleCase, replies: Sequence[Reply]) -> str:
     reducing = [reply.rank for reply in replies if bool(reply.answers[0].tensors[said].local)]
     require(
         len(reducing) in (0, len(replies)),
-        f"{case.parallelize} makes modules that reduce their gradients on ranks {reducing} of {len(replies)} alone: "
+        f"{case.parallelize} makes a module that reduces its gradients only on ranks {reducing} of {len(replies)}: "
         "make the same module on every rank",
     )
     return MEAN_OF_PARTS if reducing else WHOLE

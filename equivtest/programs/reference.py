@@ -95,8 +95,8 @@ def facts_of(program: Program) -> Facts:
         if other is None or other.shape != fact.shape:
             has = "none" if other is None else f"shape {other.shape}"
             raise Misuse(
-                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} or {has}, depending on its "
-                "inputs' values: name the outputs to judge, such as outputs=('logits',)"
+                f"{program.build}, with {program.takes}: {name} has shape {fact.shape} for some values of the inputs, "
+                f"and {has} for others: name the outputs to judge, such as outputs=('logits',)"
             )
     return first
 
@@ -129,7 +129,8 @@ def _run(program: Program, seed: int) -> Facts:
         way_out = f"; {way_out_of(type(error).__name__, str(error)) or 'inputs= must hold what its forward takes'}"
         if by_name and isinstance(error, TypeError):
             way_out = (
-                f"; {by_name[0]} is passed by name: use the name of the forward's argument, or list it in positional"
+                f"; equivtest passes {by_name[0]} by name: give the input the name of the forward's argument, or list "
+                "it in positional="
             )
         raise Misuse(
             f"{program.build}: the unsharded module does not take {short} in {program.dtype}: {type(error).__name__}: "
@@ -173,7 +174,7 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
         require(
             not tensor.is_complex(),
             f"{program.build}: {name} is of {dtype_name(tensor.dtype)}, but only tensors inside of a module may be "
-            "complex: use torch.view_as_real of it, or name the outputs to judge, such as outputs=('logits',)",
+            f"complex: use torch.view_as_real of {name}, or name the outputs to judge, such as outputs=('logits',)",
         )
 
 
@@ -187,7 +188,9 @@ def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
     }
     reserved = sorted({*(name for name, _, _ in program.inputs), OUTPUT, "cotangent"} & facts.keys())
     if reserved:
-        raise Misuse(f"{program.build}: a parameter may not be called {reserved[0]}: rename it")
+        raise Misuse(
+            f"{program.build}: a parameter must not be called {reserved[0]}, the name of an input or output: rename it"
+        )
     return facts
 
 
@@ -203,7 +206,7 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
         require(
             wanted in numbers,
             f"{program.build}: loss must be an output that is one number and has a gradient, got {program.loss!r}; "
-            f"such are {', '.join(numbers) or 'none'}",
+            f"such outputs are {', '.join(numbers) or 'none'}",
         )
         return wanted
     if f"{OUTPUT}.loss" in numbers:

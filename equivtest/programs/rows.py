@@ -41,8 +41,9 @@ def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bo
         has_rows = all(found[:1] == (size,) for size, found in by_size.items())
         require(
             not (is_fixed and has_rows and is_divided),
-            f"{program.build}: whether {name} of shape {shape} has the {num_rows} rows of the batch is unknown, as the "
-            "module takes no other number of rows: name other outputs by outputs=, or let it take other batches",
+            f"{program.build}: {name} has shape {shape}, but whether its first dim is the {num_rows} rows of the batch "
+            "is unknown, because the module takes no other number of rows: name other outputs by outputs=, or let it "
+            "take other batches",
         )
         require(
             is_fixed or has_rows,

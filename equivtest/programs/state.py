@@ -41,17 +41,18 @@ def require_state(case: ModuleCase) -> None:
     if case.training.step:
         require(
             case.judge.state != OWN_ROWS,
-            f"{case.training.step}: a step's state follows the whole batch, got state={OWN_ROWS!r}: omit state, or "
-            "judge one forward and backward with batch='mean of parts' and without a step",
+            f"{case.training.step}: in a step the buffers must follow the rows of the whole batch, got "
+            f"state={OWN_ROWS!r}: omit state=, or judge one forward and backward with batch='mean of parts' and "
+            "without a step",
         )
     elif case.judge.state == WHOLE_BATCH:
         outputs = [name for name in case.facts.outputs if name not in case.outputs_with_rows()]
         inputs = [name for name in case.real_names() if name not in case.divided_names()]
         require(
             not outputs and not inputs,
-            f"{case.build}: with state={WHOLE_BATCH!r}, {', '.join(outputs + inputs)} must have the rows of the batch, "
-            "because one rank's number or gradient differs from the whole batch's: name other outputs, such as "
-            "outputs=('logits',), or write a step, which returns values of the whole batch",
+            f"{case.build}: with state={WHOLE_BATCH!r}, the first dim of {', '.join(outputs + inputs)} must be the "
+            "rows of the batch, because without rows one rank's value differs from the value of the whole batch: name "
+            "other outputs, such as outputs=('logits',), or write a step, which returns values of the whole batch",
         )
     elif case.judge.state == "" and case.num_parts > 1 and case.facts.buffers:
         _require_same_state(case)

@@ -463,7 +463,7 @@ def test_collective_that_writes_into_a_strided_operand_raises(
 
     monkeypatch.setattr(subject, "all_gather_single", all_gather)
 
-    with pytest.raises(CollectiveRaised, match="RuntimeError: it wrote into its operand"):
+    with pytest.raises(CollectiveRaised, match="RuntimeError: the collective wrote into its operand"):
         answer(case_of(world_size=1, collectives=("all_gather_into_tensor",), stride=2), alone)
 
 

@@ -233,12 +233,12 @@ def test_dropout_with_a_random_mask_passes_all_claims() -> None:
 @pytest.mark.parametrize(
     ("mask", "what"),
     [
-        (torch.ones(5, 64, dtype=torch.bool), "elements of the rank are left"),
-        (torch.zeros(5, 64, dtype=torch.bool), "elements of the rank are left"),
-        (RANDOM[[0, 1, 0, 1, 4]], "elements are left or dropped as on rank 0"),
-        (RANDOM[[0, 1, 2, 3, 2]], "elements are left or dropped as on rank 1"),
-        (torch.cat([RANDOM[:2], ~RANDOM[:2], RANDOM[4:]]), "elements are left or dropped as on rank 0"),
-        (torch.rand((5, 64), generator=SOURCE) < 0.9, "elements of the rank are left"),
+        (torch.ones(5, 64, dtype=torch.bool), "elements of the rank kept"),
+        (torch.zeros(5, 64, dtype=torch.bool), "elements of the rank kept"),
+        (RANDOM[[0, 1, 0, 1, 4]], "elements kept or dropped as on rank 0"),
+        (RANDOM[[0, 1, 2, 3, 2]], "elements kept or dropped as on rank 1"),
+        (torch.cat([RANDOM[:2], ~RANDOM[:2], RANDOM[4:]]), "elements kept or dropped as on rank 0"),
+        (torch.rand((5, 64), generator=SOURCE) < 0.9, "elements of the rank kept"),
     ],
     ids=[
         "all kept",

@@ -47,7 +47,7 @@ test_error_for_an_invalid_case_names_the_invalid_field = refuses(
     ({"casts_inputs": False, "output_dtype": "float32"}, "casts_inputs=False passes float32 to a layer of bfloat16"),
     (
         {"tied": "transposed", "out_features": 3, "requires_grad": ("in_proj.weight",)},
-        "no dtype for the sum of both uses",
+        "no dtype for the sum of a tied weight's two gradients: omit tied",
     ),
 )
 

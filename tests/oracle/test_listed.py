@@ -69,7 +69,7 @@ def test_element_that_every_rank_omits_is_a_shape_mismatch() -> None:
     assert shape_mismatch("w", EXPECTED, RIGHT, (2,)) is None
     mismatch = shape_mismatch("w", EXPECTED, listed([5, 0], [4, 2, 0]), (2,))
 
-    assert mismatch is not None and mismatch.actual == "2 of 6 elements on no rank, the first (0, 1)"
+    assert mismatch is not None and mismatch.actual == "2 of 6 elements are on no rank, the first is (0, 1)"
     assert shape_mismatch("w", replace(EXPECTED, may_be_none=True), listed([5, 0], [4]), (2,)) is None
 
 

@@ -53,8 +53,8 @@ def test_refusal_names_the_submodule_with_the_first_too_wide_bound() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (
-        "of grad.x; the first too wide bound belongs to the value at self_attn[0]: use float64, which is enough "
-        "(--dtypes float64); or judge a smaller part" in message
+        "of grad.x; the first bound that is too wide is that of the value at self_attn[0]: use float64, which is "
+        "enough (--dtypes float64); or judge a smaller part" in message
     )
 
 
@@ -86,7 +86,7 @@ def test_refusal_of_a_whole_step_in_bfloat16_names_dtypes_that_are_enough(batch:
     message = told("squares", (2, 3), "bfloat16", where=STEPS, step=STEP, batch=batch, by_parts=False)
 
     assert message == (
-        f"{STEPS}squares: with by_parts=False a step is judged as a whole, in float32 or float64, got bfloat16: use "
+        f"{STEPS}squares: by_parts=False judges a step as a whole, which needs float32 or float64, got bfloat16: use "
         "--dtypes float32,float64, which is enough; or leave by_parts out"
     )
 

@@ -131,7 +131,7 @@ def test_check_refuses_a_file_that_changed_after_its_import(tmp_path: Path, monk
         ({"world_size": 2}, "check has no argument 'world_size': did you mean world_sizes=?"),
         (
             {"world": equivtest.World(world_sizes=(3,)), "world_sizes": (2,)},
-            "the program runs on (3,) ranks only, and world_sizes=",
+            "the program runs only on (3,) ranks, but world_sizes=",
         ),
     ],
 )

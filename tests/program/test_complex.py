@@ -43,7 +43,7 @@ def test_complex_buffer_keeps_its_value_if_the_module_is_cast(dtype: str) -> Non
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        ("given", "given: output is of complex64, .*: use torch.view_as_real of it, or name the outputs"),
+        ("given", "given: output is of complex64, .*: use torch.view_as_real of output, or name the outputs"),
         ("held", "held: parameter weight is of complex64"),
         ("counting", "counting: buffer turns, which the forward changes, is of complex64"),
     ],
@@ -63,7 +63,7 @@ def test_failure_in_a_program_with_complex_operations_has_a_fault_line(pool: Poo
     verdict, *_ = failed(case_of("by_layer", "conjugated_on_one"), pool)
 
     assert verdict.judgement.mismatches[0].tensor == "output"
-    assert verdict.fault.startswith("parallelization: every call is right from its operands")
+    assert verdict.fault.startswith("parallelization: every call is right for its operands")
 
 
 @pytest.mark.ranks

@@ -240,7 +240,9 @@ def test_world_with_more_ranks_than_rows_of_any_shape_raises_misuse(pool: Pool, 
     prop = module_property(HERE + "mlp", HERE + "ddp", ((1, 3), (4, 3)))
     found = searched(prop, pool, tmp_path, world_size=3)
 
-    assert found.misuse.startswith("no x of x_shapes (1, 3), (4, 3) can be divided: x of shape (1, 3) cannot be")
+    assert found.misuse.startswith(
+        "the ranks can divide no x of x_shapes (1, 3), (4, 3): torch.chunk cannot divide x of"
+    )
     assert found.misuse.endswith("take one of 3 rows, such as (3, 3), or pass batch='whole'")
     assert "\n" not in found.misuse
 
@@ -249,7 +251,7 @@ def test_world_with_more_ranks_than_rows_of_any_shape_raises_misuse(pool: Pool, 
 def test_ranks_that_disagree_on_reducing_gradients_raise_misuse(pool: Pool, tmp_path: Path) -> None:
     found = searched(claimed("mlp", "sharded_on_one_rank_alone"), pool, tmp_path)
 
-    assert "makes modules that reduce their gradients on ranks [0] of 2 alone" in found.misuse
+    assert "makes a module that reduces its gradients only on ranks [0] of 2" in found.misuse
 
 
 @pytest.mark.ranks

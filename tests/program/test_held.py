@@ -73,13 +73,17 @@ def test_right_program_with_plain_shards_passes(
     ("parallelize", "error", "message"),
     [
         ("swapped", ValueMismatch, r"output differs from the oracle(.|\n)*param\.0\.weight, .* agree"),
-        ("stale", ShapeMismatch, r"param\.2\.weight has(.|\n)*8 of 16 elements on no rank, the first \(0, 4\)"),
+        ("stale", ShapeMismatch, r"param\.2\.weight has(.|\n)*8 of 16 elements are on no rank, the first is \(0, 4\)"),
         (
             "stale_later",
             ValueMismatch,
             r"param\.2\.weight differs(.|\n)*rank 1 of 2, .*global \(0, 4\) of(.|\n)*rank 1 o",
         ),
-        ("left_over", ShapeMismatch, r"param\.0\.weight has(.|\n)*6 of 24 elements on no rank, the first \(6, 0\)"),
+        (
+            "left_over",
+            ShapeMismatch,
+            r"param\.0\.weight has(.|\n)*6 of 24 elements are on no rank, the first is \(6, 0\)",
+        ),
         ("drifting", ValueMismatch, r"grad\.2\.bias differs(.|\n)*by elements(.|\n)*rank 1 only"),
         ("fsdp1_unreduced", ValueMismatch, r"grad\.0\.weight differs(.|\n)*global \(\d, \d\) of \(8, 3\), by elements"),
     ],
@@ -113,13 +117,13 @@ def test_replicas_of_an_element_must_have_equal_bits(pool: Pool) -> None:
     [
         (
             "scaled",
-            r"parameter 2\.bias's elements cannot be found: 2 of its 2 local elements, .* computed from values or .*",
+            r"cannot find the place of 2 of the 2 local elements of 2\.bias, .* computed from values or .*",
         ),
         (
             "by_size",
-            r"parameter 0\.weight's elements cannot be found: .* module_property\(\.\.\., placed='package\.module",
+            r"cannot find the place of .* elements of 0\.weight, .* module_property\(\.\.\., placed='package\.module",
         ),
-        ("other_forms", "does not make the same tensors, of the same shapes, each time: say what each rank holds"),
+        ("other_forms", "made tensors with other names or shapes when it was called again: say what each rank holds"),
     ],
 )
 def test_elements_that_tracing_cannot_locate_raise_misuse(pool: Pool, parallelize: str, message: str) -> None:
@@ -149,7 +153,10 @@ def test_wrong_layout_declared_by_the_user_function_raises_value_mismatch(pool: 
     [
         ("beyond", r"param\.0\.weight: indices must be int64 of shape \(4, 3\), 0 to 23, got .* 13 to 24"),
         ("indices_alone", r"for parameter 0\.weight, must return None or a tensor and its indices, got Tensor"),
-        ("too_few", r"int64 of its shape \(4, 3\), -1 for an element outside 0\.weight, got .* \(1, 3\)"),
+        (
+            "too_few",
+            r"int64 of the tensor's shape \(4, 3\), with -1 for an element that is not of 0\.weight, got .* \(1, 3\)",
+        ),
         ("missing", "placed 'tests.programs.held:missing' cannot be imported"),
         ("mlp", r"placed .* must take \(module, name\), but takes \(\)"),
     ],
@@ -161,9 +168,7 @@ def test_invalid_layout_declared_by_the_user_function_raises_misuse(pool: Pool, 
 
 @pytest.mark.ranks
 def test_error_for_a_renamed_parameter_suggests_the_nearest_name(pool: Pool) -> None:
-    message = (
-        r"has no parameter 0\.weight, and of its 5 the name 0\.2\.weight is most like it: say what each rank holds"
-    )
+    message = r"has no parameter 0\.weight; the most similar of its 5 names is 0\.2\.weight: say what each rank holds"
     with pytest.raises(Misuse, match=message):
         judge("module", case_of("mlp", "under_other_names", placed=HERE + "nothing_said"), pool)
 
@@ -205,7 +210,7 @@ def test_training_steps_on_plain_shards_are_judged_by_element(pool: Pool, parall
 @pytest.mark.parametrize("parallelize", ["megatron", "fsdp1", "fsdp1_flat"])
 def test_clipping_by_the_norm_of_one_ranks_shards_raises_misuse(pool: Pool, parallelize: str) -> None:
     steps = {"optimizer": HERE + "adamw", "max_norm": 0.5, "values": (("real", 0),)}
-    with pytest.raises(Misuse, match="clip_grad_norm_ takes it for the whole: write a step that clips"):
+    with pytest.raises(Misuse, match="clip_grad_norm_ treats it as the whole parameter: write a step that clips"):
         judge("module", case_of("mlp", parallelize, **steps), pool)
 
 
@@ -255,5 +260,5 @@ def test_tracing_finds_both_copies_of_an_element_in_two_tensors() -> None:
     ],
 )
 def test_tracing_a_value_that_was_computed_from_a_parameter_raises_misuse(compute: Any) -> None:
-    with pytest.raises(Misuse, match="cannot be found"):
+    with pytest.raises(Misuse, match="cannot find the place of"):
         read_places(SHAPES, lambda whole: {"weight": compute(whole["weight"]), "bias": whole["bias"]}, "it")

@@ -86,7 +86,9 @@ def test_program_with_a_wrong_set_up_function_is_rejected(pool: Pool) -> None:
 def test_not_supported_raised_in_tear_down_raises_misuse(pool: Pool) -> None:
     fields = SET_UP | {"tear_down": HERE + "declines_late"}
 
-    with pytest.raises(Misuse, match="raised NotSupported when the case had been run: what was run already: have"):
+    with pytest.raises(
+        Misuse, match="raised NotSupported, after the case had run: what was run already: raise it earlier"
+    ):
         check("module", case_of("library", **fields), pool)
 
 

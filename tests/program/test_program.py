@@ -76,8 +76,8 @@ def test_grouped_arguments_make_the_property_that_flat_arguments_make() -> None:
         (Judge, {"rtol": 1e-3}, "Judge has no argument 'rtol': no tolerance is set, since bounds are derived"),
         (Judge, {"outputs": "logits"}, "outputs must hold names, such as outputs=('logits',), got 'logits'"),
         (World, {"axes": "dp"}, "axes must hold names, such as axes=('dp',), got 'dp'"),
-        (World, {"world_sizes": (0, 2)}, "world_sizes must be numbers of ranks, of at least 1, got (0, 2)"),
-        (World, {"world_sizes": 4}, "world_sizes must be numbers of ranks, of at least 1, got 4"),
+        (World, {"world_sizes": (0, 2)}, "world_sizes must be numbers of ranks, each at least 1, got (0, 2)"),
+        (World, {"world_sizes": 4}, "world_sizes must be numbers of ranks, each at least 1, got 4"),
         (Training, {"steps": 0}, "Training: steps must be a whole number of at least 1, got 0"),
         (Training, {"micro_batches": 1.5}, "Training: micro_batches must be a whole number of at least 1, got 1.5"),
         (Training, {"max_norm": -1.0}, "Training: max_norm must be at least 0, where 0 clips nothing, got -1.0"),
@@ -109,7 +109,7 @@ def test_error_for_a_misspelt_argument_of_a_group_suggests_the_right_name(group:
             "options must hold the values of each option, such as {'bias': (1, 2)}, got True of bias",
         ),
         ({"options": {"bias": (nn.ReLU(),)}}, "option bias must be a plain value, such as a number"),
-        ({"options": {"width": tuple(range(1, 66))}}, "options have 65 combinations, at most 64 are judged"),
+        ({"options": {"width": tuple(range(1, 66))}}, "options have 65 combinations, but the limit is 64"),
     ],
 )
 def test_error_for_a_misspelt_argument_of_a_program_suggests_the_right_name(wrong: Any, said: str) -> None:

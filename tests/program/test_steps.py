@@ -212,7 +212,7 @@ def test_optimizer_update_smaller_than_its_bound_is_inconclusive() -> None:
         ({"step": f"{TOKEN_MEAN}token_mean"}, "a step needs a loss"),
         ({"step": f"{TOKEN_MEAN}token_mean", "batch": "sum of parts"}, "a step needs batch='whole'"),
         ({"build": f"{HERE}with_batch_norm"}, "buffer 1.running_mean changes from step to step"),
-        ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "returns total_norm, the name under which a step"),
+        ({"build": f"{HERE}with_total_norm", "max_norm": 1.0}, "returns an output total_norm, but a step"),
         ({**TOKENS, "build": f"{HERE}loss_alone"}, "must return its loss under a name, {'loss': loss}"),
     ],
 )
@@ -263,7 +263,7 @@ def test_rank_with_an_empty_shard_of_an_unused_parameter_needs_no_gradient(pool:
 def test_clipping_a_mix_of_plain_and_dtensor_gradients_raises_misuse(pool: Pool) -> None:
     made = {**PERCEPTRON, "parallelize": f"{HERE}only_columns", "max_norm": 1.0}
 
-    assert "takes plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
+    assert "takes either plain parameters or DTensors of one mesh" in judge_misused(ModuleCase(**made), pool)
 
 
 def test_step_without_gradients_has_total_norm_zero() -> None:

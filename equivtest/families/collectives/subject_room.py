@@ -135,10 +135,10 @@ class Room:
         """Raises RuntimeError if the call wrote outside its results, or into an operand copied for the call."""
         for storage in self.storages:
             if any(bool((beside != self._untouched).any()) for beside in self._beside(storage)):
-                raise RuntimeError("it wrote beside the memory of its result")
+                raise RuntimeError("the collective wrote outside of the memory of its result")
         for handed, operand in self.handed:
             if not same_bits(handed.reshape(-1), operand):
-                raise RuntimeError("it wrote into its operand")
+                raise RuntimeError("the collective wrote into its operand")
 
     def splits(self, numel: int) -> tuple[list[int], list[int]]:
         """Returns how many elements this rank sends to each rank and receives from each rank, for uneven splits."""

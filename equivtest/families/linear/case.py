@@ -96,7 +96,8 @@ class LinearCase(ActivationCase):
     def check_fields(self) -> None:
         require(
             self.bias or "bias" not in self.requires_grad,
-            f"there is no bias to have a gradient: set bias=True, got requires_grad {self.requires_grad}",
+            "requires_grad names the bias, but the layer has none: set bias=True, got requires_grad "
+            f"{self.requires_grad}",
         )
         for name in ("input_layout", "output_layout"):
             placement = parse_placement(getattr(self, name))

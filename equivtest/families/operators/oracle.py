@@ -295,13 +295,16 @@ def _proved(case: OperatorCase, given: Tensors) -> Founds:
         _run(case, sizes, cotangents)
     spare = (case.world_size & -case.world_size).bit_length() - 1  # dividing by a power of two takes a finer unit
     if certificate.bits_used + spare > SIGNIFICAND_BITS[fewest]:
-        raise InexactData(f"sums take {certificate.bits_used} bits, and {spare} more divided by the ranks")
+        raise InexactData(
+            f"sums need {certificate.bits_used} bits, and {spare} more if divided by the number of ranks, but {fewest} "
+            f"has {SIGNIFICAND_BITS[fewest]}"
+        )
     whole = [_whole(case, given, number) for number in range(len(case.operands))]
     found = _run(case, whole, {name: tensor.double() for name, tensor in _cotangents(given).items()})
     odd = case.world_size // (case.world_size & -case.world_size)
     for name in case.passed_on if odd > 1 else ():
         if bool(torch.fmod(found[name].double(), odd * FINEST).any()):
-            raise InexactData(f"{name} is no multiple of {odd}, which a subject may divide it by")
+            raise InexactData(f"{name} is not a multiple of {odd}, by which a subject may divide it")
     return {name: Found(value.double(), None, PROVED) for name, value in found.items()}
 
 

@@ -56,7 +56,8 @@ class TrainingCase(Case):
             require(self.steps == 1, f"steps must be 1 without an optimizer, got {self.steps}")
             for name in ("variant", "between_steps"):
                 require(
-                    not getattr(self, name), f"{name} is an optimizer's: set optimizer, got {getattr(self, name)!r}"
+                    not getattr(self, name),
+                    f"{name} is an option of an optimizer: set optimizer, got {getattr(self, name)!r}",
                 )
 
     def _check_clipping(self) -> None:
@@ -72,7 +73,7 @@ class TrainingCase(Case):
             self.variant not in ("nesterov", "dampened") or self.momentum > 0,
             f"variant {self.variant!r} needs momentum, got 0",
         )
-        require(self.variant != "amsgrad" or self.optimizer == "adamw", f"amsgrad is AdamW's, got {self.optimizer}")
+        require(self.variant != "amsgrad" or self.optimizer == "adamw", f"only AdamW has amsgrad, got {self.optimizer}")
         require(
             self.optimizer != "adamw" or self.dtype != "float16",
             "AdamW's eps of 1e-8 is zero in float16, so that a gradient of zero gives 0 / 0: use another dtype",

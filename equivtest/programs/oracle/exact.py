@@ -64,9 +64,9 @@ def _prove_exact(case: ModuleCase) -> int:
 
 def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> int:
     if case.facts.loss and case.batch == MEAN_OF_PARTS:
-        raise Misuse(f"{case.build}: a mean of {case.num_parts} losses may round")
+        raise Misuse(f"{case.build}: the mean of the {case.num_parts} ranks' losses may round, so it is not exact")
     if not case.is_divided and case.batch == MEAN_OF_PARTS and not reciprocal_is_near(case.num_parts, case.dtype):
-        raise Misuse(f"{case.build}: a mean over {case.num_parts} ranks may round in {case.dtype}")
+        raise Misuse(f"{case.build}: a mean over {case.num_parts} ranks may round in {case.dtype}, so it is not exact")
     places = Places()
     certificate = Certificate(DTYPES[case.dtype], places)
     drawn = draw(replace(case, values=((EXACT_MODE, variant),)), 0) if whole_numbers else {}

@@ -192,7 +192,7 @@ class Forced(Boundaries):
     def _derivation(self) -> str:
         if self._counted.undecided:
             return self._counted.undecided
-        return "running error of this part alone, from what the ranks held of the parts before"
+        return "running error of this part alone, from the values that the ranks had at its beginning"
 
     def _parts(self, whole: Whole, dtype: torch.dtype) -> Parts:
         value = whole.value.to(dtype, copy=True)  # gradients may be added up in place

@@ -233,10 +233,11 @@ def follow(
                 parameter.grad = counted_gradients[each]
             optimizer.step()
     except InexactData as error:
-        raise Misuse(f"optimizer {name}: {error}: take one that is made of other operations") from error
+        raise Misuse(f"optimizer {name}: {error}: use an optimizer without this operation") from error
     except Exception as error:  # an arbitrary optimizer's
         raise Misuse(
-            f"optimizer {name} cannot be followed operation by operation: {type(error).__name__}: {error}: take another"
+            f"optimizer {name} cannot be followed operation by operation: {type(error).__name__}: {error}: use another "
+            "optimizer"
         ) from error
 
 

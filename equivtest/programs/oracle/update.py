@@ -57,7 +57,10 @@ def expect_update(
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
     if optimizer not in FOLLOWED:
-        raise Misuse(f"optimizer {optimizer[:40]!r} has no known updates: use one of {', '.join(FOLLOWED)}")
+        raise Misuse(
+            f"optimizer {optimizer[:40]!r} is not one whose update equivtest can compute: use one of "
+            f"{', '.join(FOLLOWED)}"
+        )
     kind = getattr(torch.optim, optimizer)
     for _, options in groups:
         _require_options(kind, options)

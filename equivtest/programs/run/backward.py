@@ -41,13 +41,12 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
     if case.has_own_rows:
         raise Misuse(
             f"{case.parallelize}: with a divided batch each rank must return its own rows as a plain tensor, got a "
-            "DTensor "
-            f"of {output.placements}: call to_local on it"
+            f"DTensor with placements {output.placements}: call to_local on it"
         )
     if any(not placement.is_replicate() for placement in output.placements):
         raise Misuse(
-            f"the parallel module must return its whole output on every rank, got {output.placements}: redistribute "
-            "it to Replicate"
+            f"the parallel module must return its whole output on every rank, got a DTensor with placements "
+            f"{output.placements}: redistribute it to Replicate"
         )
     _require_shape(case, mesh, name, tuple(output.shape), tuple(cotangent.shape))
     return DTensor.from_local(cotangent, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
@@ -69,6 +68,6 @@ def _require_shape(
         raise ValueError(f"{message}: return the unsharded module's whole output on every rank")
     rows = ". If each rank has different rows, pass batch='mean of parts'"
     raise ValueError(
-        f"{message}: that is this rank's shard along dim {dim}: gather it (all_gather, full_tensor() of a "
+        f"{message}: {shape} is this rank's shard along dim {dim}: gather it (all_gather, full_tensor() of a "
         f"DTensor, output_layouts=Replicate() in a plan){'' if dim or case.has_own_rows else rows}"
     )

@@ -125,9 +125,9 @@ def _run_once(
     parameters = held()
     if _must_communicate(case) and numbers and numbers == _numbers_of_collectives():
         raise Misuse(
-            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks with the whole "
-            "batch each, so the module is not parallel. The plan may name parts that the module does not have. If each "
-            "rank has different rows, pass batch='mean of parts'"
+            f"{case.parallelize}: no collective ran, forward or backward, on {case.world_size} ranks that all have the "
+            "whole batch, so the module is not parallel. The plan may name parts that the module does not have. If "
+            "each rank has different rows, pass batch='mean of parts'"
         )
     results: dict[str, torch.Tensor | None] = {**outputs}
     results |= {f"grad.{name}": inputs[name].grad for name in case.real_names()}
@@ -183,11 +183,11 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
     expected = [*case.facts.outputs, *([TOTAL_NORM] if reports_norm else [])]
     who = f"{step}: the step" if step else f"{case.parallelize}: the parallel module"
     if expected == [OUTPUT] and not isinstance(given, (torch.Tensor, Real) if step else torch.Tensor):
-        raise Misuse(f"{who} must give one tensor, got {type(given).__name__}")
+        raise Misuse(f"{who} must return one tensor, got {type(given).__name__}")
     chosen = (*outputs, "total_norm") if reports_norm and outputs else outputs
     tensors = named_outputs(given, chosen, step or case.parallelize, takes_numbers=bool(step))
     if sorted(tensors) != sorted(expected):
-        raise Misuse(f"{who} must give {', '.join(expected)}, as the unsharded module does, got {', '.join(tensors)}")
+        raise Misuse(f"{who} must return {', '.join(expected)}, as the unsharded module does, got {', '.join(tensors)}")
     if not step:
         return tensors
     shapes = case.shapes()
@@ -211,8 +211,8 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
     for name, fact in case.facts.buffers.items():
         if name not in buffers:
             raise Misuse(
-                f"{case.parallelize}: the parallel module has no buffer {name}, which the unsharded one's forward "
-                f"changes, only {', '.join(buffers) or 'none'}: keep the names of the unsharded module"
+                f"{case.parallelize}: the forward of the unsharded module changes buffer {name}, but the parallel "
+                f"module has only the buffers {', '.join(buffers) or 'none'}: keep the names of the unsharded module"
             )
         require_whole(case, f"buffer {name}", buffers[name], fact.shape)
         results[f"buffer.{name}"] = buffers[name]
@@ -254,8 +254,8 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
     expected = {getattr(torch, fact.dtype or case.dtype) for fact in case.facts.outputs.values()}
     if output_dtype is not None and any(each.is_floating_point and each != output_dtype for each in expected):
         raise NotSupported(
-            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, and the unsharded module "
-            f"in {case.dtype} gives another: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
+            f"{case.parallelize}: its MixedPrecisionPolicy has output_dtype={output_dtype}, but the unsharded module "
+            f"in {case.dtype} returns another dtype: judge it with --dtypes {str(output_dtype).removeprefix('torch.')}"
         )
 
 

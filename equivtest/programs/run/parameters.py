@@ -138,8 +138,8 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
 def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> Answers:
     if name not in found:
         near = closest(name, found, likeness=0)
-        others = f"and of its {len(found)} the name {near} is most like it" if near else "and no other"
-        raise Misuse(f"{case.parallelize}: the parallel module has no parameter {name}, {others}: {WAY_OUT}")
+        others = f"; the most similar of its {len(found)} names is {near}" if near else ", nor any other"
+        raise Misuse(f"{case.parallelize}: the parallel module has no parameter {name}{others}: {WAY_OUT}")
     tensor = found[name]
     require_whole(case, f"parameter {name}", tensor, case.shapes()[name])
     require_whole(case, f"gradient of {name}", tensor.grad, case.shapes()[name])
@@ -201,15 +201,15 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(
-            f"{case.parallelize}: parameter {name} is {tensor.placements}, its gradient {gradient.placements}: "
-            "redistribute the gradient"
+            f"{case.parallelize}: parameter {name} has placements {tensor.placements}, but its gradient has "
+            f"{gradient.placements}: redistribute the gradient"
         )
     local = _local(tensor)
     gradient = None if gradient is None else _local(gradient)
     if gradient is not None and gradient.shape != local.shape:
         raise Misuse(
-            f"{case.parallelize}: parameter {name} has local shape {tuple(local.shape)}, its gradient "
-            f"{tuple(gradient.shape)}: they must have the same shape"
+            f"{case.parallelize}: parameter {name} has local shape {tuple(local.shape)}, but its gradient "
+            f"{tuple(gradient.shape)}: both must have the same shape"
         )
     is_held = indices != NONE
     if bool(is_held.all()):
@@ -236,8 +236,8 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
     tensor, indices = report
     if indices.dtype != torch.int64 or indices.shape != _local(tensor).shape:
         raise Misuse(
-            f"{what}, int64 of its shape {tuple(_local(tensor).shape)}, -1 for an element outside {name}, got "
-            f"{indices.dtype} of shape {tuple(indices.shape)}"
+            f"{what}; the indices must be int64 of the tensor's shape {tuple(_local(tensor).shape)}, with -1 for an "
+            f"element that is not of {name}, got {indices.dtype} of shape {tuple(indices.shape)}"
         )
     return [_elements(case, name, tensor, indices.cpu())]
 
@@ -247,6 +247,6 @@ def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shap
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(
-        f"{case.parallelize}: {what} is a plain tensor of shape {tuple(tensor.shape)}, the unsharded one has {shape}: "
-        f"make the shard a DTensor by DTensor.from_local, which records its place, or {WAY_OUT}"
+        f"{case.parallelize}: {what} is a plain tensor of shape {tuple(tensor.shape)}, but in the unsharded module it "
+        f"has {shape}: make the shard a DTensor by DTensor.from_local, which records its place, or {WAY_OUT}"
     )

@@ -231,7 +231,7 @@ def named_inputs(
             tensors[name] = value
         elif value is not None and not (isinstance(value, bool | int | float | str) and value == default):
             raise Misuse(
-                f"the module was called with {name}={str(value)[:40]!r}, which is no tensor and not the default: pass "
-                "tensors by name, and set all other values within the module"
+                f"the module was called with {name}={str(value)[:40]!r}, which is neither a tensor nor the argument's "
+                "default: pass only tensors, and set all other values within the module"
             )
     return tensors, tuple(name for name in positional if name in tensors)

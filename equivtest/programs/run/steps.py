@@ -107,14 +107,14 @@ def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
         if not isinstance(parameter, DTensor) and (fact is None or tuple(parameter.shape) != fact.shape):
             raise Misuse(
                 f"{case.parallelize}: parameter {name} is a plain tensor of shape {tuple(parameter.shape)}: "
-                f"clip_grad_norm_ takes it for the whole: {way_out}"
+                f"clip_grad_norm_ treats it as the whole parameter: {way_out}"
             )
         if parameter.grad is not None:
             meshes.add(parameter.device_mesh if isinstance(parameter, DTensor) else None)
     if len(meshes) > 1:
         raise Misuse(
-            f"{case.parallelize}: clip_grad_norm_ takes plain parameters or DTensors of one mesh, got a mixture: "
-            f"{way_out}"
+            f"{case.parallelize}: clip_grad_norm_ takes either plain parameters or DTensors of one mesh, got a "
+            f"mixture: {way_out}"
         )
     norm = torch.nn.utils.clip_grad_norm_(parallel.parameters(), case.training.max_norm, case.training.norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -77,7 +77,7 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
         runs.append({name: tensor.detach().double().cpu() for name, tensor in marked.items()})
     forms = [{name: tensor.shape for name, tensor in run.items()} for run in runs]
     if any(form != forms[0] for form in forms):
-        raise Misuse(f"{who} does not make the same tensors, of the same shapes, each time: {WAY_OUT}")
+        raise Misuse(f"{who} made tensors with other names or shapes when it was called again: {WAY_OUT}")
     numbers_of = {name: _read(words, torch.stack([run[name] for run in runs]), name, who) for name in runs[0]}
     places, start = {}, 0
     for name, size in zip(shapes, sizes, strict=True):
@@ -127,8 +127,9 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
     if bool(is_computed.any()):
         first = tuple(is_computed.nonzero()[0].tolist())
         raise Misuse(
-            f"{who}: the places of parameter {name}'s elements cannot be found: {int(is_computed.sum())} of its "
-            f"{held[0].numel()} local elements, the first {first}, are computed from values or never written: {WAY_OUT}"
+            f"{who}: equivtest cannot find the place of {int(is_computed.sum())} of the {held[0].numel()} local "
+            f"elements of {name}, the first at {first}, because they are computed from values or never written: "
+            f"{WAY_OUT}"
         )
     return torch.where(is_element, numbers, NONE)
 

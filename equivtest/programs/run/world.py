@@ -53,8 +53,8 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
             _call(case.world.tear_down, "tear_down", mesh)
         except NotSupported as error:
             raise Misuse(
-                f"tear_down {case.world.tear_down!r} raised NotSupported when the case had been run: {error}: have "
-                "set_up, parallelize or the forward raise it, before there is an answer"
+                f"tear_down {case.world.tear_down!r} raised NotSupported, after the case had run: {error}: raise it "
+                "earlier, in set_up, parallelize or the forward"
             ) from error
     finally:
         os.environ.clear()

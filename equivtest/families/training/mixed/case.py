@@ -42,7 +42,10 @@ class MixedCase(DataParallelCase):
         super().check_fields()
         require(self.style == "fsdp2", f"mixed precision requires style fsdp2, got {self.style!r}")
         require(self.dtype == "float32", f"parameters of mixed precision must be float32, got {self.dtype!r}")
-        require(not self.tied, f"torch documents no dtype for the sum of both uses of a tied weight: got {self.tied!r}")
+        require(
+            not self.tied,
+            f"torch documents no dtype for the sum of a tied weight's two gradients: omit tied, got {self.tied!r}",
+        )
         require(
             self.output_dtype in ("", "float32", self.param_dtype),
             f"output_dtype must be float32 or param_dtype, {self.param_dtype}, got {self.output_dtype!r}",
