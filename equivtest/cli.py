@@ -44,7 +44,7 @@ RESUME = typer.Option(metavar="DIR", help=HELP["resume"])
 WORKERS = typer.Option(
     "-n",
     metavar="WORKERS",
-    help="xdist workers, by default at most one for each property of yours; 0 for this process.",
+    help="Number of xdist workers (default: at most one per property of yours); 0 uses this process alone.",
 )
 INTERRUPTED = 130
 """Exit code that typer returns after Ctrl-C within a command (0.16 and later)."""
@@ -129,10 +129,10 @@ def run(
     quiet: Annotated[bool, typer.Option("-q", help="Less output.")] = False,
     collect_only: Annotated[bool, typer.Option("--co", help="List what would run, and run nothing.")] = False,
     max_failures: Annotated[
-        int, typer.Option("--maxfail", metavar="NUMBER", min=0, help="Stop after so many failures; 0: never.")
+        int, typer.Option("--maxfail", metavar="NUMBER", min=0, help="Stop after this number of failures; 0: never.")
     ] = 0,
     durations: Annotated[
-        int | None, typer.Option(metavar="NUMBER", min=0, help="Print the slowest searches; 0: all.")
+        int | None, typer.Option(metavar="NUMBER", min=0, help="Print this number of the slowest searches; 0: all.")
     ] = None,
     last_failed: Annotated[bool, typer.Option("--lf", help="Run only what failed in your files last time.")] = False,
     failed_first: Annotated[bool, typer.Option("--ff", help="Run what failed last time first.")] = False,
@@ -223,7 +223,12 @@ def check(
         str, typer.Option(metavar="PROPERTY", help="Judge the claims of this property; see equivtest list.")
     ] = "",
     limit_s: Annotated[
-        float, typer.Option("--limit-s", metavar="SECONDS", help="Time limit of the visit: limit_s of its property.")
+        float,
+        typer.Option(
+            "--limit-s",
+            metavar="SECONDS",
+            help="Seconds that a run of the case may take (default: limit_s of its property).",
+        ),
     ] = limits.CASE_S,
 ) -> int:
     """Run one case, known failure or not; exit code 1 if a claim fails.
@@ -286,9 +291,14 @@ def judge_(
     *,
     reference: Annotated[str, typer.Option(metavar="NAME", help="package.module:function that builds the model.")],
     arithmetic: Annotated[str, ARITHMETIC] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that judge parts captured alone.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of processes that judge the parts captured with alone=.")
+    ] = 1,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A page of each part: green, grey, or red.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write an HTML page that shows each part in green, grey or red.", show_default=False
+        ),
     ] = None,
 ) -> int:
     """Judge a run that happened elsewhere, or tell which of two runs is wrong; exit code 1 if one is.
@@ -307,9 +317,8 @@ def judge_(
     if parts := parts_in(folder):
         if other is not None:
             raise Misuse(
-                f"{folder} holds parts captured with alone=, and two runs are compared one part at a time: name one "
-                "part "
-                f"and {other}"
+                f"{folder} has several parts, captured with alone=, but judge compares one part of two runs: name the "
+                "folder of one part of each run"
             )
         codes = []
         for code, text in judge_parts(parts, reference, arithmetic, jobs):
@@ -334,7 +343,12 @@ def compare(
     new: Annotated[Path, typer.Argument(help="The run to compare with it.")],
     *,
     fail_on: Annotated[
-        str, typer.Option(metavar="NAMES", help="worse (no longer judged included), slower, different, or never.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Kinds of changes that give exit code 1: worse (which includes 'no longer judged'), slower, "
+            "different, or never.",
+        ),
     ] = "worse",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every change.")] = False,
 ) -> int:
@@ -382,9 +396,12 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A file that equivtest run --bundle wrote.")],
     *,
     level: Annotated[int, typer.Option(min=0, max=4, help="Fail unless the bundle reaches this level.")] = 0,
-    rerun: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Run so many of its cases again here.")] = 0,
+    rerun: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Run this number of its cases again here.")] = 0,
     seed: Annotated[
-        str, typer.Option(metavar="TEXT", help="Choose the same cases again as a run that printed this.")
+        str,
+        typer.Option(
+            metavar="TEXT", help="Seed that an earlier run of verify printed, to choose the same cases again."
+        ),
     ] = "",
     backend: Annotated[str, BACKEND] = "gloo",
     device: Annotated[str, DEVICE] = "cpu",
@@ -468,12 +485,14 @@ def fingerprint(
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help="Folder for the new files.")] = Path("."),
     *,
     kind: Annotated[
         str, typer.Option(help="Kind of the test file: tensor-parallel, data-parallel, step or backend.")
     ] = "tensor-parallel",
-    backend: Annotated[str | None, typer.Option(help="With --kind backend: probe it for its manifest.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="With --kind backend: the backend to probe, for its manifest.")
+    ] = None,
     device: Annotated[str, DEVICE] = "cpu",
     imports: Annotated[list[str] | None, IMPORT] = None,
     start: Annotated[str, START] = "auto",
@@ -489,10 +508,12 @@ def init(
         from equivtest.bundle import manifest
 
         named = manifest.Backend(backend or "gloo", device, tuple(imports or ()), start)
-        claims, notes = _probed(named) if backend else (manifest.ALL_CLAIMS, ["nothing was probed: --backend does"])
+        claims, notes = (
+            _probed(named) if backend else (manifest.ALL_CLAIMS, ["nothing was probed: --backend NAME probes"])
+        )
         manifests[manifest.NAME] = manifest.write_text(named, claims, notes)
     elif backend:
-        raise Misuse(f"--backend goes with --kind backend, not with {kind!r}")
+        raise Misuse(f"--backend needs --kind backend, got --kind {kind}")
     for path in write_files(folder, kind, manifests):
         typer.echo(path)
     return 0
@@ -512,8 +533,8 @@ def _probed(named: manifest.Backend) -> tuple[manifest.Claims, list[str]]:
 @app.command()
 def coverage(
     *,
-    profile: Annotated[str, typer.Option(help="Whose cases: smoke, gate or conformance.")] = "gate",
-    subjects: Annotated[str, typer.Option(metavar="NAMES", help="These properties alone, by comma.")] = "",
+    profile: Annotated[str, typer.Option(help="Profile whose cases are counted: smoke, gate or conformance.")] = "gate",
+    subjects: Annotated[str, typer.Option(metavar="NAMES", help="Only these properties, separated by commas.")] = "",
 ) -> int:
     """Print how many combinations of values the shipped cases cover, and which no case can have; runs nothing."""
     from equivtest.pytest_plugin.suite import coverage_lines

@@ -75,7 +75,7 @@ def _items_of(collector: pytest.Module, name: str, prop: Property) -> list[pytes
     items: list[pytest.Item] = []
     if others := [size for size in settings.world_sizes if size not in world_sizes]:
         on, off = (", ".join(map(str, sizes)) for sizes in (prop.world_sizes, others))
-        reason = f"{name} is for {on} ranks, so not for {off}"
+        reason = f"{name} runs only on {on} ranks, so not on {off}"
         item_name = f"{name}[left out on {off}]"
         items.append(AbsentItem.from_parent(collector, name=item_name, reason=reason, incomplete=True))
     items += [

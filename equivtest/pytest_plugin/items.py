@@ -322,10 +322,11 @@ class KnownFailureItem(EquivtestItem):
             way_out = (
                 f"correct the entry {entry.id}"
                 if settings.expects(entry)
-                else f"{entry.id} was found on gloo and the CPU: add an entry of this kind to a list of your own, "
+                else f"{entry.id} describes gloo on the CPU: add an entry for this failure to a list of your own, "
                 "--known-failures shipped,FILE"
             )
-            reason = f"fails as {', '.join(failing)}, {difference or f'not as {entry.kind}'}: {way_out}"
+            unlike = difference or f"not with {entry.kind!r}"
+            reason = f"fails with {', '.join(map(repr, failing))}, {unlike}: {way_out}"
             return OTHERWISE, PlainFailure(reason)
         if not settings.expects(entry):
             return HOLDS_HERE, None
@@ -347,8 +348,8 @@ class KnownFailureItem(EquivtestItem):
         try:
             compared = compare_with_gloo(found, self.prop.claims, gloo())
         except (Misuse, BrokenSetup) as error:
-            return f"and gloo and the CPU cannot run the case to compare ({error})"
-        return "not in the place where gloo and the CPU fail" if any(each.failed for each in compared) else ""
+            return f"and gloo on the CPU cannot run the case to compare ({error})"
+        return "but in another place than gloo on the CPU" if any(each.failed for each in compared) else ""
 
 
 class AbsentItem(EquivtestItem):

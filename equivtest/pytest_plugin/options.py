@@ -20,14 +20,17 @@ HELP: dict[str, str] = {
     "backend": "Backend of torch.distributed that is judged (default gloo).",
     "device": "Device type that the tensors live on (default cpu).",
     "import": "Module that every process imports first, such as a vendor's backend; may be repeated.",
-    "start": "How ranks begin: forkserver forks them, spawn executes each, auto (the default) forks if that works.",
-    "arithmetic": "package.module:NAME of what the backend declares of its roundings (default: torch's CPU and gloo).",
+    "start": "How ranks start: forkserver forks them, spawn starts a new interpreter for each, auto (the "
+    "default) forks if that works.",
+    "arithmetic": "package.module:NAME of the declaration of how the backend rounds (default: that of torch's CPU "
+    "and gloo).",
     "listen": "[HOST]:PORT to listen at for ranks on other hosts, which torchrun -m equivtest.rank --connect starts; "
     "EQUIVTEST_SECRET or EQUIVTEST_SECRET_FILE holds a secret that both know (default: ranks live on this machine).",
     "world-sizes": "Numbers of ranks (default 1,2,3,4, in a soak to 8); failures are shrunk to as few of them as fail, "
     "failures on several ranks to two at least.",
     "dtypes": "Dtypes to draw from (default float32,float64,bfloat16,float16).",
-    "subjects": "Judge these alone; NAME=package.module:function judges another implementation as NAME.",
+    "subjects": "Judge only these subjects, separated by commas; NAME=package.module:function judges another "
+    "implementation as NAME.",
     "known-failures": "Files of known failures (default shipped, the list that comes with equivtest), or none.",
     "allow-unsupported": "Refusals of the backend that do not make the run red: dtypes, dtype:collective such as "
     "float16:all_reduce, or float16:all_reduce_avg for one reduction, release for all that this torch lacks, or all.",
@@ -44,7 +47,7 @@ HELP: dict[str, str] = {
     "nothing.",
     "budget": "Seconds that a run may take: each search runs first the cases that cover most, and the summary says how "
     "many were left out.",
-    "shard": "Run this part of the properties alone, such as 2/4: equivtest merge joins the reports of all parts.",
+    "shard": "Run only this part of the properties, such as 2/4: equivtest merge joins the reports of all parts.",
     "max-time": f"Seconds that --profile soak lasts (default {SOAK_S:.0f}).",
 }
 """Option -> its help text, for pytest and for the command line of equivtest."""

@@ -162,7 +162,8 @@ def await_hosts(config: pytest.Config, tell: Callable[[str], object]) -> None:
     if largest > num:
         sizes = ",".join(str(size) for size in settings_of(config).world_sizes if size <= num)
         raise Misuse(
-            f"--world-sizes: {largest} ranks are needed, {num} are connected: start torchrun with more, or pass {sizes}"
+            f"--world-sizes: {largest} ranks are needed, but {num} are connected: start torchrun with more, or "
+            f"pass {sizes}"
         )
 
 

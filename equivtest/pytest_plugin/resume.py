@@ -59,7 +59,7 @@ def take(directory: Path, environment: Mapping[str, Any]) -> tuple[Handover, ...
     for name in SAME:
         if run.environment.get(name) != current.get(name):
             before, now = (shorten(str(each.get(name, "nothing"))) for each in (run.environment, current))
-            raise Misuse(_refusal(directory, f"was judged with {name} {before}, this run has {now}"))
+            raise Misuse(_refusal(directory, f"was judged with {name} {before}, but this run has {now}"))
     found = tuple(each for each in run.handovers if _is_done(each))
     for file, digest in dict.fromkeys(item for each in found for item in each.code.items()):
         if digest_of(file) != digest:
@@ -114,7 +114,7 @@ def ending_of(found: Searched) -> Ending:
     if not found.records and found.cut:
         return Ending("skipped", BUDGET_OVER)
     if not found.records:
-        where = f", none can be in {', '.join(found.left_out)}" if found.left_out else ""
+        where = f", since none can be judged in {', '.join(found.left_out)}" if found.left_out else ""
         return Ending("skipped", f"not run: no case was judged{where}")
     if not kinds.intersection(CONCLUSIVE):
         return Ending("skipped", f"no conclusive verdict: {', '.join(sorted(kinds))}")

@@ -141,9 +141,11 @@ class Controller:
             settings = settings_of(self.config)
             if settings.profile.requires_cells and tally.is_complete:
                 holes = self._holes(tally)
-                way_out = "--dtypes and --world-sizes leave out what a device or a module cannot hold or compute, "
-                way_out += "--allow-unsupported names what a backend may refuse"
-                text = "\n".join(["required cells without a conclusion:", *(f"  {hole}" for hole in holes), way_out])
+                way_out = "use --dtypes and --world-sizes to leave out what a device or a module cannot hold or "
+                way_out += "compute, and --allow-unsupported for what a backend may refuse"
+                text = "\n".join(
+                    ["these required cells have no conclusive verdict:", *(f"  {hole}" for hole in holes), way_out]
+                )
                 result = ClaimResult("coverage", "failed" if holes else "passed", text)
                 report_claim(session, tally.listed.path, tally.listed.name, result, tally.listed.line)
 
@@ -178,10 +180,12 @@ class Controller:
             records = self.results.records
             self.unclaimed, unjudged = differences(read_manifest(settings.manifest), records)
             if unjudged and settings.profile.requires_cells and not settings.subjects:
-                self.troubles.append(f"the manifest claims, and no verdict is on, {', '.join(unjudged)}")
+                self.troubles.append(f"the manifest claims these, but no verdict is on them: {', '.join(unjudged)}")
                 session.exitstatus = session.exitstatus or FAILED_EXIT
         if expired := settings.known.expired:
-            self.troubles += [f"expired on {entry.expires}: {entry.id}: {entry.reason}" for entry in expired]
+            self.troubles += [
+                f"the known failure {entry.id} expired on {entry.expires}: {entry.reason}" for entry in expired
+            ]
             session.exitstatus = session.exitstatus or FAILED_EXIT
 
     def write(self, state: str) -> bool:
@@ -238,7 +242,7 @@ class Controller:
         if self.stopped:
             return []
         starts = [self.bundled] * bool(self.bundled) + [f"host    {event}" for event in self.host_events]
-        starts += [f"claims  holds, and the manifest does not claim it: {', '.join(self.unclaimed)}"] * bool(
+        starts += [f"claims  hold, although the manifest does not claim them: {', '.join(self.unclaimed)}"] * bool(
             self.unclaimed
         )
         starts += [f"start   {start}" for start in sorted(self.results.starts) if "(" in start]

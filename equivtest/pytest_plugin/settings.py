@@ -167,19 +167,26 @@ def parse(raw: Mapping[str, Any]) -> Settings:
         raise Misuse(f"--profile: unknown profile {profile_name!r}; use one of {', '.join(PROFILES)}")
     world_sizes = _world_sizes(given.get("world_sizes"), PROFILES[profile_name].world_sizes)
     if PROFILES[profile_name].audits_alone and max(world_sizes) == 1:
-        raise Misuse("--world-sizes: an audit needs at least two ranks, got 1 alone: add 2")
+        raise Misuse("--world-sizes: an audit needs at least two ranks, got only 1: add 2")
     max_time_s = _seconds("--max-time", given["max_time"]) if "max_time" in given else SOAK_S
     if "max_time" in given and not PROFILES[profile_name].repeats:
-        raise Misuse(f"--max-time goes with --profile soak only, not with {profile_name}")
+        raise Misuse(f"--max-time needs --profile soak, got --profile {profile_name}")
     if "budget" in given and (PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
-        raise Misuse(f"--budget goes with smoke, gate and conformance, not with --profile {profile_name}")
+        raise Misuse(f"--budget needs --profile smoke, gate or conformance, got --profile {profile_name}")
     resumed_dir = Path(given["resume"]).absolute() if "resume" in given else None
     if resumed_dir and ("budget" in given or PROFILES[profile_name].repeats or PROFILES[profile_name].audits_alone):
-        raise Misuse(f"--resume goes with smoke, gate and conformance without --budget, not with {profile_name}")
+        budget = " with --budget" * ("budget" in given)
+        raise Misuse(
+            "--resume needs --profile smoke, gate or conformance without --budget, got --profile "
+            f"{profile_name}{budget}"
+        )
     if "bundle" in given and "shard" in given:
-        raise Misuse("--bundle does not go with --shard: a bundle has every search of its run")
+        raise Misuse("--bundle cannot be used with --shard, because a bundle has every search of its run")
     if "bundle" in given and ("budget" in given or not PROFILES[profile_name].strength):
-        raise Misuse("--bundle goes with smoke, gate and conformance, without --budget: their cases can be derived")
+        raise Misuse(
+            "--bundle needs --profile smoke, gate or conformance without --budget, because verify must derive the "
+            "cases again"
+        )
     subjects = tuple(_subject(text) for text in _split(given.get("subjects"), "--subjects"))
     if "bundle" in given and (others := [name for name, implementation in subjects if name != implementation]):
         raise Misuse(f"--bundle judges the shipped subjects, got another implementation of {', '.join(others)}")
@@ -275,7 +282,7 @@ def _shard(text: str, profile: Profile) -> tuple[int, int]:
     if not 1 <= number <= of:
         raise Misuse(f"--shard: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
     if profile.repeats:
-        raise Misuse("--shard does not go with --profile soak: each shard would draw with another seed")
+        raise Misuse("--shard cannot be used with --profile soak: each shard would draw with another seed")
     return number, of
 
 

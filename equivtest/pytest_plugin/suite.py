@@ -71,8 +71,8 @@ def claims_of(subject: str, case: Case, like: str = "") -> tuple[Claim, ...]:
     if like and like not in properties:
         raise Misuse(f"--like: no property is called {like!r}; {suggestion(like, list(properties))}")
     if like and properties[like].refuses_only != bool(case.refusal):
-        kind = "refusals" if properties[like].refuses_only else "cases within the contract"
-        raise Misuse(f"--like: {like} is about {kind}, which {case!r} is not; name another property")
+        kind = "refused cases" if properties[like].refuses_only else "cases that are not refused"
+        raise Misuse(f"--like: {like} judges only {kind}, unlike {case!r}; name another property")
     if like:
         return properties[like].claims
     judging = (prop for prop in properties.values() if prop.subject == subject)
@@ -104,7 +104,7 @@ def coverage_lines(profile_name: str, names: Collection[str] = ()) -> list[str]:
     properties = {name: prop for name, prop in shipped().items() if not prop.absent and prop.resolve is None}
     if unknown := [name for name in names if name not in properties]:
         which = suggestion(unknown[0], list(properties))
-        raise Misuse(f"no shipped property with tables is called {shorten(unknown[0])}; {which}")
+        raise Misuse(f"no shipped property whose cases can be counted is called {shorten(unknown[0])}; {which}")
     rows, known = [], KnownFailures.load(SHIPPED)
     for name in names or properties:
         num_cases, found = planned_coverage(properties[name], profile, limits.WORLD_SIZES, tuple(limits.DTYPES), known)

@@ -29,7 +29,9 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
         elif found.problem:
             lines.append(f"audit   {found.property}: shows nothing: {found.problem}")
         elif not found.cases:
-            lines.append(f"audit   {found.property}: not audited: it held in none of the cases on several ranks")
+            lines.append(
+                f"audit   {found.property}: not audited: the property held in none of the cases on several ranks"
+            )
         elif found.unseen:
             sites = ", ".join(found.unseen)
             lines.append(
@@ -38,8 +40,8 @@ def in_lines(audits: Iterable[Audited]) -> list[str]:
             )
         if found.hung:
             lines.append(
-                f"audit   {found.property}: spoiling {found.hung} hung the program, which a run reports; "
-                "the audit ended there"
+                f"audit   {found.property}: ended early, because the program hung when {found.hung} was spoiled; a run "
+                "would report this"
             )
     return lines
 

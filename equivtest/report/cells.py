@@ -97,7 +97,7 @@ def in_words(tally: Tally) -> str:
     short, still_open = sum(cell.conclusive < PER_CELL for cell in cells), sum(cell.is_open for cell in cells)
     thin = min(cells, key=lambda cell: cell.conclusive)
     return (
-        f"{tally.listed.name}: {short} of {len(cells):,} below {PER_CELL}, {still_open} above "
-        f"{MAX_INCONCLUSIVE:.0%} inconclusive; {thin.conclusive} in "
+        f"{tally.listed.name}: {short} of {len(cells):,} cells have fewer than {PER_CELL} conclusive verdicts, "
+        f"{still_open} are more than {MAX_INCONCLUSIVE:.0%} inconclusive; fewest: {thin.conclusive} in "
         f"{thin.claim}, w{thin.world_size}, {thin.dtype}, {thin.shard_kind}"
     )

@@ -319,7 +319,7 @@ def in_words(comparison: Comparison) -> list[str]:
     counts = Counter(change.category for change in comparison.changes)
     what = ", ".join(f"{counts[category]} {category}" for category in CATEGORIES if counts[category])
     failed = f"; fails on {', '.join(comparison.failed_on)}" if comparison.failed_on else ""
-    return [*lines, "", f"{what or 'the same'}{failed}"]
+    return [*lines, "", f"{what or 'no change'}{failed}"]
 
 
 def _listed(category: str, changes: list[Change]) -> Iterable[str]:

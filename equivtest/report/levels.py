@@ -53,7 +53,7 @@ class Level:
         return not (self.missing or self.failing or self.open) and self.num_held > 0
 
     def __str__(self) -> str:
-        known = f", {self.num_known} fail as is known" * bool(self.num_known)
+        known = f", {self.num_known} known to fail" * bool(self.num_known)
         words = [
             f"{len(names)} {what}, first {names[0]}"
             for what, names in (("failing", self.failing), ("not judged", self.missing), ("open", self.open))

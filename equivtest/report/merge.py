@@ -80,7 +80,9 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
         by_number[number] = run
     num_shards = _num_shards(first)
     if missing := [f"{number}/{num_shards}" for number in range(1, num_shards + 1) if number not in by_number]:
-        raise Misuse(f"merge lacks the shard {', '.join(missing)}: name the reports of all {num_shards}")
+        raise Misuse(
+            f"the report of shard {', '.join(missing)} is missing: name the reports of all {num_shards} shards"
+        )
     _require_same_code(runs)
     return [by_number[number] for number in sorted(by_number)]
 

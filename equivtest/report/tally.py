@@ -176,7 +176,7 @@ class Tally:
             return ""
         what = "the program supports no case on several ranks that was tried"
         if several.keys() != {"declined"}:
-            what = f"on several ranks no verdict is conclusive ({describe(several)}); the program does not support"
+            what = f"on several ranks no verdict is conclusive ({describe(several)}); the program declined cases"
         return (
             f"{self.listed.name}: {what}: {self.why_declined}: draw cases that it supports, such as by "
             "world_sizes=, x_shapes= or sizes="
@@ -226,7 +226,7 @@ class Tally:
             searches = f"{self.num_ended} of {len(self.listed.planned)} searches"
             return ClaimResult(name, "skipped", f"not finished: {searches} ended")
         if not counts:
-            where = f", none can be in {', '.join(sorted(self.left_out))}" if self.left_out else ""
+            where = f", since none can be judged in {', '.join(sorted(self.left_out))}" if self.left_out else ""
             return ClaimResult(name, "skipped", f"not run: no case was judged{where}")
         if counts["holds"] and (why := self.unshown or self.none_supported):
             return ClaimResult(name, "skipped", f"shows nothing: {why}")

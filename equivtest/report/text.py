@@ -51,7 +51,7 @@ def summarize(
     notes = [f"values  {tally.listed.name}: {_shares_text(tally.modes)}" for tally in tallies if len(tally.modes) > 1]
     notes += [f"cells   {thin}" for tally in tallies if wants_cells and (thin := cells.in_words(tally))]
     notes += [
-        f"dtypes  {tally.listed.name}: left out {', '.join(dtypes)}: no case can be judged there"
+        f"dtypes  {tally.listed.name}: left out {', '.join(dtypes)}, in which no case can be judged"
         for tally in tallies
         if (dtypes := sorted(dtype for dtype, why in tally.left_out.items() if not why))
     ]
@@ -75,7 +75,7 @@ def summarize(
     notes += [f"known   {entry.id}: {entry.state}: {entry.reason}" for entry in known]
     notes += in_lines(audits)
     if unaudited := [tally.listed.name for tally in tallies if tally.lacks_audit]:
-        notes.append(f"audit   left out by the selection, so that a green may show nothing: {', '.join(unaudited)}")
+        notes.append(f"audit   not selected, so green claims may show nothing: {', '.join(unaudited)}")
     notes = [_cut(line, width) for line in notes] + [f"left    {reason}" for reason in left_out]
     notes += refused + declined + [f"torch   {line}" for tally in tallies for line in tally.torchs_in_words()]
     notes += _lacking(tallies)
@@ -126,8 +126,8 @@ def on_faults(faults: Iterable[BackendFault]) -> list[str]:
     for fault in faults:
         by_collective.setdefault(fault.collective, []).append(fault.text)
     return [
-        f"{'the backend is wrong' if collective else 'a rank died between two visits'}: {min(texts)}"
-        + (f" (and {len(texts) - 1} more{' of its cells' if collective else ''})" if len(texts) > 1 else "")
+        f"{'the backend is wrong' if collective else 'a rank died between two cases'}: {min(texts)}"
+        + (f" (and {len(texts) - 1} more{' of this collective' if collective else ''})" if len(texts) > 1 else "")
         for collective, texts in by_collective.items()
     ]
 
@@ -145,8 +145,8 @@ def on_lacking(tallies: Iterable[Tally], allowed: Collection[str]) -> list[str]:
         names = sorted({name.partition(":")[0] for name in names})
     what = ", ".join(name.replace(":", " ") for name in names)
     return [
-        f"not supported: {counts.total():,} verdicts, because the backend lacks {what}: this run does not pass. "
-        f"--dtypes leaves a dtype out, --allow-unsupported {','.join(names)} allows what is lacking"
+        f"not supported: {counts.total():,} verdicts, because the backend lacks {what}, so this run does not pass. "
+        f"Use --dtypes to leave a dtype out, or --allow-unsupported {','.join(names)} to allow what is lacking"
     ]
 
 
@@ -169,14 +169,15 @@ def totals(tallies: Iterable[Tally], seconds: float) -> list[str]:
     if any(tally.declined for tally in tallies):
         verdicts["declined"] = ("declined",)
     return [
-        f"{sum(t.layouts for t in tallies):,} layouts, {sum(t.draws for t in tallies):,} verdicts (layout x values), "
+        f"{sum(t.layouts for t in tallies):,} layouts, {sum(t.draws for t in tallies):,} draws (layout x values), "
         f"{sum(t.judged for t in tallies):,} claims judged in {seconds:.0f} s",
         ", ".join(f"{sum(t.total(*kinds) for t in tallies):,} {word}" for word, kinds in verdicts.items())
         + f"; of {outcomes.total()} claims "
         + ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome]),
-        *[f"{torchs:,} of the known verdicts are torch's: they fail on gloo and the CPU too"] * bool(torchs),
+        *[f"{torchs:,} of the known failures are failures of torch: the same cases fail on gloo and the CPU too"]
+        * bool(torchs),
         *[covered] * bool(covered),
-        *[f"the budget left out {cut:,} cases: each search ran first what covers most"] * bool(cut),
+        *[f"the budget left out {cut:,} cases: each search ran first the cases that cover most"] * bool(cut),
     ]
 
 
@@ -248,9 +249,7 @@ def _margins_table(tallies: Sequence[Tally]) -> list[str]:
     table = margins.merged(tally.margins for tally in tallies)
     if not table:
         return []
-    title = (
-        "margins on real values: largest error / allowed error of each draw; number of draws up to each power of two"
-    )
+    title = "margins on real values: number of draws whose largest error / allowed error is up to each power of two"
     return [title, *aligned([margins.HEAD, *margins.rows(table)]), ""]
 
 

@@ -185,7 +185,7 @@ def test_audit_ends_at_the_first_fault_that_hangs_the_program(pool: Pool, monkey
 
     assert outcomes.count("timed_out") == 1
     assert (found.problem, found.unseen, found.hung) == ("", [], "all_reduce in the forward")
-    assert "spoiling all_reduce in the forward hung the program" in audits.in_lines([found.as_data("p")])[-1]
+    assert "the program hung when all_reduce in the forward was spoiled" in audits.in_lines([found.as_data("p")])[-1]
 
 
 # Effect of each fault, on two ranks.
@@ -378,7 +378,7 @@ def test_summary_says_that_no_property_is_audited_if_audits_are_off(pytester: py
 def test_summary_says_that_audits_were_deselected(pytester: pytest.Pytester, keyword: str, told: list[str]) -> None:
     make_suite(pytester, "mine")
     result = run_suite(pytester, "--audit=on", "-k", keyword)
-    line = "audit   left out by the selection, so that a green may show nothing"
+    line = "audit   not selected, so green claims may show nothing"
 
     assert [row.removeprefix(line) for row in result.outlines if row.startswith("audit ")] == told
     assert result.ret == 0 and ("audit mine" in log_of(pytester)) != bool(told)
@@ -388,7 +388,7 @@ def test_audit_on_one_rank_is_refused_with_a_reason(command: Command, tmp_path: 
     ended = command(ROOT, "audit", write_property(tmp_path, FETCH), "-n0", "--world-sizes=1")
 
     assert (ended.code, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("equivtest: --world-sizes: an audit needs at least two ranks, got 1 alone: add 2")
+    assert ended.stderr.startswith("equivtest: --world-sizes: an audit needs at least two ranks, got only 1: add 2")
 
 
 @pytest.mark.ranks

@@ -77,7 +77,7 @@ def test_fault_line_blames_the_collective_if_the_backend_computes_it_wrongly(
     [
         ("on_a_wrong_kernel", LINEAR, "kernel: aten.mm.default of float16 ("),
         ("with_another_reduction", FETCH, "parallelization: all_reduce (sum) of float32 (1,), call 1 of it in the f"),
-        ("with_an_operand_changed", FETCH, "parallelization: every call is right from its operands: 2 collectives "),
+        ("with_an_operand_changed", FETCH, "parallelization: every call is right for its operands: 2 collectives "),
     ],
 )  # fmt: skip
 def test_fault_line_blames_the_program_if_the_backend_computed_rightly_from_its_operands(
@@ -117,7 +117,7 @@ def test_fault_line_blames_a_backend_that_refuses_a_documented_gather_of_uneven_
 @pytest.mark.parametrize("subject", ["through_two_groups", "from_anybody", "told_by_name", "looked_after"])
 def test_fault_line_blames_no_send_or_recv_whose_tensor_arrives_unchanged(pool: Pool, subject: str) -> None:
     """Groups with the same ranks are distinct, and each rank may call them in its own order."""
-    assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right from its operands")
+    assert told(PROGRAMS + subject, FETCH, pool).startswith("parallelization: every call is right for its operands")
 
 
 @pytest.mark.ranks
@@ -142,7 +142,7 @@ def test_fault_line_names_the_first_wrong_operator_on_dtensors(pool: Pool, name:
     """Each rank's local operations are right, and later operators are right from wrong operands."""
     found = told(layers.subject_of(name), layers.case_of(name), pool)
 
-    assert found.startswith(f"operator: {fault}") and " unsharded" in found and "more are wrong" not in found
+    assert found.startswith(f"operator: {fault}") and " unsharded" in found and "more calls are wrong" not in found
 
 
 @pytest.mark.ranks
@@ -242,7 +242,7 @@ def test_sum_of_real_numbers_is_right_in_any_order_of_addition() -> None:
     assert right is not None
 
     assert all(first_wrong([torch.tensor([value])], right) == "" for value in (1.0, 1.0 + 2.0**-23))
-    assert first_wrong([torch.tensor([1.0 + 2.0**-21])], right).endswith("allowed at (0,), 1 of 1 wrong")
+    assert first_wrong([torch.tensor([1.0 + 2.0**-21])], right).endswith("allowed at (0,); 1 of 1 elements are wrong")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -252,7 +252,7 @@ def test_single_wrong_element_of_a_matrix_product_is_found(dtype: torch.dtype) -
     off = torch.tensor([[0.0, 0.0], [0.0, 0.1], [0.0, 0.0]], dtype=dtype)
 
     assert first_wrong([result], expected) == ""
-    assert "at (1, 1), 1 of 6 wrong" in first_wrong([result + off], expected)
+    assert "at (1, 1); 1 of 6 elements are wrong" in first_wrong([result + off], expected)
 
 
 def test_tensor_that_an_in_place_operator_writes_to_is_judged() -> None:
@@ -260,7 +260,7 @@ def test_tensor_that_an_in_place_operator_writes_to_is_judged() -> None:
     right = right_of_operation("aten.add_.Tensor", [torch.ones(2), torch.ones(2)], {})
 
     assert first_wrong([torch.full((2,), 2.0)] * 2, right) == ""
-    assert first_wrong([torch.full((2,), 2.0), torch.ones(2)], right).endswith("at (0,), 2 of 2 wrong")
+    assert first_wrong([torch.full((2,), 2.0), torch.ones(2)], right).endswith("at (0,); 2 of 2 elements are wrong")
 
 
 def test_operator_without_a_bound_is_not_judged() -> None:
@@ -272,4 +272,4 @@ def test_values_that_an_operator_copies_are_judged_by_their_bits() -> None:
     right = [Right(torch.tensor([-0.0, 1.0]), is_moved=True)]
 
     assert first_wrong([torch.tensor([-0.0, 1.0])], right) == ""
-    assert first_wrong([torch.tensor([0.0, 1.0])], right) == "0.0 for -0.0 at (0,), 1 of 2 wrong"
+    assert first_wrong([torch.tensor([0.0, 1.0])], right) == "0.0 instead of -0.0 at (0,); 1 of 2 elements are wrong"

@@ -116,7 +116,7 @@ def test_check_raises_if_no_claim_applies_to_the_case() -> None:
 @pytest.mark.parametrize(
     ("kinds", "error", "message"),
     [
-        (["inconclusive"], Inconclusive, "a right answer may differ by more than a tenth .*; use exact values"),
+        (["inconclusive"], Inconclusive, "a right answer may be off by more than a tenth .*; use exact values"),
         (["not_supported"], BrokenSetup, "this backend does not support LinearCase"),
     ],
 )

@@ -38,10 +38,10 @@ def test_subject_without_property_has_default_claims() -> None:
 
 @pytest.mark.parametrize(
     ("case", "like", "kind"),
-    [(REFUSED, "zero3_fetch_all_gather", "cases within"), (FETCH, "zero3_fetch_all_gather_refuses", "refusals")],
+    [(REFUSED, "zero3_fetch_all_gather", "cases that are not"), (FETCH, "zero3_fetch_all_gather_refuses", "refused")],
 )
 def test_case_whose_class_the_property_does_not_judge_raises_misuse(case: Case, like: str, kind: str) -> None:
-    with pytest.raises(Misuse, match=f"--like: {like} is about {kind}"):
+    with pytest.raises(Misuse, match=f"--like: {like} judges only {kind}"):
         claims_of(OWN, case, like)
 
 

@@ -305,7 +305,7 @@ def test_missing_tensor_is_reported_as_a_mismatch() -> None:
     """On the rank that lacks it."""
     mismatch = shape_mismatch("w", EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
-    assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none: the subject did not answer it")
+    assert mismatch is not None and (mismatch.rank, mismatch.actual) == (1, "none: the subject did not return it")
 
 
 @pytest.mark.parametrize("name", ["grad.2.bias", "step2.grad.2.bias"])
@@ -314,8 +314,8 @@ def test_mismatch_of_a_missing_gradient_says_that_the_gradient_is_missing(name: 
     mismatch = shape_mismatch(name, EXPECTED, {**placed(ROWS, 2), 1: None}, (2,))
 
     assert mismatch is not None
-    assert mismatch.actual == "none: this rank has no gradient of 2.bias, its .grad is None after the backward"
-    assert mismatch.way_out.startswith("the unsharded computation has one: use 2.bias itself in the forward")
+    assert mismatch.actual == "none: on this rank .grad of 2.bias is None after the backward"
+    assert mismatch.way_out.startswith("the unsharded computation has a gradient: use 2.bias itself in the forward")
 
 
 @pytest.mark.parametrize(

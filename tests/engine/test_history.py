@@ -92,7 +92,7 @@ def test_message_has_a_history_line_if_the_failure_needs_earlier_cases(tmp_path:
     [failure] = run(pool, tmp_path).failures
     [line] = [line for line in failure.message.splitlines() if line.strip().startswith("history")]
 
-    assert "holds alone in new ranks; failed after" in line and repr(pool.seen[0]) in line
+    assert "holds alone in new ranks; it failed after" in line and repr(pool.seen[0]) in line
     assert pool.renewed == [1] and repr(pool.seen[-1]) == failure.case
 
 
@@ -155,4 +155,4 @@ def test_message_has_a_history_line_if_a_rank_breaks_only_after_earlier_cases(tm
     )
     [failure] = run(pool, tmp_path).failures
 
-    assert "holds alone in new ranks; failed after 3 earlier cases" in failure.message
+    assert "holds alone in new ranks; it failed after 3 earlier cases" in failure.message

@@ -172,7 +172,7 @@ def test_padding_that_is_too_small_or_does_not_divide_is_refused(padded_to: int)
 
 @pytest.mark.parametrize("other", [Flat(4), Shard(0)])
 def test_flat_placement_beside_a_shard_or_a_second_flat_placement_is_refused(other: Flat | Shard) -> None:
-    with pytest.raises(ValueError, match="Flat goes with Replicate and Partial only"):
+    with pytest.raises(ValueError, match="Flat may be combined only with Replicate and Partial"):
         flat_axis(Layout((Flat(4), other)))
 
 

@@ -91,7 +91,10 @@ def test_message_and_replay_file_of_a_time_out_have_the_time_limit(tmp_path: Pat
     data = read_replay(Path(failure.replay))
     again = StubPool(hangs)
 
-    assert "limit     a visit of a case may take 240 s: raise it with limit_s of its property, or" in failure.message
+    assert (
+        "limit     one run of a case may take 240 s: raise this limit with limit_s of its property, or"
+        in failure.message
+    )
     assert data["limit_s"] == 240.0
     assert replay(data, cast(Pool, again))[0] and again.limits_s == [240.0]
 

@@ -164,7 +164,7 @@ def test_message_has_a_way_out_line_only_if_a_remedy_is_known() -> None:
     tensors = {name: each for name, each in right_replies(LINEAR)[1].answers[0].tensors.items() if name != "grad.x"}
     replies = change_answer(right_replies(LINEAR), 1, lambda answer: replace(answer, tensors=tensors))
 
-    assert rows(failure(replies))["way out"].startswith("the unsharded computation has one")
+    assert rows(failure(replies))["way out"].startswith("the unsharded computation has a gradient: use")
     assert "way out" not in rows(WRONG)
 
 

@@ -175,8 +175,8 @@ def test_run_fails_and_lists_first_that_a_collective_is_unsupported(pytester: py
         [
             "*= equivtest =*",
             "equivtest: not supported: * verdicts, because the backend lacks float16 all_reduce, float32 "
-            "all_reduce: this run does not pass. --dtypes leaves a dtype out, --allow-unsupported "
-            "float16:all_reduce,float32:all_reduce allows *",
+            "all_reduce, so this run does not pass. Use --dtypes to leave a dtype out, or --allow-unsupported "
+            "float16:all_reduce,float32:all_reduce to allow *",
         ],
         consecutive=True,
     )
@@ -216,7 +216,7 @@ def test_property_is_left_out_if_it_can_judge_no_dtype_of_the_run(
     result = run_suite(pytester, "--dtypes=bfloat16")
 
     assert result.ret == code
-    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16: no case can be judged there"])
+    result.stdout.fnmatch_lines(["dtypes  a_leftout: left out bfloat16, in which no case can be judged"])
     if code:
         result.stdout.fnmatch_lines(
             ["equivtest: nothing was judged: nothing is proven; a_leftout: no case can be judged in bfloat16"]
@@ -261,7 +261,7 @@ def test_property_is_left_out_of_worlds_that_its_subject_does_not_support(
     result = run_suite(pytester, f"--world-sizes={world_sizes}")
 
     searches = [line for line in log_of(pytester) if line.startswith(("search", "shrinks"))]
-    assert result.ret == (0 if judged else 2) and "a is for 1, 2 ranks, so not for 3" in result.stdout.str()
+    assert result.ret == (0 if judged else 2) and "a runs only on 1, 2 ranks, so not on 3" in result.stdout.str()
     assert searches == ["search a w1 gate", "shrinks to (1, 2)", "search a w2 gate", "shrinks to (1, 2)"] * bool(judged)
 
 
@@ -385,8 +385,8 @@ def test_run_reports_a_failure_that_was_found_before_a_misuse(pytester: pytest.P
         (["--subjects=a=b"], "--subjects: expected NAME or NAME=package.module:function, got 'a=b'"),
         (["--known-failures=no.toml"], "--known-failures: no such file: no.toml *"),
         (["--known-failures=conftest.py"], "known failures: cannot read *"),
-        (["--max-time=5"], "--max-time goes with --profile soak only, *"),
-        (["--profile=soak", "--budget=9"], "--budget goes with smoke, gate and conformance, *"),
+        (["--max-time=5"], "--max-time needs --profile soak, got --profile *"),
+        (["--profile=soak", "--budget=9"], "--budget needs --profile smoke, gate or conformance, *"),
         (["--budget=no"], "--budget: expected seconds greater than 0, got 'no'"),
         (["--profile=soak", "--max-time=-1"], "--max-time: expected seconds greater than 0, got '-1'"),
         (["--report=conftest.py"], "--report: cannot write to *"),
@@ -505,7 +505,7 @@ def test_conformance_run_fails_if_a_required_cell_has_no_case(pytester: pytest.P
 
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        ["*required cells without a conclusion:", "  world size 2, float32, uneven shards: no case"]
+        ["*these required cells have no conclusive verdict:", "  world size 2, float32, uneven shards: no case"]
     )
 
 
@@ -724,7 +724,9 @@ def test_known_failure_of_another_kind_fails_unless_a_second_list_has_this_kind(
     alone, beside = (run_suite(pytester, "--device=cuda", "-rx", *lists, *W3) for lists in ((), (own,)))
 
     alone.assert_outcomes(passed=3, failed=1)
-    alone.stdout.fnmatch_lines(["fails as layout, not as value: *add an entry of this kind to a list of your own*"])
+    alone.stdout.fnmatch_lines(
+        ["fails with 'layout', not with 'value': *add an entry for this failure to a list of your own*"]
+    )
     beside.assert_outcomes(passed=3, xfailed=2)
 
 
@@ -747,11 +749,11 @@ def test_shipped_known_failure_passes_if_its_claim_holds_on_another_backend(
     ("name", "outcome", "line"),
     [
         ("a", "xfailed", "XFAIL known_failures::a::1*"),
-        ("a_elsewhere", "failed", "*fails as layout, not in the place where gloo and the CPU fail: *"),
+        ("a_elsewhere", "failed", "*fails with 'layout', but in another place than gloo on the CPU: *"),
         (
             "a_unable",
             "failed",
-            "*fails as layout, and gloo and the CPU cannot run the case to compare (no such operator): *",
+            "*fails with 'layout', and gloo on the CPU cannot run the case to compare (no such operator): *",
         ),
     ],
 )

@@ -89,10 +89,14 @@ def test_failure_of_an_interrupted_run_is_judged_again(pytester: pytest.Pytester
 @pytest.mark.parametrize(
     ("options", "change", "line"),
     [
-        (["--dtypes=float32"], "", "was judged with dtypes *, this run has *float32*: run without --resume"),
-        (["--shard=1/2"], "", "was judged with shard nothing, this run has 1/2: run without --resume"),
+        (["--dtypes=float32"], "", "was judged with dtypes *, but this run has *float32*: run without --resume"),
+        (["--shard=1/2"], "", "was judged with shard nothing, but this run has 1/2: run without --resume"),
         ([], "# changed", "was judged before *test_fake.py changed: run without --resume"),
-        (["--budget=3"], "", "--resume goes with smoke, gate and conformance without --budget, not with gate"),
+        (
+            ["--budget=3"],
+            "",
+            "--resume needs --profile smoke, gate or conformance without --budget, got --profile gate with --budget",
+        ),
         (["--resume=no"], "", "no has no log: name a folder that equivtest run --report has written, *"),
     ],
     ids=["settings", "shard", "code", "budget", "no report"],
@@ -159,7 +163,7 @@ def test_resume_with_another_python_path_is_refused(pytester: pytest.Pytester, m
     result = run_suite(pytester, SIZES, "--resume=out")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with python_path *, this run has other: *"])
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with python_path *, but this run has other: *"])
 
 
 def test_resume_from_a_copy_of_the_tests_in_another_folder_is_refused(pytester: pytest.Pytester) -> None:
@@ -185,7 +189,7 @@ def test_resume_after_an_edited_list_of_known_failures_is_refused(pytester: pyte
     result = run_suite(pytester, SIZES, "--resume=out", "--known-failures=mine.toml")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with own_lists {'mine.toml': *}, this run has *"])
+    result.stderr.fnmatch_lines(["ERROR: equivtest: *was judged with own_lists {'mine.toml': *}, but this run has *"])
 
 
 def test_resumed_run_also_runs_searches_that_the_interrupted_run_had_deselected(pytester: pytest.Pytester) -> None:

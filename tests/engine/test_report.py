@@ -111,7 +111,7 @@ def test_failures_of_torch_on_another_backend_are_listed() -> None:
     lines = summarize([counted], seconds=1.0, width=60)
 
     assert f"torch   {line}" in lines
-    assert "2 of the known verdicts are torch's: they fail on gloo and the CPU too" in lines
+    assert "2 of the known failures are failures of torch: the same cases fail on gloo and the CPU too" in lines
     assert line in as_html(ENVIRONMENT, [counted], []) and TORCHS not in as_html(ENVIRONMENT, [tally(record())], [])
     assert [result.torchs for result in counted.claims()] == [line, ""]
 
@@ -287,7 +287,7 @@ def test_summary_lists_open_claims() -> None:
 
 def test_totals_count_layouts_verdicts_claims_and_outcomes() -> None:
     assert totals([tally(record(), of_kind("value"))], 12.4) == [
-        "1 layouts, 2 verdicts (layout x values), 4 claims judged in 12 s",
+        "1 layouts, 2 draws (layout x values), 4 claims judged in 12 s",
         "1 failed, 0 known, 0 inconclusive, 0 not supported; of 2 claims 1 hold, 1 failed",
     ]
 
@@ -509,7 +509,7 @@ def test_summary_warns_of_a_property_with_only_declined_or_open_cases(kind: str,
     """If the rest is open too nothing is shown; a known failure counts as supported."""
     counted = tally(record(world_size=1), record(verdicts={"equals_unsharded": kind}), declined("3 heads"))
     words = kind.replace("_", " ")
-    said = f"no verdict is conclusive (1 declined, 1 {words}); the program does not support: 3 heads (1): draw"
+    said = f"no verdict is conclusive (1 declined, 1 {words}); the program declined cases: 3 heads (1): draw"
 
     assert [said in line for line in on_declined([counted])] == [True] * num_opened
 

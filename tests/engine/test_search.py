@@ -625,8 +625,8 @@ def test_message_of_a_shrunk_time_out_names_the_limits_before_and_during_shrinki
     [failure] = run(pool, tmp_path, chunk=replace(CHUNK, world_size=3)).failures
 
     assert (
-        "  no answer within 5 s, the limit while equivtest shrinks a time-out; the case before shrinking did not "
-        "answer within 60 s\n  stacks\n" in failure.message
+        "  no answer within 5 s, the limit while equivtest shrinks a time-out; before shrinking the limit was "
+        "60 s\n  stacks\n" in failure.message
     )
 
 

@@ -84,7 +84,7 @@ def test_shard_option_that_is_no_valid_fraction_raises_misuse(text: str) -> None
 
 
 def test_shard_option_with_profile_soak_raises_misuse() -> None:
-    with pytest.raises(Misuse, match="--shard does not go with --profile soak"):
+    with pytest.raises(Misuse, match="--shard cannot be used with --profile soak"):
         parse({"shard": "1/2", "profile": "soak"})
 
 
@@ -183,7 +183,7 @@ def test_file_that_changed_between_shards_raises_misuse(tmp_path: Path) -> None:
 
 
 def test_merging_without_one_of_the_shards_raises_misuse(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="merge lacks the shard 2/2: name the reports of all 2"):
+    with pytest.raises(Misuse, match="the report of shard 2/2 is missing: name the reports of all 2 shards"):
         merge(shards(tmp_path)[:1], tmp_path / "merged", COMMAND)
 
 
