@@ -174,7 +174,7 @@ def flat_axis(layout: Layout) -> int | None:
     if not flat:
         return None
     if len(flat) > 1 or any(isinstance(placement, Shard) for placement in layout.placements):
-        raise ValueError(f"Flat goes with Replicate and Partial only, got {layout}")
+        raise ValueError(f"Flat may be combined only with Replicate and Partial, got {layout}")
     return flat[0]
 
 
@@ -218,7 +218,7 @@ def shard_axes(layout: Layout) -> tuple[int, ...]:
 def check_layout(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> None:
     """Raises ValueError if `layout` cannot place a tensor of `global_shape` on the mesh."""
     if len(layout.placements) != len(mesh_shape):
-        raise ValueError(f"need one placement per mesh axis: {layout} on a mesh of {mesh_shape}")
+        raise ValueError(f"a layout must have one placement per mesh axis, got {layout} on a mesh of {mesh_shape}")
     for placement in layout.placements:
         if isinstance(placement, Shard) and not 0 <= placement.dim < len(global_shape):
             raise ValueError(f"{placement} names no dim of a tensor of shape {global_shape}")

@@ -61,7 +61,7 @@ def blame(failure: Verdict, pool: Pool, is_shown_by: Callable[[Sequence[Reply]],
         return f"collective: rank {cause.rank}: {cause.error_text}"
     blames = sorted((*collectives.blames, *operations.blames, *operators.blames), key=lambda found: found.order)
     if blames:
-        others = f" (and {len(blames) - 1} more are wrong)" if len(blames) > 1 else ""
+        others = f" (and {len(blames) - 1} more calls are wrong)" if len(blames) > 1 else ""
         return f"{blames[0].layer}: {blames[0].text}{others}"
     if is_shown_by(replies):
         return f"parallelization: {_in_words(collectives, operations, operators)}"
@@ -101,5 +101,5 @@ def _in_words(collectives: Judged, operations: Judged, operators: Judged) -> str
     counts = f"{collectives.num_right} collectives and {operations.num_right} local operations of all ranks"
     also = f", {operators.num_right} operators on DTensors" if operators.num_right else ""
     unjudged = sum(sum(each.unjudged.values()) for each in (collectives, operations, operators))
-    left = f"; {unjudged} more could not be judged" if unjudged else ""
-    return f"every call is right from its operands: {counts}{also}{left}"
+    left = f"; {unjudged} more calls could not be judged" if unjudged else ""
+    return f"every call is right for its operands: {counts}{also}{left}"

@@ -309,13 +309,13 @@ def _wrong(found: torch.Tensor, right: Right) -> str:
     value = right.value
     if found.shape != value.shape or (right.allowed is None and found.dtype != value.dtype):
         shapes = [f"{dtype_name(each.dtype)} of {tuple(each.shape)}" for each in (found, value)]
-        return f"{shapes[0]} for {shapes[1]}"
+        return f"{shapes[0]} instead of {shapes[1]}"
     places = wrong_places(found, right)
     if not len(places):
         return ""
     place = tuple(places[0].tolist())
-    values = f"{found[place].item()} for {value[place].item()}"
-    return f"{values}{allowed_at(right, place)} at {place}, {len(places)} of {found.numel()} wrong"
+    values = f"{found[place].item()} instead of {value[place].item()}"
+    return f"{values}{allowed_at(right, place)} at {place}; {len(places)} of {found.numel()} elements are wrong"
 
 
 def wrong_places(found: torch.Tensor, right: Right) -> torch.Tensor:

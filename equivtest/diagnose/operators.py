@@ -87,7 +87,7 @@ def _wrong_result(parts: Sequence[Any], right: Right) -> str:
         raise Unjudged("its results are not DTensors")
     shape = tuple(right.value.shape[: right.value.dim() - first.local.is_complex()])
     if first.shape != shape:
-        return f"{in_words(first)} for {shape} unsharded"
+        return f"{in_words(first)} instead of {shape} unsharded"
     if any(isinstance(placement, Partial) for placement in first.layout.placements):
         return _wrong_reduction(parts, right)
     return next(
@@ -131,7 +131,7 @@ def _wrong_reduction(parts: Sequence[Part], right: Right) -> str:
     place = tuple(places[0].tolist())
     held = " and ".join(str(share[place].item()) for share in shares)
     return (
-        f"{in_words(parts[0])}: the ranks hold {held} at global {place}, together {whole[place].item()} for "
+        f"{in_words(parts[0])}: the ranks hold {held} at global {place}, together {whole[place].item()}, instead of "
         f"{right.value[place].item()} unsharded{allowed_at(right, place)}; "
         f"{len(places)} of {whole.numel()} elements are wrong"
     )

@@ -145,10 +145,10 @@ def _split(whole: torch.Tensor, sizes: Sequence[int], num: int) -> list[torch.Te
     if not sizes:
         flat = whole.reshape(-1)
         if len(flat) % num:
-            raise Inconsistent(f"{num} ranks do not divide {len(flat)} elements")
+            raise Inconsistent(f"{len(flat)} elements cannot be divided evenly among {num} ranks")
         return list(flat.reshape(num, len(flat) // num).unbind())
     if sum(sizes) != len(whole) or len(sizes) != num:
-        raise Inconsistent(f"splits of {sizes} do not divide {len(whole)} rows among {num} ranks")
+        raise Inconsistent(f"splits of {sizes} do not fit {len(whole)} rows and {num} ranks")
     return list(torch.split(whole, list(sizes)))
 
 

@@ -97,11 +97,11 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
         lambda name: max(_product_beside(each, Arithmetic(dtype, name, dtype)) for each in readings),
     )
     told: tuple[str, ...] = (
-        f"reduce={reduce!r}: sums over the ranks come to {sums:.2g} of its bound",
-        f"accumulate={accumulate!r}: products of matrices come to {products:.2g} of its bound",
+        f"reduce={reduce!r}: the largest error of a sum over the ranks is {sums:.2g} of its bound",
+        f"accumulate={accumulate!r}: the largest error of a product of matrices is {products:.2g} of its bound",
     )
     if not (reduce and accumulate):
-        problems = (*problems, "sums or products are off by more than any record allows")
+        problems = (*problems, "the errors of sums or products are larger than any declaration allows")
     if problems:
         return Fingerprint(dtype, None, told, problems)
     ulp, function = max(_ulps(each, accumulate) for each in readings)
@@ -128,14 +128,17 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
         num_calls: Number of sums of the same operands that were compared.
     """
     if function:
-        yield f"libm_ulp={record.libm_ulp}: {function} is off by {ulp:.3g} units in the last place, no other by more"
+        yield (
+            f"libm_ulp={record.libm_ulp}: {function} has the largest error of all functions, {ulp:.3g} units "
+            "in the last place"
+        )
     else:
-        yield f"libm_ulp={record.libm_ulp}: not measured, as there is nothing finer to compare float64 with"
+        yield f"libm_ulp={record.libm_ulp}: not measured, because no finer dtype exists to compare float64 with"
     are = "are all" if record.rounds_to_nearest else "are not all"
     yield f"rounds_to_nearest={record.rounds_to_nearest}: sums and products of two numbers {are} the nearest number"
     become = "become zeros" if record.flushes_subnormals else "are kept"
     yield f"flushes_subnormals={record.flushes_subnormals}: subnormal numbers {become}"
-    bits = "other bits" if record.order_varies else "the same bits"
+    bits = "different bits" if record.order_varies else "the same bits"
     yield f"order_varies={record.order_varies}: {num_calls} sums over the ranks of the same operands had {bits}"
     are = "are" if record.adds_rows_in_order else "are not always"
     yield f"adds_rows_in_order={record.adds_rows_in_order}: rows of an embedding's gradient {are} added in order"
@@ -149,7 +152,7 @@ def _problems(reading: Reading) -> Iterator[str]:
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
         if not same_bits(answers["sums"], first["sums"]):
-            yield f"{case.name_rank(rank)}: the same all_reduce gave other bits than on rank 0"
+            yield f"{case.name_rank(rank)}: all_reduce gave other bits here than on rank 0"
         for name in ("tiny_sum", "tiny_product"):
             tiny = reading.given["tiny"][0 if name == "tiny_sum" else rank]
             if not bool(((answers[name] == tiny) | (answers[name] == 0)).all()):
@@ -283,7 +286,7 @@ def write(found: Sequence[Fingerprint], backend: Backend, world_sizes: Sequence[
     lines = [
         f'"""What {backend.name} on {backend.device} computes, as measured on {ranks} ranks; nothing of it is proved.',
         "",
-        "Read it, correct what the documentation knows better, and sign.",
+        "Read it, correct it by the documentation of the device, and sign.",
         "",
         "Signed:",
         '"""',

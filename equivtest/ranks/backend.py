@@ -66,7 +66,7 @@ def _import(module: str) -> None:
     except Exception as error:  # a vendor's module may raise anything
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         is_missing = is_missing or not all(part.isidentifier() for part in module.split("."))
-        way_out = "name a module that is installed here" if is_missing else "fix what it raises"
+        way_out = "name a module that is installed here" if is_missing else "fix this error in the module"
         raise Misuse(
             f"cannot import {module!r}: {type(error).__name__}: {error}; {way_out}, or leave the import out"
         ) from error
@@ -99,7 +99,7 @@ def _devices_here() -> str:
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     found = "cpu" if accelerator is None else f"cpu and {accelerator.type}"
-    return f"here: {found}; import a vendor's module to add its device"
+    return f"available here: {found}; import a vendor's module to add its device"
 
 
 def _check_name(name: str, device: str) -> None:

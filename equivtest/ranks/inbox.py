@@ -153,7 +153,7 @@ class Inbox:
         text = silence(limit_s)
         if failed is not None:
             what = "declined" if failed.outcome == "declined" else "failed"
-            text = f"no answer within the {self._grace_s:g} s it was given after {self._noun} {failed.rank} had {what}"
+            text = f"no answer within {self._grace_s:g} s after {self._noun} {failed.rank} had {what}"
         stacks = self._server.take_stacks({rank: self._ranks[rank] for rank in silent})
         now_s = time.monotonic()
         for rank in silent:

@@ -58,7 +58,8 @@ def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> in
     places = [num for num in range(len(later) + 1) if math.prod(map(mesh.size, later[:num])) == factor]
     if not places:
         raise Misuse(
-            f"{name} is a DTensor of {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: its split_factor "
+            f"{name} is a DTensor with placement {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: "
+            "its split_factor "
             "must be 1 or the product of sizes of later axes that divide the same dim, in some order of the axes, got "
             f"{factor}: redistribute it to Shard"
         )

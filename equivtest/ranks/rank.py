@@ -223,7 +223,7 @@ class Rank:
         if is_missing(error, torch.__version__):
             outcome, error_text = "not_supported", f"not supported by torch {torch.__version__}: {error_text}"
         if outcome == "declined":
-            error_text = in_one_line(error_text) or f"{error_type}, which says no reason"
+            error_text = in_one_line(error_text) or f"{error_type} without a reason"
         return Reply(
             rank=self._start.rank,
             outcome=outcome,

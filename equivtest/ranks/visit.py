@@ -125,10 +125,10 @@ def _require_places(case: Case, name: str, indices: torch.Tensor, local: torch.T
     numel = math.prod(case.tensors[name].shape)
     is_list = indices.dtype == torch.int64 and indices.shape == local.shape
     if not is_list or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < numel):
-        extremes = f", {int(indices.min())} to {int(indices.max())}" if indices.numel() else ""
+        extremes = f" with values {int(indices.min())} to {int(indices.max())}" if indices.numel() else ""
         raise Misuse(
-            f"{name}: indices must be int64 of shape {tuple(local.shape)}, 0 to {numel - 1}, got {indices.dtype} of "
-            f"shape {tuple(indices.shape)}{extremes}"
+            f"{name}: indices must be int64 of shape {tuple(local.shape)} with values 0 to {numel - 1}, got "
+            f"{indices.dtype} of shape {tuple(indices.shape)}{extremes}"
         )
 
 
@@ -148,7 +148,7 @@ def touched(given: Mapping[str, torch.Tensor], before: Mapping[str, tuple[torch.
     for name, tensor in given.items():
         values, flag = before[name]
         if tensor.requires_grad != flag:
-            changes.append(f"{name}: requires_grad was {flag}, is {tensor.requires_grad}")
+            changes.append(f"{name}: requires_grad was {flag} and is {tensor.requires_grad}")
         if not same_bits(tensor, values):
             changes.append(f"{name}: values have changed")
     return changes

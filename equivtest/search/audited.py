@@ -77,8 +77,8 @@ class Audit:
         if self.cases or not self.left_out:
             return ""
         return (
-            f"{self.subject}: not audited: it failed in all {len(self.left_out)} cases on several ranks in which its "
-            f"collectives were watched, first {self.left_out[0]}. See equivtest check, or use --audit off"
+            f"{self.subject}: not audited: it failed in all {len(self.left_out)} cases on several ranks that the audit "
+            f"tried, first in {self.left_out[0]}. See equivtest check, or use --audit off"
         )
 
     @property
@@ -89,8 +89,8 @@ class Audit:
         """
         if self.declined and not self.cases and not self.left_out:
             return (
-                f"{self.subject}: not audited: the program supports none of {len(self.declined)} cases on several "
-                f"ranks that were drawn: {self.declined[0]}: draw cases that it supports, such as by "
+                f"{self.subject}: not audited: the program supports none of the {len(self.declined)} cases that were "
+                f"drawn on several ranks: {self.declined[0]}: draw cases that it supports, such as by "
                 "world_sizes=, x_shapes= or sizes="
             )
         if not self.cases or (not self.rows and self.without_collectives):
@@ -106,9 +106,8 @@ class Audit:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (
-            f"{held} its collectives ignored the other ranks ({sites}): each rank got its own operand in place of "
-            "theirs, and "
-            "no claim failed. If every rank has the same batch, divide it: module_property(..., "
+            f"{held} its collectives ignored the other ranks ({sites}): each rank got its own operand in place of the "
+            "others', and no claim failed. If every rank has the same batch, divide it: module_property(..., "
             "batch='mean of parts') or 'sum of parts'"
         )
 

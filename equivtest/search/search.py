@@ -236,7 +236,8 @@ class Searching:
         first = self.failing[smallest.claim, smallest.kind]
         if first.first_tensor != smallest.first_tensor:
             text = (
-                f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: check if both have the same cause"
+                f"{first.first_tensor} was the first wrong tensor, in {first.case!r}: check if both failures have the "
+                "same cause"
             )
             smallest = replace(smallest, shrunk_from=text)
         return self.with_history(smallest)
@@ -261,7 +262,7 @@ class Searching:
         what = "is declined" if any(verdict.kind == "declined" for verdict in verdicts) else "holds"
         first = f", the first of them {earlier[0]!r}" if earlier else ", but after cases of earlier searches"
         visits = f"{len(earlier)} earlier cases of this search on as many ranks"
-        return replace(failure, history=f"{what} alone in new ranks; failed after {visits}{first}")
+        return replace(failure, history=f"the case {what} alone in new ranks; it failed after {visits}{first}")
 
     def _run(self, case: Case, kind: str) -> list[Reply]:
         """Runs a case once more and returns the replies; the search wants to see a failure of `kind` again.
@@ -398,10 +399,7 @@ def state_of(verdicts: Iterable[str]) -> CaseState:
 def _of_tries(limit_s: float, of_a_run_s: float) -> str:
     if limit_s == of_a_run_s:
         return ""
-    return (
-        f", the limit while equivtest shrinks a time-out; the case before shrinking did not answer within "
-        f"{of_a_run_s:g} s"
-    )
+    return f", the limit while equivtest shrinks a time-out; before shrinking the limit was {of_a_run_s:g} s"
 
 
 def barred_records(subject: str, case: Case, entry: KnownFailure) -> list[Record]:

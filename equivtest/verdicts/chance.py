@@ -91,14 +91,14 @@ def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mappin
 def _counts(kept: Mapping[int, torch.Tensor], q: float) -> Iterator[Count]:
     """Counts the kept elements of each rank and of all ranks, and the elements on which each pair of ranks agrees."""
     for rank, part in kept.items():
-        yield Count(rank, "elements of the rank are left", part.numel(), int(part.sum()), q)
+        yield Count(rank, "elements of the rank kept", part.numel(), int(part.sum()), q)
     if len(kept) > 1:
         whole = torch.cat(list(kept.values()))
-        yield Count(next(iter(kept)), "elements of all ranks are left", whole.numel(), int(whole.sum()), q)
+        yield Count(next(iter(kept)), "elements of all ranks kept", whole.numel(), int(whole.sum()), q)
     for (one, left), (other, right) in combinations(kept.items(), 2):
         num = min(left.numel(), right.numel())
         alike = int((left[:num] == right[:num]).sum())
-        what = f"elements are left or dropped as on rank {one}"
+        what = f"elements kept or dropped as on rank {one}"
         yield Count(other, what, num, alike, agreement(q), pairs=True)
 
 
@@ -107,6 +107,6 @@ def _describe(name: str, count: Count, low: int, high: int) -> Mismatch:
         name,
         count.rank,
         expected=f"{low} to {high} of {count.num} {count.what}",
-        actual=f"{count.count} are",
+        actual=f"{count.count} of {count.num}",
         extent=f"by chance about {count.num * count.probability:.1f}",
     )

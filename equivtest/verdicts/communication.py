@@ -24,7 +24,7 @@ def judge_collectives(case: Case, expected: Expected, answers: Answers) -> Judge
     for rank, answer in answers.items():
         documented, recorded = expected_collectives(case, rank), answer.collectives
         if recorded is None:
-            wrong.append(Mismatch("", rank, describe(documented), "nothing: they were not recorded"))
+            wrong.append(Mismatch("", rank, describe(documented), "not recorded on this rank"))
         elif Counter(recorded) not in (Counter(documented), Counter(without_all_to_all(documented))):
             wrong.append(Mismatch("", rank, describe(documented), describe(recorded)))
     if wrong:

@@ -119,14 +119,14 @@ def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
 
 def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
     """Describes a missing tensor; for a gradient it names `.grad`, which may be None."""
-    right, actual = "a tensor", "none: the subject did not answer it"
-    way_out = "answer a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
+    right, actual = "a tensor", "none: the subject did not return it"
+    way_out = "return a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
     if (plain := in_one_step(name)).startswith("grad."):
         what = plain.removeprefix("grad.")
-        actual = f"none: this rank has no gradient of {what}, its .grad is None after the backward"
+        actual = f"none: on this rank .grad of {what} is None after the backward"
         way_out = (
-            f"the unsharded computation has one: use {what} itself in the forward, no copy and no result of detach(); "
-            "leave requires_grad True, and keep .grad"
+            f"the unsharded computation has a gradient: use {what} itself in the forward, not a copy or the result of "
+            "detach(); leave requires_grad True, and keep .grad"
         )
         if expected.is_zero:
             right = "zeros: the unsharded computation has a gradient, and each of its elements is 0"
@@ -164,10 +164,11 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
         name,
         next(iter(present)),
         expected="every element on some rank",
-        actual=f"{num} of {is_held.numel()} elements on no rank, the first {unravel(flat, global_shape)}",
+        actual=f"{num} of {is_held.numel()} elements are on no rank, the first is {unravel(flat, global_shape)}",
         layout=BY_ELEMENTS,
         global_shape=global_shape,
-        way_out="hold each element on some rank; if one already does, report its place by module_property(placed=)",
+        way_out="keep each element on some rank; if a rank has it already, report its place by "
+        "module_property(placed=)",
     )
 
 

@@ -86,13 +86,13 @@ def judge_lean(
         name,
         worst.rank,
         expected="errors on both sides of zero",
-        actual=f"errors that lean to one side, by {worst.mean:.2g} on average",
+        actual=f"errors mostly on one side of zero, by {worst.mean:.2g} on average",
         global_shape=tuple(expected.value.shape),
         layout=str(layout),
         derivation=(
             f"|sum of errors|, less {limits.LEAN_SKEW:g} of their sizes, is {worst.ratio:.1f} times the root of the "
-            f"sum of their squares, {limits.LEAN:g} is allowed: rounding to nearest exceeds that with probability "
-            f"{2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
+            f"sum of their squares, but {limits.LEAN:g} times is allowed: rounding to nearest exceeds that with "
+            f"probability {2 * math.exp(-(limits.LEAN**2) / 2):.0e}"
         ),
         extent=f"{worst.num_errors} errors of {worst.what}",
     )

@@ -24,8 +24,8 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
     lines.append(f"  {'values':9} {mode}, seed {seed} (draw {verdict.draw})")
     lines.append(f"  {'case':9} {verdict.case!r}")
     if verdict.kind == "timed_out" and NOT_RUN not in verdict.detail:
-        way_out = "raise it with limit_s of its property, or with equivtest check --limit-s"
-        lines.append(f"  {'limit':9} a visit of a case may take {verdict.limit_s:g} s: {way_out}")
+        way_out = "raise this limit with limit_s of its property, or with equivtest check --limit-s"
+        lines.append(f"  {'limit':9} one run of a case may take {verdict.limit_s:g} s: {way_out}")
     if verdict.shrunk_from:
         lines.append(f"  {'at first':9} {verdict.shrunk_from}")
     if verdict.fault:

@@ -122,7 +122,7 @@ def test_run_fails_if_a_rank_dies_between_two_cases() -> None:
     assert on_faults(
         [BackendFault("", "rank 1 of 2 killed by SIGKILL"), BackendFault("all_reduce", "all_reduce hangs")]
     ) == [
-        "a rank died between two visits: rank 1 of 2 killed by SIGKILL",
+        "a rank died between two cases: rank 1 of 2 killed by SIGKILL",
         "the backend is wrong: all_reduce hangs",
     ]
 
@@ -216,7 +216,7 @@ def test_conformance_run_reports_a_wrong_backend_value_as_failed(
     assert summary[1].startswith("equivtest: the backend is wrong: all_gather_into_tensor of float32 on 2 ranks")
     totals = [line for line in summary if " failed, " in line and "of 9 claims" in line]
     assert len(totals) == 1 and "0 not supported" in totals[0] and not totals[0].startswith("0 failed"), totals
-    assert "--dtypes leaves" not in done.stdout and "--allow-unsupported" not in done.stdout
+    assert "Use --dtypes" not in done.stdout and "--allow-unsupported" not in done.stdout
 
 
 @pytest.mark.parametrize("heard_first", [0, 1])

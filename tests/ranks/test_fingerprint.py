@@ -95,9 +95,12 @@ def test_fingerprint_finds_that_the_order_of_sums_varies_between_calls() -> None
 
 def test_fingerprint_reports_a_measurement_that_no_declaration_allows() -> None:
     for change, problem in (
-        (lambda each: {"sums": each["sums"] * 1.5}, "sums or products are off by more than any record allows"),
+        (
+            lambda each: {"sums": each["sums"] * 1.5},
+            "the errors of sums or products are larger than any declaration allows",
+        ),
         (lambda each: {"tiny_sum": each["tiny_sum"] * 2}, "tiny_sum of"),
-        (lambda each: {"product": each["product"] * float("nan")}, "sums or products are off"),
+        (lambda each: {"product": each["product"] * float("nan")}, "the errors of sums or products"),
         (lambda each: {"exp": each["exp"] * float("nan")}, "rank 1 of 2: exp of numbers from 1/64 to 8 is not finite"),
     ):
         found = concluded(change)
@@ -111,7 +114,7 @@ def test_fingerprint_reports_ranks_with_different_sums() -> None:
     found = conclude("float32", [Reading(case, draw(case, 0), tuple(answers))])
 
     assert found.record is None
-    assert found.problems == ("rank 1 of 2: the same all_reduce gave other bits than on rank 0",)
+    assert found.problems == ("rank 1 of 2: all_reduce gave other bits here than on rank 0",)
 
 
 def test_written_declaration_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_sums_truncated_toward_zero_fail_although_each_is_within_its_bound(pool:
     assert {verdict.kind for verdict in reduced} == {"value"} and max(
         verdict.judgement.margin for verdict in reduced
     ) < 1
-    assert all("lean to one side" in verdict.judgement.mismatches[0].actual for verdict in reduced)
+    assert all("mostly on one side of zero" in verdict.judgement.mismatches[0].actual for verdict in reduced)
 
 
 def test_errors_of_sums_rounded_to_nearest_do_not_lean_to_one_side(varying: Pool) -> None:

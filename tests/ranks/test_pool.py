@@ -563,7 +563,9 @@ def test_error_names_the_vendor_module_that_raises_on_import(
     (tmp_path / "raising_vendor.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(Misuse, match=r"cannot import 'raising_vendor'.*driver.*; fix what it raises, or leave"):
+    with pytest.raises(
+        Misuse, match=r"cannot import 'raising_vendor'.*driver.*; fix this error in the module, or leave"
+    ):
         Backend(imports=("raising_vendor",)).validate()
 
 

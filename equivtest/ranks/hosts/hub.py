@@ -157,11 +157,13 @@ class Hub:
     def _why_not(self, slot: SlotLink) -> str:
         hello, others = slot.hello, [each for each in self._slots.values() if each.hello.rank != slot.hello.rank]
         if hello.identity != self._identity:
-            return f"it runs {hello.identity}, the run {self._identity}"
+            return f"it runs {hello.identity}, but the run {self._identity}"
         if hello.world_size > limits.MAX_WORLD_SIZE:
-            return f"at most {limits.MAX_WORLD_SIZE} slots can take part, it is one of {hello.world_size}"
+            return f"it is one of {hello.world_size} slots, but at most {limits.MAX_WORLD_SIZE} can take part"
         sizes = {each.hello.world_size for each in others} - {hello.world_size}
-        return f"it is one of {hello.world_size}, others are of {sizes.pop()}: start one torchrun" if sizes else ""
+        if not sizes:
+            return ""
+        return f"it is one of {hello.world_size} slots, but others are of {sizes.pop()}: start all by one torchrun"
 
     async def _keep_beating(self, slot: SlotLink) -> None:
         while True:
@@ -279,7 +281,9 @@ class Hub:
         slots = await self._all_slots()
         if asked.world_size > len(slots):
             ways = "start torchrun with more, or choose smaller --world-sizes"
-            raise Gone("misuse", f"a world of {asked.world_size} ranks is needed, {len(slots)} are connected: {ways}")
+            raise Gone(
+                "misuse", f"a world of {asked.world_size} ranks is needed, but {len(slots)} slots are connected: {ways}"
+            )
         dealt = spread(slots, asked.world_size)
         ranks = [HubRank(secrets.token_hex(16), slot, number) for number, (slot, _, _, _) in enumerate(dealt)]
         try:
@@ -294,7 +298,11 @@ class Hub:
             for rank in ranks:
                 self._ranks.pop(rank.token, None)
                 rank.drop()
-            raise error if isinstance(error, Gone) else Gone("broken", "a host forks no rank in time") from None
+            raise (
+                error
+                if isinstance(error, Gone)
+                else Gone("broken", f"a host did not fork its ranks within {2 * limits.START_S:g} s")
+            ) from None
         for rank, (slot, local_rank, local_size, group) in zip(ranks, dealt, strict=True):
             forked = rank.forked.result()
             where = f"process {forked.pid} on {slot.host}"

@@ -177,7 +177,7 @@ def _served_port(host: str, channel: Channel, end: int) -> int:
             return int(channel.receive(limits.HANDSHAKE_S))
     except (OSError, EOFError):
         pass
-    raise HostLost("rank 0 ended before it served a store")
+    raise HostLost("rank 0 ended before it started its TCPStore")
 
 
 def _place_of(told: messages.Rank, port: int) -> Place:
