@@ -111,9 +111,8 @@ class Derived(Searching):
             if margin is None or not margin >= 0 or (kind == "holds" and margin > 1):
                 found.append(f"claim {claim} has verdict {kind}, which contradicts its margin {margin}")
             if (kind == "known") != (claim in record.known):
-                found.append(
-                    f"claim {claim} has verdict {kind}, but exactly the verdicts 'known' must name a known failure"
-                )
+                names = "no known failure" if kind == "known" else "a known failure"
+                found.append(f"claim {claim} has verdict {kind}, but names {names}")
             elif kind == "known" and record.known[claim] not in {*self._reasons(case), *self.torchs}:
                 found.append(f"claim {claim} has verdict known, but no entry of the known failures covers the case")
         if record.margins.keys() != record.verdicts.keys():

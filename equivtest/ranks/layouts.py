@@ -59,8 +59,8 @@ def _place_of(axis: int, tensor: DTensor, later: Sequence[int], name: str) -> in
     if not places:
         raise Misuse(
             f"{name} is a DTensor with placement {placement} on axis {axis} of a mesh of {tuple(mesh.shape)}: "
-            "its split_factor "
-            "must be 1 or the product of sizes of later axes that divide the same dim, in some order of the axes, got "
+            "its split_factor must be 1 or the product of sizes of later axes that divide the same dim, in some "
+            "order of the axes, got "
             f"{factor}: redistribute it to Shard"
         )
     return places[-1]

@@ -102,8 +102,7 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
     if verdicts:
         raise Inconclusive(
             f"{subject}: nothing was shown in {case!r}: the bounds are too wide, since a right answer may be "
-            "off by more "
-            "than a tenth of its values; use exact values or another seed"
+            "off by more than a tenth of its values; use exact values or another seed"
         )
     raise Inconclusive(
         f"{subject}: nothing was shown in {case!r}: none of these claims applies to it; pass other claims"

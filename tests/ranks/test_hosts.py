@@ -86,7 +86,7 @@ def test_silent_connections_do_not_block_slots(hub: RunHub) -> None:
 def test_slot_with_another_version_of_equivtest_or_torch_is_refused(hub: RunHub) -> None:
     hello = messages.SlotHello(0, 1, 0, "elsewhere", 1, "localhost", "equivtest 0, torch 0")
 
-    with pytest.raises(Refused, match=r"it runs equivtest 0, torch 0, the run equivtest .*, torch "):
+    with pytest.raises(Refused, match=r"it runs equivtest 0, torch 0, but the run equivtest .*, torch "):
         Slot(hello, ("127.0.0.1", hub.port), SECRET.encode())._connect()
 
 
