@@ -6,14 +6,19 @@ tries several cases with it; in half of them every other axis takes the value th
 case with the most new combinations becomes the row.  At the end the builder looks for one case that can replace two
 rows.  The family's own function builds each tried case from its tables, so that every row is a valid case.  A
 combination that occurs in no tried case counts as infeasible.
+
+The builder numbers the combinations.  A set of combinations is an int whose bit n stands for combination n, because
+almost all of the builder's time goes into such sets.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,7 +88,8 @@ def covering_array(build: Build, space: Space, strength: int, seed: int, dangero
     return _Builder(build, space, strength, tuple(dangerous), random.Random(seed)).array()
 
 
-Rate = Callable[[Value, Iterable[Value]], int]
+Rate = Callable[[Sequence[Value], Iterable[Value]], list[int]]
+"""Function from the values of an axis, and the values chosen before on other axes, to a number for each value."""
 
 
 class _Row:
@@ -96,7 +102,7 @@ class _Row:
     def __init__(self, chance: random.Random, wanted: Combination, rate: Rate | None) -> None:
         self.chance, self.wanted, self.rate = chance, dict(wanted), rate
         self.values: dict[str, Hashable] = {}
-        self.picks: dict[str, tuple[tuple[Any, ...], Label]] = {}
+        self.picks: dict[str, tuple[tuple[Any, ...], Label, int]] = {}
         self.choices: list[tuple[str, int]] = []
 
     def pick(self, name: str, entries: Sequence[T], label: Label = itself) -> T:
@@ -106,8 +112,8 @@ class _Row:
         else:
             classes = _classes(table, tuple(map(type, table)), label)
             self.values[name] = value = self._value(name, classes)
-            self.picks[name] = table, label
             index = self.chance.choice(classes[value])
+            self.picks[name] = table, label, index
         if len(table) > 1:
             self.choices.append((name, index))
         return table[index]
@@ -117,18 +123,19 @@ class _Row:
             return self.wanted[name]
         best = list(classes)
         if self.rate is not None:
-            rates = [self.rate((name, value), self.values.items()) for value in classes]
-            best = [value for value, rate in zip(classes, rates, strict=True) if rate == max(rates)]
+            rates = self.rate([(name, value) for value in best], self.values.items())
+            most = max(rates)
+            best = [value for value, rate in zip(best, rates, strict=True) if rate == most]
         return self.chance.choice(best)
 
     def values_of(self, case: Case) -> Combination:
         """Returns the values that the case has; the family may have corrected a field after it was picked."""
         fields = fields_of(case)
-        return tuple(
-            (name, value if name not in fields else self._corrected(name, fields[name]))
+        corrected = (
+            (name, self._corrected(name, fields[name]) if name in fields else value)
             for name, value in self.values.items()
-            if name not in fields or self._corrected(name, fields[name]) is not free
         )
+        return tuple((name, value) for name, value in corrected if value is not free)
 
     def _corrected(self, name: str, actual: Any) -> Hashable:
         """Returns the label of the value that field `name` has in the case.
@@ -137,10 +144,13 @@ class _Row:
         result is `free`, so that the axis does not count. If no entry of the table has the type of the new value, the
         result is the label of the picked entry.
         """
-        table, label = self.picks[name]
-        if any(type(entry) is type(actual) and entry == actual for entry in table):
+        table, label, index = self.picks[name]
+        if actual is table[index]:
+            return self.values[name]
+        alike = [entry for entry in table if type(entry) is type(actual)]
+        if actual in alike:
             return label(actual)
-        return free if any(type(entry) is type(actual) for entry in table) else self.values[name]
+        return free if alike else self.values[name]
 
 
 @cache
@@ -160,11 +170,11 @@ class _Merging:
 
     def __init__(self) -> None:
         self.rows: dict[int, CoveringRow] = {}
-        self.has: dict[int, set[Combination]] = {}
+        self.has: dict[int, int] = {}
         self.num_added = 0
-        self.seen: set[frozenset[int]] = set()
+        self.seen: set[tuple[int, int]] = set()
 
-    def add(self, row: CoveringRow, has: set[Combination]) -> None:
+    def add(self, row: CoveringRow, has: int) -> None:
         self.rows[self.num_added], self.has[self.num_added] = row, has
         self.num_added += 1
 
@@ -172,30 +182,47 @@ class _Merging:
         for number in numbers:
             del self.rows[number], self.has[number]
 
-    def pairs(self) -> Iterator[tuple[int, int, set[Combination]]]:
+    def pairs(self) -> Iterator[tuple[int, int, int]]:
         """Yields (number, number, combinations that only these two rows have) for each pair of rows once.
 
         Rows that alone have few combinations come first.
         """
-        counts = Counter(itertools.chain.from_iterable(self.has.values()))
-        alone = {number: {each for each in has if counts[each] == 1} for number, has in self.has.items()}
-        ascending = sorted(alone, key=lambda number: len(alone[number]))
+        once, twice, thrice = _at_least(3, self.has.values())
+        alone = {number: has & once & ~twice for number, has in self.has.items()}
+        in_two = twice & ~thrice
+        ascending = sorted(alone, key=lambda number: alone[number].bit_count())
         for one, other in itertools.combinations(ascending, 2):
-            if (pair := frozenset((one, other))) not in self.seen:
+            if (pair := (min(one, other), max(one, other))) not in self.seen:
                 self.seen.add(pair)
-                both = {each for each in self.has[one] & self.has[other] if counts[each] == 2}
-                yield one, other, alone[one] | alone[other] | both
+                yield one, other, alone[one] | alone[other] | (self.has[one] & self.has[other] & in_two)
 
     def in_order(self) -> list[CoveringRow]:
         """Returns the rows in a new order: each adds at least as many new combinations as any row after it would."""
-        left, ordered = {number: set(has) for number, has in self.has.items()}, []
+        left, ordered = dict(self.has), []
         while left:
-            first = max(left, key=lambda number: len(left[number]))
+            first = max(left, key=lambda number: left[number].bit_count())
             ordered.append(self.rows[first])
             added = left.pop(first)
-            for has in left.values():
-                has -= added
+            left = {number: has & ~added for number, has in left.items()}
         return ordered
+
+
+def _at_least(most: int, sets: Iterable[int]) -> list[int]:
+    """Returns the sets of what is in at least 1, 2, ..., `most` of the given sets."""
+    found = [0] * most
+    for each in sets:
+        for place in range(most - 1, 0, -1):
+            found[place] |= found[place - 1] & each
+        found[0] |= each
+    return found
+
+
+def _members(numbers: int) -> Iterator[int]:
+    """Yields the numbers in a set, ascending."""
+    while numbers:
+        lowest = numbers & -numbers
+        yield lowest.bit_length() - 1
+        numbers ^= lowest
 
 
 class _Builder:
@@ -203,55 +230,53 @@ class _Builder:
         self, build: Build, space: Space, strength: int, dangerous: tuple[str, ...], chance: random.Random
     ) -> None:
         self.build, self.space, self.strength, self.dangerous, self.chance = build, space, strength, dangerous, chance
-        self.order: dict[str, int] = {}
-        self.open: dict[Combination, None] = {}
-        self.covered: dict[Combination, None] = {}
-        self.partners: defaultdict[Value, set[Value]] = defaultdict(set)
+        self.combinations: list[Combination] = []
+        self.having: dict[int, dict[Value, int]] = {}  # length -> value -> combinations of this length that have it
+        self.open = 0
+        self.covered = 0
 
     def array(self) -> Array:
         samples = [row for _ in range(SAMPLES) if (row := self._try((), None)) is not None]
-        infeasible, rows = self._list_combinations(samples), list[CoveringRow]()
+        infeasible = self._list_combinations(samples)
+        covered, rows = list[Combination](), list[CoveringRow]()
         while self.open:
-            target = next(iter(self.open))
+            target = next(_members(self.open))
             row = self._best_row(target)
             if row is None:
-                infeasible.append(target)
-                self._close(target)
+                infeasible.append(self.combinations[target])
+                self.open ^= 1 << target
                 continue
             rows.append(row)
-            for combination in self._combinations(row.values):
-                if combination in self.open:
-                    self.covered[combination] = None
-                    self._close(combination)
-        return Array(tuple(self._merged(rows)), tuple(self.covered), tuple(infeasible))
+            new = self._combinations(row.values) & self.open
+            covered += [self.combinations[number] for number in _members(new)]
+            self.open ^= new
+            self.covered |= new
+        return Array(tuple(self._merged(rows)), tuple(covered), tuple(infeasible))
 
     def _merged(self, rows: Iterable[CoveringRow]) -> list[CoveringRow]:
         """Returns rows that together have all combinations of `rows`: fewer than `rows` if two rows can be merged."""
         merging = _Merging()
         for row in rows:
-            merging.add(row, self._covered(row))
+            merging.add(row, self._combinations(row.values) & self.covered)
         while any(self._merge(merging, *pair) for pair in merging.pairs()):
             pass
         return merging.in_order()
 
-    def _merge(self, merging: _Merging, one: int, other: int, needed: set[Combination]) -> bool:
+    def _merge(self, merging: _Merging, one: int, other: int, needed: int) -> bool:
         """Replaces two rows by one row that has the combinations `needed`; returns False if no tried row has them."""
-        values = {value for combination in needed for value in combination}
+        values = {value for having in self.having.values() for value, each in having.items() if each & needed}
         if len(dict(values)) < len(values):
             return False
         tries = (self._try(tuple(values), None) for _ in range(MERGES))
         for row in itertools.chain((merging.rows[other],), tries):
-            if row is not None and needed <= (has := self._covered(row)):
+            if row is not None and not needed & ~(has := self._combinations(row.values) & self.covered):
                 merging.drop(one, other)
                 merging.add(row, has)
                 return True
         return False
 
-    def _covered(self, row: CoveringRow) -> set[Combination]:
-        return {combination for combination in self._combinations(row.values) if combination in self.covered}
-
     def _list_combinations(self, samples: list[CoveringRow]) -> list[Combination]:
-        """Marks every combination that may be feasible as not yet covered; returns the infeasible combinations.
+        """Numbers every combination, and opens those that may be feasible; returns the infeasible combinations.
 
         `samples` are random cases. A combination counts as infeasible if no sample has it, although EXPECTED samples or
         more should have it by the frequencies of its values.
@@ -260,58 +285,55 @@ class _Builder:
         values: dict[str, list[Value]] = {}
         for value in shares:
             values.setdefault(value[0], []).append(value)
-        self.order = {name: place for place, name in enumerate(values)}
-        seen = {each for row in samples for each in self._combinations(row.values)}
-        infeasible = []
-        for names in self._groups(values):
+        for names in self._groups(tuple(values)):
             for combination in itertools.product(*(values[name] for name in names)):
-                expected = float(len(samples))
+                having = self.having.setdefault(len(combination), dict.fromkeys(shares, 0))
                 for value in combination:
-                    expected *= shares[value] / len(samples)
-                if combination not in seen and expected >= EXPECTED:
-                    infeasible.append(combination)
-                else:
-                    self._open(combination)
+                    having[value] |= 1 << len(self.combinations)
+                self.combinations.append(combination)
+        seen = functools.reduce(operator.or_, (self._combinations(row.values) for row in samples), 0)
+        infeasible = []
+        for number, combination in enumerate(self.combinations):
+            expected = float(len(samples))
+            for value in combination:
+                expected *= shares[value] / len(samples)
+            if not seen >> number & 1 and expected >= EXPECTED:
+                infeasible.append(combination)
+            else:
+                self.open |= 1 << number
         return infeasible
 
-    def _groups(self, names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    def _groups(self, names: Collection[str]) -> Iterator[tuple[str, ...]]:
         """Yields each group of axes for which every combination of values has to occur in some case."""
-        names = sorted(names, key=self.order.__getitem__)
         yield from itertools.combinations(names, self.strength)
         if self.strength < 3:
             yield from itertools.combinations([name for name in names if name in self.dangerous], 3)
 
-    def _combinations(self, values: Combination) -> Iterator[Combination]:
-        named = {name: (name, value) for name, value in values if name in self.order}
-        return (tuple(named[name] for name in names) for names in self._groups(named))
+    def _combinations(self, values: Combination) -> int:
+        """Returns the combinations that a row with these values has."""
+        parts = (
+            _at_least(length, [having.get(value, 0) for value in values])[-1] for length, having in self.having.items()
+        )
+        return functools.reduce(operator.or_, parts, 0)
 
-    def _open(self, combination: Combination) -> None:
-        self.open[combination] = None
-        if len(combination) == 2:
-            for value, other in (combination, combination[::-1]):
-                self.partners[value].add(other)
-
-    def _close(self, combination: Combination) -> None:
-        del self.open[combination]
-        if len(combination) == 2:
-            for value, other in (combination, combination[::-1]):
-                self.partners[value].discard(other)
-
-    def _best_row(self, target: Combination) -> CoveringRow | None:
+    def _best_row(self, target: int) -> CoveringRow | None:
         """Tries TRIES cases with the combination `target`, and returns the one with the most uncovered combinations.
 
         It returns None if no tried case has the target.
         """
-        tries = (self._try(target, self._rate if number % 2 == 0 else None) for number in range(TRIES))
-        having = [row for row in tries if row is not None and set(target) <= set(row.values)]
-        return max(having, key=self._num_open, default=None)
+        wanted = self.combinations[target]
+        tries = [self._try(wanted, self._rates if number % 2 == 0 else None) for number in range(TRIES)]
+        new = [(row, self._combinations(row.values) & self.open) for row in tries if row is not None]
+        having = [(row, each.bit_count()) for row, each in new if each >> target & 1]
+        return max(having, key=operator.itemgetter(1), default=(None, 0))[0]
 
-    def _num_open(self, row: CoveringRow) -> int:
-        return sum(combination in self.open for combination in self._combinations(row.values))
-
-    def _rate(self, value: Value, others: Iterable[Value]) -> int:
-        partners = self.partners.get(value, set())
-        return sum(other in partners for other in others) + ((value,) in self.open)
+    def _rates(self, values: Sequence[Value], others: Iterable[Value]) -> list[int]:
+        """Returns, for each of the values, how many open combinations it makes alone or with one of the others."""
+        pairs, singles = self.having.get(2, {}), self.having.get(1, {})
+        with_others = functools.reduce(operator.or_, (pairs.get(other, 0) for other in others), 0)
+        return [
+            (self.open & (pairs.get(value, 0) & with_others | singles.get(value, 0))).bit_count() for value in values
+        ]
 
     def _try(self, wanted: Combination, rate: Rate | None) -> CoveringRow | None:
         row = _Row(self.chance, wanted, rate)
