@@ -65,7 +65,7 @@ class EquivtestItem(pytest.Item):
         self.handover = Handover()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        if isinstance(excinfo.value, PlainFailure):
+        if isinstance(excinfo.value, PlainFailure | pytest.xfail.Exception):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)
 

@@ -709,6 +709,17 @@ def test_item_of_a_known_failure_runs_its_recorded_case(
     result.stdout.fnmatch_lines([line])
 
 
+def test_known_failure_is_reported_without_a_traceback(pytester: pytest.Pytester) -> None:
+    """pytest takes longer for it than the ranks take for the case."""
+    make_suite(pytester, "a")
+    (pytester.path / "known.toml").write_text(KNOWN.format(fields="bias=False"))
+
+    result = run_suite(pytester, "--known-failures=known.toml", "-rx", "--xfail-tb", *W3)
+
+    result.stdout.fnmatch_lines(["torch does it so", "*1 xfailed*"])
+    result.stdout.no_fnmatch_line("*items.py*")
+
+
 def test_known_failure_of_another_kind_fails_unless_a_second_list_has_this_kind(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
