@@ -19,10 +19,16 @@ SITES = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (\S+)')
 
 
+_others: set[object] = set()
+"""Values of `__file__` that `imported_files` has found not to be the user's: thousands, in each of many calls."""
+
+
 def imported_files() -> tuple[str, ...]:
     """Returns the paths of the user's own files that this process has imported."""
     found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
-    return tuple(sorted(file for file in found if isinstance(file, str) and is_users(file)))
+    users = sorted(file for file in found - _others if isinstance(file, str) and is_users(file))
+    _others.update(found.difference(users))
+    return tuple(users)
 
 
 @cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from equivtest.base import users_code
-from equivtest.base.users_code import is_users, users_frames
+from equivtest.base.users_code import imported_files, is_users, users_frames
 
 
 @pytest.mark.parametrize("prefix", [sys.prefix, sys.base_prefix])
@@ -30,3 +31,16 @@ def test_traceback_frames_in_user_code_are_found() -> None:
     found = users_frames(lines)
 
     assert {number: match[1] for number, match in found.items()} == {0: __file__, 4: "/home/me/plan.py"}
+
+
+def test_imported_files_of_the_user_are_those_of_the_modules_that_exist_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = imported_files()
+    monkeypatch.setitem(sys.modules, "late_plan", module := ModuleType("late_plan"))
+    module.__file__ = str(tmp_path / "late_plan.py")
+    twice = imported_files(), imported_files()
+    monkeypatch.delitem(sys.modules, "late_plan")
+
+    assert twice == (tuple(sorted((*before, module.__file__))),) * 2
+    assert imported_files() == before
