@@ -250,18 +250,21 @@ def _by_parts(
     reasons: list[Misuse] = []
     for dtype, choice in itertools.product(dtypes, choices):
         made = {search.varied: choice, "dtype": dtype, "values": ((REAL_MODE, 0),), "by_parts": True}
+        reason: Misuse | None = None
         try:
             make(**made)  # raises Misuse if the rows cannot be divided
             if dtype not in fitting:
-                _require_bounds_of_parts(
+                reason = _reason_against_parts(
                     search.make(world_size=1, mesh=(1,) * len(search.axes), **made, **search.shortest)
                 )
         except PropertyMisuse:
             raise
         except Misuse as error:
-            reasons.append(error)
-        else:
+            reason = error
+        if reason is None:
             fitting.setdefault(dtype, []).append(Candidate(REAL_MODE, choice, 1, by_parts=True))
+        else:
+            reasons.append(reason)
     return fitting, reasons
 
 
@@ -321,5 +324,13 @@ def _fitting(
     return fitting, reasons
 
 
-_require_bounds_of_parts = functools.lru_cache(maxsize=64)(require_bounds)
-"""Same as `require_bounds`; cached, because every world size checks the same case again."""
+@functools.lru_cache(maxsize=256)
+def _reason_against_parts(case: ModuleCase) -> Misuse | None:
+    """Returns what `require_bounds` raises, or None; cached, because every world size checks the same cases again."""
+    try:
+        require_bounds(case)
+    except PropertyMisuse:
+        raise
+    except Misuse as error:
+        return error.with_traceback(None)  # its frames hold every tensor of the run
+    return None

@@ -9,6 +9,7 @@ import pytest
 
 from equivtest.errors import Misuse
 from equivtest.module import module_property, real
+from equivtest.programs import candidates
 from equivtest.programs.bounds import reason_in
 from equivtest.programs.case import ModuleCase
 from equivtest.property import Space
@@ -56,6 +57,18 @@ def test_refusal_names_the_submodule_with_the_first_too_wide_bound() -> None:
         "of grad.x; the first bound that is too wide is that of the value at self_attn[0]: use float64, which is "
         "enough (--dtypes float64); or judge a smaller part" in message
     )
+
+
+def test_parts_with_too_wide_bounds_are_tried_once_for_all_world_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[ModuleCase] = []
+    require_bounds = candidates.require_bounds
+    monkeypatch.setattr(candidates, "require_bounds", lambda case: (tried.append(case), require_bounds(case)))
+    prop = module_property(HERE + "encoder_layer", HERE + "whole", ((1, 5, 4),), batch="whole")
+    left_out = [prop.left_out(Space((size,), ("float64", "bfloat16"))).keys() for size in (1, 2, 3)]
+    of_parts = [case.dtype for case in tried if case.judge.by_parts]
+
+    assert left_out == [{"bfloat16"}] * 3
+    assert of_parts == ["bfloat16"]
 
 
 def test_refusal_names_a_smaller_shape_that_gives_a_conclusion() -> None:
