@@ -14,7 +14,7 @@ import msgspec
 
 from equivtest.errors import Misuse, shorten
 from equivtest.report.coverage import Combination, Covered
-from equivtest.report.handover import Record
+from equivtest.report.handover import NO_LONGER, Record
 from equivtest.report.log import Run
 from equivtest.report.tally import Tally, case_code
 from equivtest.report.text import on_faults
@@ -121,6 +121,11 @@ class _Side:
         self.seconds[name][case] = max(record.busy_s, self.seconds[name].get(case, 0.0))
 
     @property
+    def num_failing(self) -> int:
+        """Number of claims that fail."""
+        return sum(outcome == FAILS for outcome in self.outcomes.values())
+
+    @property
     def judged(self) -> Judged:
         return Judged(
             sum(outcome in RANKS for outcome in self.outcomes.values()),
@@ -155,7 +160,7 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
             *_in_combinations(*sides),
             *_in_seconds(*sides),
             *_in_draws(*sides),
-            *_in_tests(old, new),
+            *_in_tests(old, new, sides),
         ],
         key=lambda change: (CATEGORIES.index(change.category), change.property_name, change.claim),
     )
@@ -170,17 +175,34 @@ def compare(old: Run, new: Run, causes: Collection[str] = CAUSES["worse"]) -> Co
     )
 
 
-def _in_tests(old: Run, new: Run) -> Iterator[Change]:
-    """Yields a change if the number of failed tests differs.
+def _in_tests(old: Run, new: Run, sides: tuple[_Side, _Side]) -> Iterator[Change]:
+    """Yields a change if the number of failed tests differs, or if other tests than claims fail for a new cause.
 
     A test may fail although no claim fails: for a fault of the backend, for a known failure that no longer fails, or
-    for a required cell without a conclusion.
+    for a required cell without a conclusion. Such a test is listed even if as many claims fail no longer.
     """
     before, after = (run.environment["failed"] for run in (old, new))
-    if before != after:
-        faults = on_faults(fault for text, fault in new.results.faults.items() if text not in old.results.faults)
-        category, example = ("worse", "; ".join(faults)) if after > before else ("better", "")
-        yield _change(category, ("all tests", ""), f"{before:,} failed", f"{after:,}", 0, example)
+    others = [max(0, failed - side.num_failing) for failed, side in zip((before, after), sides, strict=True)]
+    causes, gone = _causes_only_in(new, old), _causes_only_in(old, new)
+    states = f"{before:,} failed", f"{after:,}"
+    if causes or after > before or others[1] > others[0]:
+        yield _change("worse", ("all tests", ""), *states, 0, "; ".join(causes))
+    elif after < before:
+        yield _change("better", ("all tests", ""), *states, 0, f"before: {'; '.join(gone)}" if gone else "")
+
+
+def _causes_only_in(run: Run, other: Run) -> list[str]:
+    """Describes the causes of failed tests that only the first run has, except failing claims."""
+    faults = [fault for text, fault in run.results.faults.items() if text not in other.results.faults]
+    ids = [id_ for key, id_ in _corrected(run).items() if key not in _corrected(other)]
+    return [*on_faults(faults), *[f"known failures that no longer fail: {', '.join(ids)}"] * bool(ids)]
+
+
+def _corrected(run: Run) -> dict[tuple[str, str, str], str]:
+    """Returns (claim, kind, case) -> id of each known failure that no longer fails; ids differ between commits."""
+    return {
+        (each.claim, each.kind, each.case): each.id for each in run.results.ordered_known() if each.state == NO_LONGER
+    }
 
 
 OF_ONE_RUN = frozenset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ from msgspec import structs
 
 from equivtest.errors import Misuse
 from equivtest.report.compare import CATEGORIES, Comparison, compare, in_words, parse_causes
-from equivtest.report.handover import BackendFault, Coverage, CoveredRow, Handover
-from equivtest.report.log import LOG, read_run
+from equivtest.report.handover import (
+    NO_LONGER,
+    OTHERWISE,
+    STILL_FAILS,
+    BackendFault,
+    Coverage,
+    CoveredRow,
+    Handover,
+    KnownState,
+)
+from equivtest.report.log import LOG, Run, read_run
 from tests.engine.test_cli import call
 from tests.runs import listed, record, searched, write_run
 
@@ -69,11 +79,53 @@ def test_complete_log_that_lacks_a_planned_search_raises_misuse(tmp_path: Path) 
 
 
 def test_new_fault_of_the_backend_counts_as_worse(tmp_path: Path) -> None:
-    faulty = structs.replace(HOLDS, faults=(BackendFault("all_reduce", "all_reduce of float32 adds nothing"),))
-    found = compared(tmp_path, HOLDS, faulty, failed=1)
+    found = compared(tmp_path, HOLDS, FAULTY, failed=1)
 
-    line = "all tests: 0 failed -> 1: the backend is wrong: all_reduce of float32 adds nothing"
+    line = f"all tests: 0 failed -> 1: {FAULT}"
     assert (categories(found), found.failed_on) == ({"worse": line}, ("worse",))
+
+
+FAULTY = structs.replace(HOLDS, faults=(BackendFault("all_reduce", "all_reduce of float32 adds nothing"),))
+
+
+def known(number: int, state: str = NO_LONGER) -> Handover:
+    """Returns the state of the known failure with that number."""
+    case = f"LinearCase(in_features={number})"
+    fields = {"claim": "equals_unsharded", "kind": "value", "case": case, "reason": "", "link": "", "state": state}
+    return Handover(known=KnownState(id=f"known_failures::rowwise_linear::{number}", **fields))
+
+
+FAULT = "the backend is wrong: all_reduce of float32 adds nothing"
+ONE, TWO = (f"known failures that no longer fail: known_failures::rowwise_linear::{number}" for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ((HOLDS, known(1, STILL_FAILS)), (HOLDS, known(1)), f"worse: all tests: 0 failed -> 1: {ONE}"),
+        ((HOLDS, known(1)), (HOLDS, known(1, STILL_FAILS)), f"better: all tests: 1 failed -> 0: before: {ONE}"),
+        ((HOLDS, known(1)), (HOLDS, known(2)), f"worse: all tests: 1 failed -> 1: {TWO}"),
+        (
+            (FAILS,),
+            (FAULTY,),
+            f"worse: all tests: 1 failed -> 1: {FAULT}",
+        ),
+        ((FAILS,), (HOLDS, known(1, OTHERWISE)), "worse: all tests: 1 failed -> 1"),
+        ((HOLDS, known(1)), (HOLDS, known(1)), ""),
+    ],
+    ids=["no longer fails", "fails again", "another entry", "fault for a claim", "fails otherwise", "the same"],
+)
+def test_failed_test_that_is_no_claim_is_listed_with_its_cause(
+    tmp_path: Path, old: Sequence[Handover], new: Sequence[Handover], line: str
+) -> None:
+    def run(name: str, handovers: Sequence[Handover]) -> Run:
+        is_red = any(each in (FAILS, FAULTY) or (each.known and each.known.state != STILL_FAILS) for each in handovers)
+        return read_run(write_run(tmp_path / name, *handovers, failed=int(is_red)))
+
+    found = compare(run("old", old), run("new", new))
+
+    lines = [f"{each.category}: {each.line}" for each in found.changes if each.property_name == "all tests"]
+    assert (lines, "worse" in found.failed_on) == ([line] * bool(line), line.startswith("worse"))
 
 
 @pytest.mark.parametrize(
