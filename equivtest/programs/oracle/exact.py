@@ -90,8 +90,8 @@ def _bits_of(case: ModuleCase, variant: int, whole_numbers: Sequence[str]) -> in
         ) from error
     except InexactData as error:
         raise Misuse(
-            f"{case.build}: on integers up to {case.arguments.largest} in {case.dtype}, on {case.world_size} ranks, "
-            f"with {case.takes}, {error}{places.refused}: take smaller sizes or leave this dtype out; a module that "
-            "rounds is judged on real values, ('real', 0)"
+            f"{case.build}: with {case.takes}, on integers up to {case.arguments.largest} in {case.dtype}, on "
+            f"{case.world_size} ranks, results may be rounded: {error}{places.refused}: take smaller sizes or "
+            "leave this dtype out; a module that rounds is judged on real values, ('real', 0)"
         ) from error
     return certificate.bits_used
