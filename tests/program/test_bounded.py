@@ -35,8 +35,8 @@ def test_refusal_names_the_first_layer_whose_bound_is_too_wide() -> None:
     message = told("deep", (2, 3), "float32", by_parts=False)
 
     assert (
-        "may add up to more than 0.1 of output; the bound is too wide from the value at 6.0 on (float64 would not be "
-        "enough): pass by_parts=True, or omit by_parts, to judge each part alone; or judge a smaller part" in message
+        "may add up to more than 0.1 times output; the bound is too wide from the value at 6.0 on (float64 would not "
+        "be enough): pass by_parts=True, or omit by_parts, to judge each part alone; or judge a smaller part" in message
     )
 
 
@@ -44,7 +44,7 @@ def test_refusal_of_a_too_wide_bound_in_the_backward_names_a_submodule_and_a_dty
     message = told("encoder_layer", (1, 3, 4), "float32", by_parts=False)
 
     assert (
-        "more than 0.1 of grad.x; the bound is too wide from the gradient at norm1:input on: pass by_parts=True, or "
+        "more than 0.1 times grad.x; the bound is too wide from the gradient at norm1:input on: pass by_parts=True, or "
         "omit by_parts, to judge each part alone; or use float64, which is enough (--dtypes float64); or judge a "
         "smaller part" in message
     )
@@ -54,7 +54,7 @@ def test_refusal_names_the_submodule_with_the_first_too_wide_bound() -> None:
     message = told("encoder_layer", (1, 3, 4), "bfloat16")
 
     assert (
-        "of grad.x; the first bound that is too wide is that of the value at self_attn[0]: use float64, which is "
+        "times grad.x; the first bound that is too wide is that of the value at self_attn[0]: use float64, which is "
         "enough (--dtypes float64); or judge a smaller part" in message
     )
 

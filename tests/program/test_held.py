@@ -151,7 +151,7 @@ def test_wrong_layout_declared_by_the_user_function_raises_value_mismatch(pool: 
 @pytest.mark.parametrize(
     ("placed", "message"),
     [
-        ("beyond", r"param\.0\.weight: indices must be int64 of shape \(4, 3\), 0 to 23, got .* 13 to 24"),
+        ("beyond", r"param\.0\.weight: indices must be int64 of shape \(4, 3\) with values 0 to 23, got .* 13 to 24"),
         ("indices_alone", r"for parameter 0\.weight, must return None or a tensor and its indices, got Tensor"),
         (
             "too_few",

@@ -66,7 +66,7 @@ def test_parallel_module_that_computes_a_different_function_is_rejected(pool: Po
     [
         ("sharded_output", "must return its whole output on every rank, got .*Shard.*: redistribute it"),
         ("nothing", "must return the parallel module, got NoneType: return it"),
-        ("whole", "no collective ran, forward or backward, on 2 ranks with the whole batch each"),
+        ("whole", "no collective ran, forward or backward, on 2 ranks that all have the whole batch"),
         ("misspelt", "the module is not parallel. The plan may name parts that the module does not have"),
         ("marked", "the module is not parallel"),
         ("with_optimizer", "no collective ran, .* If each rank has different rows, pass batch='mean of"),
@@ -217,7 +217,7 @@ def test_module_that_rounds_is_drawn_on_real_values() -> None:
             "dropout",
             r"with x of shape .*: bernoulli_ draws at random, .*, at .*dropout\.py:\d+, `.*`: judge a module",
         ),
-        ("deep", "the roundings of a correct module may add up to more than 0.1 of .*; or judge a smaller part"),
+        ("deep", "the roundings of a correct module may add up to more than 0.1 times .*; or judge a smaller part"),
     ],
 )
 def test_module_with_too_wide_bounds_raises_misuse_if_by_parts_is_false(build: str, message: str) -> None:

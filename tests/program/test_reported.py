@@ -90,7 +90,10 @@ def test_wrong_number_that_a_step_returns_in_a_wider_dtype_is_rejected(pool: Poo
     ("build", "message"),
     [
         ("followed", r"output\.starts must have the same shape .* \(3,\) on 2 rows and"),
-        ("of_two_rows", r"whether output\.own of shape \(2,\) has the 2 rows of the batch is unknown"),
+        (
+            "of_two_rows",
+            r"output\.own has shape \(2,\), but whether its first dim is the 2 rows of the batch is unknown",
+        ),
     ],
 )
 def test_step_output_without_rows_or_fixed_size_raises_misuse(build: str, message: str) -> None:
