@@ -19,7 +19,7 @@ __all__ = ["expect", "expect_held"]
 
 @by_case("oracle")
 def expect(case: Case, index: int) -> Expected:
-    """Returns the right answers to one draw of a case, `case.values[index]`.
+    """Returns the right value of each tensor for one draw of a case, `case.values[index]`.
 
     If the subject must refuse the case, the result has no tensors.
 
@@ -36,14 +36,15 @@ def expect(case: Case, index: int) -> Expected:
 
 @by_case("oracle")
 def expect_held(case: Case, index: int, held: Held) -> Expected:
-    """Returns the right answers to one draw, some of them derived from other answers of the ranks.
+    """Returns the right values for one draw; derives some of these values from tensors that the ranks returned.
 
-    An example is the second step of training: its right answers start from the parameters that the ranks had after the
-    first step, so the bounds of the second step need not allow for roundings of the first.  For case classes without a
-    registered function the result is that of `expect`, which ignores the ranks' answers.
+    For example, the right values of the second step of training start from the parameters that the ranks had after the
+    first step. So the bounds of the second step need not allow for roundings of the first step. If no function is
+    registered for the class of the case, this function returns the result of `expect`, which ignores the ranks'
+    tensors.
 
     Args:
-        held: rank -> name of an answer -> that rank's answer.
+        held: For each rank, a mapping from names to the tensors that the rank returned.
     """
     return expect(case, index)
 

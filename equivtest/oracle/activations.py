@@ -25,7 +25,10 @@ def relu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 
 
 def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
-    """Returns the cotangent where x > 0, else 0; if the error of x leaves its sign open, the bound allows both."""
+    """Returns the cotangent for each element with x > 0, and 0 for every other element.
+
+    If the error of x leaves the sign of x open, the bound allows both results.
+    """
     value, error = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
     passed = value > 0
@@ -37,10 +40,10 @@ def relu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes x (1 + erf(x / sqrt 2)) / 2.
 
-    Derived here, with the module's letters.  1 + erf cancels for x < 0, so the derivation adds absolute errors: 2 f u
-    from erf, u from erf's argument z (2 roundings, and |z erf'(z)| < 1/2) and 2 u from the addition.  Two products
-    follow, which round by at most 2 u each.  Multiplied by |x| / 2, all this is below (2 f + 4) u |x|.  An error of x
-    is multiplied by |gelu'| < 1.13.
+    Derived here, with the module's letters. 1 + erf cancels for x < 0, so the derivation adds absolute errors: 2 f u
+    from erf, u from erf's argument z (2 roundings, and |z erf'(z)| < 1/2) and 2 u from the addition. Two products
+    follow, and each rounds by at most 2 u. The sum of these errors, multiplied by |x| / 2, is below (2 f + 4) u |x|. An
+    error of x is multiplied by |gelu'| < 1.13.
     """
     value, error = value_of(x), error_of(x)
     right = value * torch.special.ndtr(value)
@@ -53,9 +56,9 @@ def gelu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes g (Phi(x) + x phi(x)), with Phi and phi the normal distribution and its density.
 
-    Derived here, with the module's letters.  The error of Phi is derived as in `gelu`.  The exponent -x**2 / 2 is off
-    by x**2 u, so phi has a relative error of (x**2 + 2 f + 3) u.  The sum and the product with g round once each.  An
-    error of x is multiplied by |gelu''| < 0.8, an error of g by |gelu'| < 1.13.
+    Derived here, with the module's letters. The error of Phi is derived as in `gelu`. The exponent -x**2 / 2 is off by
+    x**2 u, so phi has a relative error of (x**2 + 2 f + 3) u. The sum and the product with g round once each. An error
+    of x is multiplied by |gelu''| < 0.8, and an error of g is multiplied by |gelu'| < 1.13.
     """
     value, e_x = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)
@@ -75,9 +78,9 @@ def gelu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded
 def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes x / (1 + exp(-x)).
 
-    Derived here, with the module's letters.  All errors are relative: exp has 2 f u, and |x| u because its argument is
-    rounded; the addition and the quotient have u each.  If exp(-x) overflows, the quotient is 0, which is off by at
-    most |x| over the largest number.  An error of x is multiplied by |silu'| < 1.1.
+    Derived here, with the module's letters. All errors are relative. The error of exp is 2 f u, plus |x| u because the
+    argument of exp is rounded. The addition and the quotient add u each. If exp(-x) overflows, the computed quotient is
+    0, which is off by at most |x| divided by the largest number. An error of x is multiplied by |silu'| < 1.1.
     """
     value, error = value_of(x), error_of(x)
     right = value * torch.sigmoid(value)
@@ -92,9 +95,9 @@ def silu(x: Operand, arithmetic: Arithmetic) -> Bounded:
 def silu_grad(x: Operand, cotangent: Operand, arithmetic: Arithmetic) -> Bounded:
     """Computes g s (1 + x (1 - s)), with s = 1 / (1 + exp(-x)).
 
-    Derived here, with the module's letters.  s has a relative error of (2 f + 2 + |x|) u, so 1 - s has an absolute
-    error of s times as much.  Five more operations round once each.  If exp(-x) overflows, s is 0.  An error of x is
-    multiplied by |silu''| <= 0.5, an error of g by |silu'| < 1.1.
+    Derived here, with the module's letters. s has a relative error of (2 f + 2 + |x|) u, so 1 - s has an absolute error
+    of (2 f + 2 + |x|) u s. Five more operations round once each. If exp(-x) overflows, s is 0. An error of x is
+    multiplied by |silu''| <= 0.5, and an error of g is multiplied by |silu'| < 1.1.
     """
     value, e_x = value_of(x), error_of(x)
     g, e_g = value_of(cotangent), error_of(cotangent)

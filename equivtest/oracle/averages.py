@@ -3,22 +3,22 @@
 Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w, in
 which C and D are any sizes.
 
-The result is exact if two conditions hold.  The operands are integers (`equivtest.oracle.exact`).  And in each
-row of the batch, all elements of `left` or all elements of `right` are multiples of w's odd part.  Then every sum
-of terms is such a multiple too, so a program may divide it before or after it is reduced.  A program may also
-multiply by fl(1/w), which has a relative error d, instead of dividing by w.  This changes a quotient k to
-k (1 + d), which is rounded to k if |d| <= u/2.  In float32, w = 7 is the first number that breaks this condition.
+The result is exact if two conditions hold. The operands are integers (`equivtest.oracle.exact`). And in each row of the
+batch, all elements of `left` or all elements of `right` are multiples of w's odd part. Then every sum of terms is a
+multiple of w's odd part too, so a program may divide the sum before or after a collective reduces it. A program may
+also multiply by fl(1/w), which has a relative error d, instead of dividing by w. This changes a quotient k to k (1 +
+d), which is rounded to k if |d| <= u/2. In float32, w = 7 is the first number that breaks this condition.
 
-Otherwise the result has a bound, derived here.  Each of the w M micro-batches' products is stored, and divided by
-w.  Unless w is a power of two, the division has two roundings: of the reciprocal and of the product with it.
-Then one of two orders of addition follows.  Each rank may add its M products, and a collective add the w sums.
-Or a collective may add the w products of each micro-batch, and each rank the M sums.  The bound of additions is
-`equivtest.oracle.rounding.after_additions`; the result has the wider bound of the two orders.  If every term of a
-sum is zero, the sum is zero.
+Otherwise the result has a bound, derived here. Each of the w M micro-batches' products is stored, and divided by w. If
+w is not a power of two, the division rounds twice: the reciprocal of w is rounded, and so is the product with the
+reciprocal. Then one of two orders of addition follows. Each rank may add its M products, and a collective add the w
+sums. Or a collective may add the w products of each micro-batch, and each rank the M sums. The bound of additions is
+`equivtest.oracle.rounding.after_additions`; the result has the wider bound of the two orders. If every term of a sum is
+zero, the sum is zero.
 
-If gradients are reduced in another dtype than the one in which they are stored, each stored product is cast to
-that dtype, with one rounding more, and all later operations round in that dtype.  Exact sums must then fit the
-dtype of storage for each micro-batch, and the dtype of the reduction for the whole batch.
+If gradients are reduced in another dtype than the one in which they are stored, each stored product is cast to that
+dtype. The cast rounds once, and all later operations round in that dtype. Exact sums must then fit the dtype of storage
+for each micro-batch, and the dtype of the reduction for the whole batch.
 
 Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
 reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
@@ -60,7 +60,8 @@ class Averages:
         operations: Dtype of the gradients, and whether an average must be exact.
         ranks: Number of ranks, w.
         micro_batches: Number of micro-batches on each rank, M.
-        reduced: Name of the dtype in which stored products are added and divided; '': the dtype of `operations`.
+        reduced: Name of the dtype in which stored products are added and divided. If '', this is the dtype of
+            `operations`.
         scalings: Number of roundings if a program scales a gradient by several factors, whose product is 1 / ranks;
             None if it divides once.
     """
@@ -73,20 +74,27 @@ class Averages:
 
     @property
     def num_scalings(self) -> int:
-        """Number of roundings of a scaling by 1 / ranks; 0 for a power of two, which rounds only if it underflows."""
+        """Number of roundings when a gradient is scaled by 1 / ranks.
+
+        If `scalings` is None and `ranks` is a power of two, the number is 0, because the scaling then rounds only if
+        its result underflows.
+        """
         if self.scalings is not None:
             return self.scalings
         return AVERAGING_ROUNDINGS if self.ranks & (self.ranks - 1) else 0
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """Returns left (C, R) @ right (R, D) / ranks; float64 and global, with rows in the order of the batch."""
+        """Returns left (C, R) @ right (R, D) / ranks.
+
+        Both operands are global float64 tensors, whose R rows have the order of the batch.
+        """
         operations = self.operations
         if not reciprocal_is_near(self.ranks, operations.arithmetic.accumulate):
             operations = replace(operations, must_be_exact=False, may_be_exact=False)
         return operations.choose(lambda: self._exactly(left, right), lambda: self._bounded(left, right))
 
     def total(self, terms: torch.Tensor) -> Found:
-        """Returns the sum of terms (R, C) over all rows, divided by the number of ranks: (C,)."""
+        """Returns the sum of `terms` (R, C) over all R rows, divided by the number of ranks, in the shape (C,)."""
         found = self.product(terms.T, torch.ones((len(terms), 1), dtype=torch.float64))
         allowed = None if found.allowed is None else found.allowed[:, 0]
         return replace(found, value=found.value[:, 0], allowed=allowed)
@@ -136,10 +144,10 @@ class Averages:
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
     def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-        """Bounds the error of the sum of stored products (w, M, C, D); its shape is (C, D).
+        """Bounds the error, in the shape (C, D), of the sum of the stored products `terms` (w, M, C, D).
 
         Args:
-            error: Sum of the errors that the products had before they were added, (C, D).
+            error: Sum, in the shape (C, D), of the errors that the products had before they were added.
         """
         on_a_rank = (1, self.micro_batches - 1, arithmetic.u_o)
         across_ranks = (0, self.ranks - 1, arithmetic.u_r)

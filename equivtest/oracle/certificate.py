@@ -151,12 +151,12 @@ class Certificate(Mode):
 
 
 def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True if an operation on whole numbers makes numbers that may be rounded: quotients, powers."""
+    """True if an operation on whole numbers makes numbers that may be rounded, such as quotients and powers."""
     return func.overloadpacket.__name__ in ("div", "true_divide", "mean", "pow", "exp", "sqrt", "reciprocal", "log")
 
 
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns an operation's arguments, with the absolute values of those that it multiplies or adds.
+    """Returns an operation's arguments, with absolute values for the arguments that the operation multiplies or adds.
 
     If the operation works in place, the argument that it writes to gets its absolute values in place.  The result of an
     earlier operation has no negative element already, but a constant of the module may have some.
@@ -195,7 +195,8 @@ def unit_of(name: str, operands: Iterable[torch.Tensor], numbers: Iterable[float
 def _own_unit(operand: torch.Tensor) -> int:
     """Returns an e <= 0 such that every element is an integer times 2**e.
 
-    The result is 0 for integers even if all are multiples of a larger power of two, since later summands may not be.
+    If all elements are integers, the result is 0, even if they are all multiples of a larger power of two. A number
+    that the module adds later may not be such a multiple.
     """
     if not bool(operand.isfinite().all()):
         raise InexactData("an operand is infinite or NaN, so no sum with it is exact")

@@ -1,4 +1,4 @@
-"""Bounds how often an event may happen by chance: exact limits of a binomial count.
+"""Bounds how often an event may happen by chance, by the exact limits of a binomial count.
 
 Letters: n independent events, each of probability q; X of them happen.
 

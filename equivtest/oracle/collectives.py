@@ -36,7 +36,7 @@ Collectives = tuple[Collective, ...]
 def expected_collectives(case: Case, rank: int) -> Collectives:
     """Returns the collectives that a rank of the mesh is documented to call in one draw, in order.
 
-    A package with its own case class registers its documentation with `expected_collectives.register`.
+    If a package has its own case class, it registers a function for that class with `expected_collectives.register`.
 
     Raises:
         Misuse: no function is registered for this class.
@@ -56,20 +56,26 @@ def without_all_to_all(collectives: Collectives) -> Collectives:
 
 
 def distribute_parameters(case: Case, rank: int, names: Iterable[str]) -> list[Collective]:
-    """Lists one collective for each named parameter, with which rank 0 distributes it: a scatter or a broadcast."""
+    """Lists, for each named parameter, the scatter or broadcast by which rank 0 distributes the parameter."""
     parameters, shapes, layouts = [f"param.{name}" for name in names], case.shapes(), case.layouts()
     return [distribute(case, rank, shapes[name], layouts[name].placements[0]) for name in parameters]
 
 
 def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Collective:
-    """Returns the collective that sends a tensor from rank 0 to all ranks: a scatter for Shard, else a broadcast."""
+    """Returns the collective that sends a tensor from rank 0 to all ranks.
+
+    The collective is a scatter if the placement is Shard, and a broadcast if it is not.
+    """
     if isinstance(placement, Shard):
         return Collective("scatter", case.world_size * _shard_bytes(case, shape, placement) if rank == 0 else 0)
     return Collective("broadcast", _bytes(case, shape))
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """Lists the one collective that changes a tensor's placement; empty if the change needs no collective."""
+    """Lists the one collective that changes a tensor's placement.
+
+    The list is empty if the change needs no collective.
+    """
     if source == target or case.world_size == 1:
         return []
     match source, target:

@@ -1,4 +1,4 @@
-"""Bounds sums: matrix products on one rank or split over several, their gradients, reductions across ranks.
+"""Bounds matrix products, on one rank or split over several ranks, their gradients, and reductions across ranks.
 
 Letters: T tokens, K in_features, N out_features, w ranks; x (T, K), W (N, K), b (N,), cotangent
 G (T, N).  S is the sum of the magnitudes of the terms behind an element, and P the sum of the
@@ -48,11 +48,11 @@ def linear(
     """Computes y = x W^T + b.
 
     Args:
-        x: (T, K), global.
-        weight: (N, K), global.
-        bias: (N,), global.
+        x: Global tensor of shape (T, K).
+        weight: Global tensor of shape (N, K).
+        bias: Global tensor of shape (N,), or None.
         ranks: Number of ranks over which the contraction over K is split.
-        partials: (T, N): sum over the ranks of |partial product|, if the partition is known.
+        partials: Sum over the ranks of |partial product|, in the shape (T, N). None if the partition is unknown.
     """
     return product(x, _transposed(weight), arithmetic, plus=bias, ranks=ranks, partials=partials, names="|x||W|")
 
@@ -69,7 +69,7 @@ def linear_grad_x(
 
     Args:
         ranks: Number of ranks over which the contraction over N is split.
-        partials: (T, K): sum over the ranks of |partial product|, if the partition is known.
+        partials: Sum over the ranks of |partial product|, in the shape (T, K). None if the partition is unknown.
     """
     return product(cotangent, weight, arithmetic, ranks=ranks, partials=partials, names="|G||W|")
 
@@ -98,7 +98,7 @@ def product(
 
     Args:
         ranks: Number of ranks over which the contraction over K is split.
-        partials: (R, C): sum over the ranks of |partial product|; None if the partition is unknown.
+        partials: Sum over the ranks of |partial product|, in the shape (R, C). None if the partition is unknown.
         names: Sum of magnitudes in words, for the derivation in a message.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
@@ -123,7 +123,7 @@ def total(
 
     Args:
         ranks: Number of ranks over which the sum is split.
-        partials: Sum over the ranks of |partial sum|, in the shape of the result; None if the partition is unknown.
+        partials: Sum over the ranks of |partial sum|, in the shape of the result. None if the partition is unknown.
         names: Sum of magnitudes in words, for the derivation in a message.
     """
     value, error = value_of(terms), error_of(terms)
@@ -137,14 +137,16 @@ def total(
 
 
 def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool = False) -> Bounded:
-    """Computes the sum or average of all ranks' operands; for a reduce_scatter, before it is scattered.
+    """Computes the sum or average of all ranks' operands.
+
+    For a reduce_scatter, this is the result before it is scattered.
 
     Derived here: each operand takes part in at most w - 1 additions.  For an average, a backend may
     divide the sum, or multiply the sum or each operand by 1 / w.  This rounds at most twice; if w is
     a power of two, it rounds only if it underflows.  The order of addition decides if the sum overflows.
 
     Args:
-        operands: (w, ...), each rank's operand, in the tensors' own dtype or wider.
+        operands: The operands of all w ranks, stacked along the first dim, in the tensors' own dtype or a wider dtype.
     """
     values = operands.to(torch.float64)
     w = len(values)
@@ -161,14 +163,16 @@ def all_reduce(operands: torch.Tensor, arithmetic: Arithmetic, *, average: bool 
 
 
 class _Sums:
-    """Exact sums, before they are stored, and what their error depends on; all float64, of one shape.
+    """Exact sums before they are stored, and the numbers on which their error depends.
+
+    All tensors are float64 and have one shape.
 
     Attributes:
         value: The exact sums.
         magnitude: S, the sum of the magnitudes of the terms.
         brought: Contribution of the operands' own errors.
         num_terms: Number of roundings of a term in an accumulator.
-        partials: P, the sum of the magnitudes of the ranks' partial sums; S if the partition is unknown.
+        partials: P, the sum of the magnitudes of the ranks' partial sums. If the partition is unknown, this is S.
         is_zero: Mask of sums whose terms are all zero.
     """
 
@@ -218,7 +222,7 @@ def _reduced(
     to it; the bias is divided by the number of ranks and stored.
 
     Args:
-        bias: |bias| plus its error; zeros if `has_bias` is False.
+        bias: |bias| plus its error. If `has_bias` is False, all elements are 0.
         error: Error of the sums before they are stored.
     """
     stored = error + growth((1 + has_bias, arithmetic.u_o)) * (sums.partials + error)

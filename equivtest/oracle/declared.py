@@ -72,7 +72,7 @@ def order_varies(dtypes: Iterable[str]) -> bool:
 
 
 def smallest_kept(dtype: str) -> float:
-    """Returns the magnitude below which a number may become zero when zeros are added to it; 0 if all are kept."""
+    """Returns the magnitude below which a number may become zero when zeros are added to it; 0 if no number may."""
     return float(torch.finfo(DTYPES[dtype]).tiny) if arithmetic_of(dtype).flushes_subnormals else 0.0
 
 
@@ -88,10 +88,12 @@ def declared(arithmetics: Arithmetics) -> Iterator[None]:
 
 @functools.cache
 def load_arithmetics(name: str) -> Arithmetics:
-    """Imports the records of 'package.module:NAME'; '' stands for torch's arithmetic on the CPU.
+    """Imports the records of 'package.module:NAME'.
+
+    If the name is '', returns the records of torch's arithmetic on the CPU.
 
     Raises:
-        Misuse: there is no such name, or it is no mapping from dtypes to their records.
+        Misuse: the name does not exist, or its value is not a mapping from dtypes to records.
     """
     if not name:
         return TORCH_CPU

@@ -27,7 +27,10 @@ _INT64_BITS = 62  # limit for sums before int64 could overflow, with one bit to 
 
 
 class InexactData(EquivtestError, AssertionError):
-    """Raised if data breaks the conditions of exactness: the code that draws the data is to blame, never a subject."""
+    """Raised if data breaks the conditions of exactness.
+
+    The fault is in the code that draws the data, never in a subject.
+    """
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Sum:
     """Exact sums, and the number of bits that they take.
 
     Attributes:
-        value: float64, exact, global.
+        value: The exact sums, a global float64 tensor.
         bits_used: Smallest b such that the magnitudes behind each element add up to at most 2**b.
     """
 
@@ -76,7 +79,7 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
 
     Args:
         name: Name of the tensor, for the message.
-        tensor: Any shape and floating dtype, global.
+        tensor: Global tensor of any shape and any floating dtype.
 
     Raises:
         InexactData: an element is infinite or NaN, or the integers do not fit 62 bits.
@@ -101,15 +104,15 @@ def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
 def sum_products(
     name: str, left: Scaled, right: Scaled, dtype: torch.dtype, *, plus: Scaled | None = None, divided_by: int = 1
 ) -> Sum:
-    """Returns left @ right + plus, exact, after a proof that no order of summation rounds it in `dtype`.
+    """Returns the exact left @ right + plus, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
         name: Name of the result, for the message.
-        left, right: (rows, terms) and (terms, columns).
+        left, right: Matrices of the shapes (rows, terms) and (terms, columns).
         dtype: Dtype in which partial sums may be stored.
-        plus: (columns,), added to each row.
-        divided_by: A number n: a program may add plus / n on each of n ranks.  The proof covers that, so each element
-            of `plus` must be a multiple of n's odd part.  1: a program adds `plus` once.
+        plus: Vector of shape (columns,) that is added to each row. None if nothing is added.
+        divided_by: Number n such that a program may add plus / n on each of n ranks. The proof covers such a program,
+            so each element of `plus` must be a multiple of n's odd part. If n is 1, a program adds `plus` once.
 
     Raises:
         InexactData: the magnitudes of the terms of a sum add up to more than 2**p units, the most that `dtype` can
@@ -142,11 +145,11 @@ def sum_products(
 
 
 def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -> Sum:
-    """Returns the sum over the first dim, exact, after a proof that no order of summation rounds it in `dtype`.
+    """Returns the exact sum over the first dim, after a proof that no order of summation rounds it in `dtype`.
 
     Args:
         name: Name of the result, for the message.
-        terms: (terms, columns); the value has the shape (columns,).
+        terms: Tensor of shape (terms, columns). The sum has the shape (columns,).
         dtype: Dtype in which partial sums may be stored.
         times: Largest number of operands that the ranks may add to get one term, each operand at most as large as that
             term.

@@ -1,4 +1,4 @@
-"""The answers of a correct subject, and their largest errors."""
+"""Describes the tensors that a correct subject returns, and their largest errors."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ COPIED = "equal: copied, nothing is computed"
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """The right value of one answer, its allowed error and its layout.
+    """The right value of one tensor, its allowed error and its layout.
 
     Attributes:
-        value: The right value, global, float64.
-        allowed: Largest absolute error per element, global, float64; None: the answer must equal `value`.
+        value: The right value, a global float64 tensor.
+        allowed: Largest absolute error per element, a global float64 tensor. If None, the subject's tensor must equal
+            `value`.
         layout: Layout of the tensor according to the case's contract.
-        dtype: Name of the dtype that the subject must answer in.
+        dtype: Name of the dtype that the subject's tensor must have.
         derivation: Derivation of `allowed` in words, for the message.
-        requires_grad: The flag requires_grad that the answered tensor must have; None: either.
+        requires_grad: The flag requires_grad that the subject's tensor must have. If None, both values of the flag are
+            right.
         is_symmetric: True if a correct subject's errors prefer no sign and share no rounding, so
             that their sums stay small: see `equivtest.verdicts.lean`.
-        bits: The right value in the answer's own dtype, global, if a correct subject must return
-            these bits exactly; None if correct subjects may return different bits.
-        flushed_below: Magnitude below which an element may be zero instead, if zeros were added to it by a backend
-            that declares to flush subnormals.
-        scale: Size with which `allowed` is compared to decide if it is too wide, if the values themselves are smaller.
-            Needed for values that are zero in exact arithmetic: compared with zero, every bound is too wide.
+        bits: The right value, a global tensor in the dtype of the subject's tensor, if a correct subject must return
+            these bits exactly. None if correct subjects may return different bits.
+        flushed_below: Magnitude below which an element may be zero instead. It is set if a backend that declares to
+            flush subnormals added zeros to the tensor.
+        scale: Size with which `allowed` is compared to decide if the bound is too wide. It counts if the values
+            themselves are smaller. Values that are zero in exact arithmetic need such a size, because every bound is
+            too wide compared with zero.
         is_sum: True if elements are sums, so that a zero may have either sign: the sum is -0 if a
             kernel begins with the product 0 * -1, and +0 if it begins with +0.
-        may_be_none: True if a correct subject may answer None instead of zeros: for the gradient of a tensor that
-            no output needs, or if the case accepts None.
+        may_be_none: True if a correct subject may return None instead of zeros. This is so for the gradient of a tensor
+            that no output needs, and if the case accepts None.
         is_inner: True if the claim does not become open when the bound of this tensor is too wide.  Set for values
             within a module: if such a bound is too wide, the oracle continues with its own value, so that an error of
             the ranks shows in later tensors.
@@ -45,9 +48,9 @@ class ExpectedTensor:
         factor: Factor by which the unsharded value was multiplied, because at this place the ranks' gradient has a
             factor that a later step of their backward removes.
         resolution: Largest error per element, float64, at which a rank's value counts as right although the bound is
-            too wide or proves nothing: see `resolution_of`; None: no error does.
-        takes_wider: True if only the value of the answer counts, as for numbers that a step reports: the answer may
-            have any integer dtype, and any dtype that holds every number of `dtype`.
+            too wide or proves nothing: see `resolution_of`. If None, no value counts as right under such a bound.
+        takes_wider: True if only the value counts and not the dtype, as for numbers that a step reports. Then the
+            subject's tensor may have any integer dtype, and any dtype that can represent every number of `dtype`.
     """
 
     value: torch.Tensor
@@ -99,11 +102,11 @@ def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor 
     not make a value wrong: a value within its bound then proves nothing.
 
     Args:
-        change: The change of `value` that an error must not hide, such as an update: its size takes the place of the
-            size of `value`.  None: the value itself.
+        change: The change of `value` that an error must not hide, such as an update. The size of `change` takes the
+            place of the size of `value`. If None, the size of `value` counts.
 
     Returns:
-        float64, in the shape of `value`; None if an element is not finite, or if `change` is zero everywhere.
+        A float64 tensor in the shape of `value`. None if an element is not finite, or if `change` is zero everywhere.
     """
     seen = value if change is None else change
     if not bool(seen.isfinite().all()) or (change is not None and not bool(change.any())):
@@ -114,13 +117,13 @@ def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor 
 
 @dataclass(frozen=True)
 class Expected:
-    """All tensors that a subject must answer for one draw, by name.
+    """All tensors that a subject must return for one draw, by name.
 
     Attributes:
         bits_used: name -> bits of the largest sum of magnitudes from which the tensor's elements come.
         drops: name -> probability that dropout sets an element to zero, independent of other elements.
-        again: Right answers of the draw's second run, by a backend whose order of summation may vary; None: the
-            second run has the bits of the first.
+        again: Right values of the draw's second run on a backend whose order of summation may vary. If None, the second
+            run must have the same bits as the first run.
     """
 
     tensors: Mapping[str, ExpectedTensor]

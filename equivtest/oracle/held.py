@@ -17,7 +17,7 @@ Held = Mapping[int, Mapping[str, Placed]]
 
 
 def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles the global tensor `name` from the ranks' answers, in float64; None if the answers do not fit together.
+    """Assembles the global tensor `name` from the ranks' tensors, in float64; None if the ranks' tensors do not fit.
 
     See `put_together`, which keeps the tensor's dtype and bits.
     """
@@ -26,11 +26,11 @@ def whole(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, 
 
 
 def put_together(held: Held, name: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> torch.Tensor | None:
-    """Assembles the global tensor `name` from the ranks' answers, bit by bit; None if the answers do not fit together.
+    """Assembles the global tensor `name` from the ranks' tensors, bit by bit; None if the ranks' tensors do not fit.
 
-    Answers do not fit together if a rank lacks the tensor, or if dtypes, layouts or shapes differ; claims report this.
-    If ranks hold replicas, the function takes the replica of the lowest rank; another claim compares replicas.  If the
-    layout is partial, it adds the ranks' operands in float64.
+    The ranks' tensors do not fit if a rank lacks the tensor, or if dtypes, layouts or shapes differ. Claims report
+    these faults. If ranks hold replicas, the function takes the replica of the lowest rank; another claim compares
+    replicas. If the layout is partial, it adds the ranks' operands in float64.
 
     Args:
         shape: Shape of the global tensor.

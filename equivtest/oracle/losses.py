@@ -40,9 +40,10 @@ class Targets:
     """Target class, weight and mask of each position.
 
     Attributes:
-        classes: (P,), int64, a valid class also for ignored positions.
-        kept: (P,), bool, False for ignored positions.
-        weight: (P,), float64, weight of the class; 1 without weights.
+        classes: Class of each position, an int64 tensor of shape (P,). An ignored position has a valid class too.
+        kept: Mask of shape (P,), False for ignored positions.
+        weight: Weight of the class of each position, a float64 tensor of shape (P,). All weights are 1 if the loss has
+            none.
         has_weight: True if a product with weights is computed.
     """
 
@@ -53,13 +54,16 @@ class Targets:
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y (P, C), the logarithm of the softmax of x (P, C), as it is stored; `ranks` ranks divide the classes."""
+    """Returns y (P, C), the stored logarithm of the softmax of x (P, C).
+
+    The classes are divided among `ranks` ranks.
+    """
     y = log_of_sum(x, arithmetic, ranks=ranks)
     return Bounded(y.value, stored(y.value, y.allowed, arithmetic), y.derivation)
 
 
 def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounded:
-    """Returns y, the logarithm of the softmax, as an accumulator has it before it is stored."""
+    """Returns y, the logarithm of the softmax, with the error that y has in an accumulator, before y is stored."""
     x, u, f = x.double(), arithmetic.u_a, arithmetic.libm_ulp
     peak = x.argmax(1, keepdim=True)
     apart = x - x.gather(1, peak)  # d
@@ -82,7 +86,8 @@ def log_of_sum(x: torch.Tensor, arithmetic: Arithmetic, *, ranks: int) -> Bounde
 def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) -> Bounded:
     """Returns the loss from y, the logarithm of the softmax.
 
-    Its shape is (P,) for the reduction 'none', else 0-dim.  It is NaN for a mean over no positions.
+    The loss has the shape (P,) for the reduction 'none'. For any other reduction it is 0-dim. A mean over no positions
+    is NaN.
     """
     at = targets.classes.unsqueeze(1)
     picked, error = -y.value.gather(1, at).squeeze(1), y.allowed.gather(1, at).squeeze(1)
@@ -105,7 +110,7 @@ def nll(y: Bounded, targets: Targets, arithmetic: Arithmetic, reduction: str) ->
 def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: Arithmetic, reduction: str) -> Bounded:
     """Returns the gradient of the logits, (P, C), from y, the logarithm of the softmax.
 
-    `cotangent` is (P,) for the reduction 'none', else 0-dim.
+    `cotangent` has the shape (P,) for the reduction 'none'. For any other reduction it is 0-dim.
     """
     cotangents = cotangent.double().expand(len(targets.classes))
     e_given = torch.zeros_like(cotangents)
@@ -131,7 +136,7 @@ def nll_grad(y: Bounded, targets: Targets, cotangent: torch.Tensor, arithmetic: 
 
 
 def _softmax(y: Bounded, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns p = exp y as it is stored, and its error."""
+    """Returns the stored p = exp y, and the error of p."""
     p = y.value.exp()
     error = torch.where((y.value == 0) & (y.allowed == 0), 0.0, exp_error(p, y.allowed, arithmetic))
     return p, stored(p, error, arithmetic)
@@ -144,7 +149,7 @@ def rounded(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) ->
 
     Args:
         value: The right result.
-        error: The error that the operands bring.
+        error: Error of the result that comes from the errors of the operands.
     """
     return torch.where(_is_exact(value, error, arithmetic.dtype), 0.0, store(value, error, arithmetic))
 
@@ -176,7 +181,7 @@ def exp_error(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) 
 
 
 def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the sum of `value` (P,) as it is stored, and its error; both 0-dim."""
+    """Returns the stored sum of `value` (P,) and the error of this sum. Both are 0-dim."""
     total, brought = value.sum(), error.sum()
     if not bool(brought == 0) or not _adds_exactly(value, DTYPES[arithmetic.accumulate]):
         brought = brought + gamma(len(value), arithmetic.u_a) * (value.abs().sum() + brought)
@@ -184,7 +189,11 @@ def _sum(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> tu
 
 
 def sum_of_weights(targets: Targets, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (divisor of a mean, as it is stored; its error): the sum of weights, or the count without weights."""
+    """Returns (stored divisor of a mean, error of the divisor).
+
+    The divisor is the sum of the weights of all positions that count. If the loss has no weights, the divisor is the
+    number of these positions.
+    """
     weights = torch.where(targets.kept, targets.weight, 0.0)
     return _sum(weights, torch.zeros_like(weights), arithmetic)
 
@@ -198,7 +207,9 @@ def _adds_exactly(terms: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def sure(value: torch.Tensor, error: torch.Tensor, magnitude: torch.Tensor, num_terms: int, derivation: str) -> Bounded:
-    """Returns a result with its bound: 0 for each element whose `error` is 0, and else the bound that `bounded` gives.
+    """Returns a result with its bound.
+
+    The bound is 0 for each element whose `error` is 0. For every other element, `bounded` computes the bound.
 
     Nothing rounds an element with an error of 0, neither in the oracle nor in a correct program.
     """

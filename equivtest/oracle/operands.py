@@ -3,10 +3,10 @@
 Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective's additions and of
 storage.
 
-The largest or smallest of k operands is one of them.  A sum of exact data has the same value in any order.  Their
-average has the same value in any order too, if the operands are multiples of k's odd part, and if fl(1 / k), by
-which a backend may multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`).  A product of powers
-of two is exact if no product of some of them overflows or is subnormal.
+The largest or smallest of k operands is one of these operands. A sum of exact data has the same value in any order.
+Their average has the same value in any order too, if the operands are multiples of k's odd part, and if fl(1 / k), by
+which a backend may multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`). A product of powers of two
+is exact if no product of some of them overflows or is subnormal.
 
 Each real operand takes part in at most k - 1 rounded additions, in any order and in steps over several axes.  An
 average also rounds a reciprocal and a product for each axis.  Errors of additions prefer no sign.  Errors of an
@@ -40,9 +40,9 @@ class Reduced:
     """The right result of a reduction, either exact or with a bound.
 
     Attributes:
-        value: float64.
-        bits: The result in the dtype of the operands, if only one result is right; else None.
-        allowed: Largest error per element, float64; None: an answer must equal `value`.
+        value: The right result, a float64 tensor.
+        bits: The result in the dtype of the operands, if only one result is right. None if several results are right.
+        allowed: Largest error per element, a float64 tensor. If None, a correct result equals `value`.
         is_symmetric: True if the errors of a correct reduction prefer no sign, and share no rounding.
     """
 
@@ -57,8 +57,8 @@ class Reduced:
 def reduce_exactly(name: str, operands: torch.Tensor, op: str, axes: Sequence[int]) -> Reduced:
     """Reduces operands (k, *shape) to the result (*shape) that every order of the reduction gives, without a bound.
 
-    An average has a bound if a backend that multiplies by a rounded 1 / k, instead of dividing by k, may give another
-    result.
+    Averages are the exception. An average has a bound if a backend may get another result because it multiplies by a
+    rounded 1 / k instead of dividing by k.
 
     Args:
         name: Name of the operands, for the message.

@@ -1,7 +1,7 @@
 """Computes one operation at a time: exactly if its operands allow that, else within a derived bound.
 
-Operands are matrices (rows, columns) or vectors, float64, global, and hold numbers of the
-subject's dtype.
+Operands are global float64 tensors: matrices (rows, columns) or vectors. Each element is a number of the subject's
+dtype.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Found:
     """The right result of an operation, either exact or with a bound.
 
     Attributes:
-        value: float64, global.
-        allowed: Largest error of a correct result per element, float64; None: a result must equal `value`.
+        value: The right result, a global float64 tensor.
+        allowed: Largest error of a correct result per element, a float64 tensor. If None, a correct result equals
+            `value`.
         bits_used: Bits that the largest sum of magnitudes takes; 0 if unknown.
     """
 
@@ -90,9 +91,9 @@ class Operations:
         """Computes left (R, C) @ right (C, D) + plus (D,).
 
         Args:
-            split: 'contraction': C is divided among the ranks like a sharded dim, and a collective
-                adds the ranks' sums; `plus` may be divided too.  'tokens': C is tokens, which a
-                correct plan may gather or divide in any way.  '': on one rank.
+            split: How the ranks divide the product. If 'contraction', C is divided among the ranks like a sharded dim,
+                a collective adds the ranks' sums, and `plus` may be divided too. If 'tokens', C is the number of
+                tokens, which a correct plan may gather or divide in any way. If '', one rank computes the product.
         """
 
         def exactly() -> Sum:
@@ -128,14 +129,17 @@ class Operations:
         return _equal_if_sure(kind, compute(before, cotangent, self.arithmetic))
 
     def weighted_sum(self, terms: Sequence[tuple[float, torch.Tensor]], bounded: Callable[[], Bounded]) -> Found:
-        """Adds factor * tensor over all terms, of one shape; `bounded` computes the result if it is not exact."""
+        """Adds factor * tensor over all terms, whose tensors have one shape.
+
+        If the result is not exact, `bounded` computes the result and its bound.
+        """
         return self.choose(lambda: sum_scaled(terms, DTYPES[self.dtype]), bounded)
 
     def choose(self, exactly: Callable[[], Sum], bounded: Callable[[], Bounded]) -> Found:
-        """Returns the exact result if there is one, else the bounded one.
+        """Returns the exact result if the result is exact, and the bounded result if it is not.
 
         Raises:
-            InexactData: the result is not exact, but must be.
+            InexactData: the result is not exact although `must_be_exact` is True.
         """
         if self.may_be_exact:
             try:
@@ -153,7 +157,7 @@ class Operations:
 
 
 def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) -> Sum:
-    """Adds factor * tensor over all terms, exact, after a proof that no order of summation rounds in `dtype`.
+    """Adds factor * tensor over all terms exactly, after a proof that no order of summation rounds in `dtype`.
 
     Raises:
         InexactData: the magnitudes of the terms add up to more than the significand of `dtype` can represent.
@@ -178,5 +182,8 @@ def sum_scaled(terms: Sequence[tuple[float, torch.Tensor]], dtype: torch.dtype) 
 
 
 def _equal_if_sure(kind: str, bounded: Bounded) -> Found:
-    """Returns the result of an activation with its bound; for relu, which rounds nothing, without an allowed error."""
+    """Returns the result of an activation with its bound.
+
+    relu rounds nothing, so the result of relu has no allowed error.
+    """
     return Found(bounded.value, None, bounded.derivation) if kind == "relu" else Found.within(bounded)

@@ -1,4 +1,4 @@
-"""Finds the submodule of an operation and the line of the user's code, in the backward too.
+"""Finds the submodule that runs an operation and the line of the user's code, in the forward and in the backward.
 
 Source: torch.autograd's sequence numbers (2.13.0): a node of the backward has the number of its forward operation.
 """
@@ -28,7 +28,7 @@ NOT_THE_USERS = (
 
 
 class Place(NamedTuple):
-    """A submodule, by its path, and a line of a file; '' if there is none."""
+    """The path of a submodule, and a line of a file. Each text is '' if it is unknown."""
 
     path: str
     file: str
@@ -96,7 +96,11 @@ def _next_number() -> int:
 
 
 def _line() -> tuple[str, int]:
-    """Returns (file, line) of the user's innermost frame, else of a torch layer's forward, else ('', 0)."""
+    """Returns (file, line) of the user's innermost frame.
+
+    If no frame is the user's, returns (file, line) of a torch layer's forward. If no torch layer runs either, returns
+    ('', 0).
+    """
     layer = "", 0
     for frame in _frames(sys._getframe(1)):
         line = frame.f_code.co_filename, frame.f_lineno
@@ -108,7 +112,7 @@ def _line() -> tuple[str, int]:
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields frames from the innermost outwards, up to the harness's call of the module, without the harness's own."""
+    """Yields frames from the innermost outwards, up to the harness's call of the module; skips the harness's frames."""
     while frame is not None:
         if frame.f_code.co_filename == CALLER and frame.f_code.co_name == "call":
             return

@@ -30,9 +30,9 @@ class Ranged(torch.Tensor):
 
     Attributes:
         value: The value, in the tensor's own dtype.
-        error, magnitude: float64, with the value's strides; magnitude is at least |value| + error.  For a complex value
-            they are complex128, with separate real and imaginary parts.
-        origin: Origin of its values, which its views share.
+        error, magnitude: Two float64 tensors with the strides of `value`. The magnitude is at least |value| + error. If
+            the value is complex, both tensors are complex128, with separate real and imaginary parts.
+        origin: Origin of the values. All views of a tensor have the same origin.
     """
 
     value: torch.Tensor
@@ -70,7 +70,8 @@ class Parts(NamedTuple):
     def of(cls, operand: Any) -> Parts:
         """Returns the three tensors of an operand.
 
-        A plain tensor or a number is the same in every program: its error is 0, and its magnitude its absolute value.
+        A plain tensor or a number is the same in every program, so its error is 0 and its magnitude is its absolute
+        value.
         """
         if isinstance(operand, Ranged):
             return cls(operand.value, operand.error, operand.magnitude)
@@ -81,7 +82,11 @@ class Parts(NamedTuple):
         return cls(value, torch.zeros_like(value, dtype=torch.float64), value.double().abs())
 
     def wrapped(self) -> Ranged:
-        """Returns a `Ranged` tensor; its error and magnitude get the value's strides, so that views of them agree."""
+        """Returns a `Ranged` tensor.
+
+        Its error and magnitude get the strides of the value, so that a view selects the same elements of all three
+        tensors.
+        """
         value = self.value.contiguous() if 0 in self.value.stride() else self.value
         return Ranged(value, _like(self.error, value), _like(self.magnitude, value))
 

@@ -28,7 +28,7 @@ SLACK_TERMS = 16  # operations of a bound's own evaluation that a float64 refere
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a backend computes with tensors of one dtype; a backend declares it.
+    """Describes how a backend computes with tensors of one dtype. The backend declares this record.
 
     Attributes:
         dtype: Name of the dtype in which tensors are stored.
@@ -118,9 +118,9 @@ class Bounded:
     """A tensor known to within a bound.
 
     Attributes:
-        value: The right value, float64.
-        allowed: Largest absolute error of a correct result per element, float64; infinite if
-            overflow is possible, so that nothing is known.
+        value: The right value, a float64 tensor.
+        allowed: Largest absolute error of a correct result per element, a float64 tensor. The allowed error is infinite
+            if overflow is possible, because then nothing is known.
         derivation: Derivation of `allowed` in words, for a message.
     """
 
@@ -141,7 +141,10 @@ def unit_roundoff(dtype: str) -> float:
 
 @functools.cache
 def underflow(dtype: str, *, flushed: bool = False) -> float:
-    """Returns half the smallest subnormal number; the smallest normal one if subnormals are flushed to zero."""
+    """Returns half the smallest subnormal number.
+
+    If `flushed` is True, returns the smallest normal number, because subnormals are flushed to zero.
+    """
     finfo = torch.finfo(DTYPES[dtype])
     if flushed or dtype == "float64":  # half of float64's smallest subnormal is no float64 number
         return float(finfo.tiny if flushed else finfo.smallest_normal * finfo.eps)
@@ -173,7 +176,7 @@ def error_of(operand: Operand) -> torch.Tensor:
 
 
 def store(value: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic, *, times: int = 1) -> torch.Tensor:
-    """Bounds the error of a result after it was stored `times` times; float64.
+    """Returns a float64 bound on the error of a result that was stored `times` times.
 
     The bound is infinite if the result may overflow, and 0 if the result is certainly zero.  The code converts the mask
     `size != 0` to float64, because a bool times a number is float32, which cannot represent an underflow of float32 or

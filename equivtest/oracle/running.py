@@ -72,7 +72,8 @@ class RunningError(Mode):
 
     Attributes:
         undecided: Message that names the first operation whose choice may differ in a correct program, such as an
-            argmax of nearly equal elements; '' if there is none.  If there is one, no result has a bound.
+            argmax of nearly equal elements; '' if there is no such operation. If there is such an operation, no result
+            has a bound.
 
     Raises:
         InexactData: no bound is known for an operation.
@@ -87,7 +88,10 @@ class RunningError(Mode):
 
     @staticmethod
     def exactly(tensor: torch.Tensor) -> Ranged:
-        """Copies a tensor that is the same in every program, with an error of 0; call it outside of the mode."""
+        """Copies a tensor that is the same in every program; the copy has an error of 0.
+
+        Call this function outside of the mode.
+        """
         return Parts.of(tensor.detach().clone()).wrapped()
 
     def bounded(self, tensor: torch.Tensor) -> Bounded:
@@ -159,9 +163,9 @@ class RunningError(Mode):
         return mapped(lambda each: constant(Parts.of(each)) if is_floating(each) else each, result)
 
     def _of_pairs(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operation on complex numbers: moves them, or computes with their real and imaginary parts.
+        """Runs an operation that moves complex numbers, or that computes with their real and imaginary parts.
 
-        The two parts have separate bounds.
+        The real and the imaginary parts have separate bounds.
         """
         if name in MADE:
             return self._made(func, name, args, kwargs)
@@ -226,7 +230,7 @@ class RunningError(Mode):
     def _in_more_bits(
         self, func: Any, dtypes: tuple[torch.dtype, torch.dtype], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs an operation as torch's 16-bit kernel does: computes in `dtypes[1]`, stores in `dtypes[0]`."""
+        """Runs an operation as torch's 16-bit kernel does, which computes in `dtypes[1]` and stores in `dtypes[0]`."""
         flat, how = tree_flatten((args, kwargs))
         wider, named = tree_unflatten([widened(each, *dtypes) for each in flat], how)
         with self:
@@ -391,7 +395,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _are_off(tree: Any) -> bool:
-    """True if some tensor of the tree has an error, so a correct program may have another value there."""
+    """True if some tensor of the tree has an error, so that a correct program may have other values in this tensor."""
     return any(isinstance(each, Ranged) and bool((each.error != 0).any()) for each in leaves(tree))
 
 

@@ -94,7 +94,7 @@ def _scores(
 
 
 def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    """Returns the probabilities, zero for a query that sees no key."""
+    """Returns the probabilities. All probabilities of a query that sees no key are zero."""
     sees_none = (scores == -math.inf).all(-1, keepdim=True)
     return scores.masked_fill(sees_none, 0.0).softmax(-1).masked_fill(sees_none, 0.0)
 

@@ -30,7 +30,10 @@ def _along(operand: Ranged, dim: int | None) -> tuple[Parts, int]:
 
 
 def _is_best(parts: Parts, indices: torch.Tensor, dim: int, sign: int) -> bool:
-    """True if no other element along the dim may be as large (with sign -1: as small) as the chosen one."""
+    """True if no other element along the dim may be as large as the chosen element.
+
+    If `sign` is -1, True if no other element may be as small as the chosen element.
+    """
     value, error = sign * parts.value.double(), parts.error
     best, e_best = (each.gather(dim, indices) for each in (value, error))
     others = torch.ones_like(value, dtype=torch.bool).scatter_(dim, indices, value=False)

@@ -103,7 +103,7 @@ def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def ones(args: tuple[Any, ...]) -> Any:
-    """Replaces floating-point tensors by ones, so that a sum of them counts the terms of each element."""
+    """Replaces floating-point tensors by ones, so that a sum of these ones counts the terms of each element."""
     return mapped(
         lambda each: torch.ones_like(values_of(each), dtype=torch.float64) if is_floating(each) else each, args
     )

@@ -1,4 +1,4 @@
-"""Types for a kernel that computes in more bits than it stores, its call and its result: see `running_kernels`."""
+"""Types for the call and the result of a kernel that computes in more bits than it stores: see `running_kernels`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Out:
     If a result is a sum over the ranks, the addend that one rank holds is its share.
 
     Attributes:
-        stores: Number of times that the kernel stores an element while it computes the element; for a sum, the largest
-            number of stored partial sums that contain the same term.
+        stores: Number of times that the kernel stores an element while it computes the element. For a sum, this is the
+            largest number of stored partial sums that contain the same term.
         one_by_one: True if each store adds one more term to the sum.
         is_sum: True if the result is a sum whose terms may be divided among the ranks.
         is_whole: True if a rank never holds only a share of the result, because the result is no sum.
         flushes: True if zero may be stored in place of a subnormal number.
-        dtype: Dtype of the repeated stores; None: the result's dtype.
+        dtype: Dtype of the repeated stores. If None, this is the result's dtype.
         factors: (gradient, factor) if the result is their product, and each rank holds the whole factor but perhaps
-            only a share of the gradient; None: no such product.
+            only a share of the gradient. None if the result is no such product.
     """
 
     tensor: torch.Tensor | None

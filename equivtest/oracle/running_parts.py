@@ -20,7 +20,8 @@ def grouped_products(
 ) -> torch.Tensor:
     """Computes one matrix product for each group of rows, of columns, or of summed terms, like torch._grouped_mm.
 
-    `ends` has the index behind the last element of each group; None: a batch of products, as torch.bmm.
+    `ends` has the index behind the last element of each group. If `ends` is None, the result is a batch of products, as
+    in torch.bmm.
 
     Source: _grouped_mm_fallback in ATen/native/GroupedMMUtils.h (2.13.0): torch.mm for each group.
 

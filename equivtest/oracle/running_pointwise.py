@@ -64,7 +64,11 @@ def _sigmoid(kernel: Kernel, g: torch.Tensor, y: torch.Tensor) -> Out:
 
 
 def _logit(kernel: Kernel, g: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> Out:
-    """Computes logit's gradient: g / (x (1 - x)) from eps to 1 - eps, zero outside; both limits are stored."""
+    """Computes logit's gradient.
+
+    The gradient is g / (x (1 - x)) if x lies between eps and 1 - eps, and zero if x lies outside. The kernel stores
+    both limits.
+    """
     inner = g / kernel.stored(x * kernel.stored(1 - x))
     beside = torch.zeros_like(g) if eps is not None else torch.full_like(g, torch.nan)
     low = _number(kernel, eps or 0.0)
@@ -150,7 +154,7 @@ def _smooth_l1_loss(
 
 
 def _reduced(kernel: Kernel, losses: torch.Tensor, reduction: int) -> Out:
-    """Returns the losses after the reduction: unchanged, or their sum or mean, as `reduction` says.
+    """Returns the losses, their sum or their mean, depending on `reduction`.
 
     Before a sum or a mean, the kernel rounds each loss to the dtype of the result.  It adds the rounded losses in a
     wider dtype.

@@ -40,8 +40,8 @@ class Roundings:
         arithmetic: Arithmetic of the dtype in which the module is judged.
         ranks: Number of ranks; each stores its share of a sum, and a collective adds the shares.
         coarse: Set while torch's decomposition stands in for an unknown kernel, because the kernel may compute and
-            store in fewer bits than the decomposition.  Then `coarse` is the arithmetic of all operations whose dtype
-            has at least as many bits as `coarse.dtype`.  None: the dtype of an operation determines its arithmetic.
+            store in fewer bits than the decomposition. Then `coarse` is the arithmetic of all operations whose dtype
+            has at least as many bits as `coarse.dtype`. If None, the dtype of an operation determines its arithmetic.
     """
 
     arithmetic: Arithmetic
@@ -95,8 +95,8 @@ class Roundings:
             num: Number of roundings in the dtype `accumulate`; SPARE more are counted.
             stores: Number of times that a value is stored in the tensor's own dtype: more than 1 for a sum that is
                 computed in that dtype.
-            added: Bound on the sum of the shares of any of the ranks, if a collective adds shares in this operation;
-                None: no collective does.
+            added: Bound on the sum of the shares of any of the ranks, if a collective adds shares in this operation.
+                None if no collective adds shares.
         """
         record, error = self.record(parts.value.dtype), parts.error
         count = num + SPARE
@@ -170,9 +170,10 @@ class Roundings:
     def averaged(self, parts: Parts) -> torch.Tensor:
         """Bounds the roundings of averaging a result over the ranks, if each rank holds a share or the whole of it.
 
-        A program may divide the shares, or their sum, or both.  Division by a power of two is exact; any other rounds
-        twice, like a product with a reciprocal.  The addition of shares was counted before.  If each rank holds the
-        whole, copies of it are added here; on two ranks that rounds nothing.
+        A program may divide the shares, or their sum, or both. Division by a power of two is exact. Division by any
+        other number rounds twice, like a product with a reciprocal. The addition of shares was counted before. If each
+        rank holds the whole result, the bound includes the addition of the ranks' copies. On two ranks this addition
+        rounds nothing.
         """
         record, reach = self.record(parts.value.dtype), parts.reach
         divisions = 0 if self.ranks & (self.ranks - 1) == 0 else 2
@@ -235,6 +236,6 @@ def gamma_of(num: Count, u: float) -> torch.Tensor | float:
 def chosen(value: torch.Tensor, error: torch.Tensor) -> Parts:
     """Returns the result of an operation that rounds nothing, such as a maximum; each rank holds the whole of it.
 
-    It has no shares, because a program must add the shares of the operands before such an operation.
+    The result has no shares, because a program must add the shares of the operands before such an operation.
     """
     return Parts(value, error, value.double().abs() + error)

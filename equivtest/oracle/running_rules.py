@@ -36,9 +36,9 @@ Curve = Callable[[torch.Tensor], torch.Tensor]
 def add(r: Roundings, left: Any, right: Any, *, alpha: float = 1, num: int = 0) -> Parts:
     """Computes left + alpha * right; `num` is the number of roundings in addition to the addition's own.
 
-    If a term is infinite and has no error, the sum is too.  The bound also holds for a program in which every rank
-    holds the whole of one term and a share of the other: each rank then divides the whole term by the number of ranks
-    and adds the quotient to its share.
+    If a term is infinite and has no error, the sum is infinite and has no error too. The bound also holds for a program
+    in which every rank holds the whole of one term and a share of the other: each rank then divides the whole term by
+    the number of ranks and adds the quotient to its share.
     """
     a, b = Parts.of(left), Parts.of(right)
     value = torch.add(_plain(left), _plain(right), alpha=alpha)
@@ -81,9 +81,9 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
 def exact_where(name: str, args: Sequence[Any], found: Parts) -> Parts:
     """Returns `found`, a constant of the module, without an error in elements that no program rounds.
 
-    Such elements are sums without a rounding, products with 0, 1 or -1, and exact conversions.  Every program computes
-    a constant in the same way.  It may compute an input in another way: ranks may hold shares of it, whose addition
-    rounds.
+    Such elements are sums without a rounding, products with 0, 1 or -1, and exact conversions. Every program computes a
+    constant in the same way. A program may compute an input in another way, because ranks may hold shares of the input,
+    whose addition rounds.
     """
     value, operands = found.value, [_plain(each) for each in args[:2]]
     if name in ("add", "sub", "rsub") and len(args) == 2:
@@ -183,10 +183,13 @@ def smaller(r: Roundings, left: Any, right: Any) -> Parts:
 
 
 def _error_of_one(lead: torch.Tensor, one: Parts, two: Parts) -> torch.Tensor:
-    """Returns the error of the operand that a maximum or minimum takes; the larger of both if it may take either.
+    """Returns the error of the operand that a maximum or minimum takes.
+
+    If a program may take either operand, returns the larger of the two errors.
 
     Args:
-        lead: Positive if the result is the value of `one`, else negative; its size is the distance of the two values.
+        lead: Positive if the result is the value of `one`, and negative if it is the value of `two`. The magnitude of
+            `lead` is the distance between the two values.
     """
     certain = torch.where(lead > 0, one.error, two.error)
     return torch.where(lead.abs() > one.error + two.error, certain, torch.maximum(one.error, two.error))
@@ -220,7 +223,7 @@ def threshold_backward(r: Roundings, cotangent: Any, operand: Any, threshold: fl
 def passed(operand: Any, passes: torch.Tensor, unclear: torch.Tensor) -> Parts:
     """Returns the operand for each element with True in the mask `passes`, else zero.
 
-    For elements with True in the mask `unclear`, the error allows both.
+    For elements with True in the mask `unclear`, the error allows both the operand and zero.
     """
     g = Parts.of(operand)
     error = torch.where(unclear, g.reach, torch.where(passes, g.error, 0.0))
@@ -238,7 +241,7 @@ def _off_if_stored(limit: float, a: Parts) -> float:
 
 
 def shrink(r: Roundings, operand: Any, lambd: float = 0.5) -> Parts:
-    """Returns the operand outside of [-lambd, lambd], zero inside."""
+    """Returns the operand for elements outside of [-lambd, lambd], and zero for all other elements."""
     return shrink_backward(r, operand, operand, lambd)
 
 
@@ -353,7 +356,10 @@ def clamp(r: Roundings, operand: Any, *limits: Any, **named: Any) -> Parts:
 
 
 def steps(r: Roundings, operand: Any, f: Curve) -> Parts:
-    """Applies floor, ceil, trunc or round; exact unless the operand's error reaches another whole number."""
+    """Applies floor, ceil, trunc or round.
+
+    The result is exact unless the operand's error reaches another whole number.
+    """
     a = Parts.of(operand)
     value = f(a.value)
     apart = [(f(each) - value.double()).abs() for each in (a.value.double() + a.error, a.value.double() - a.error)]

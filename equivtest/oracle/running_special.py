@@ -231,7 +231,7 @@ def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:  # noqa: FB
 
 
 def lu_solve(factors: Any, pivots: torch.Tensor, b: Any, left: bool = True, adjoint: bool = False) -> Any:  # noqa: FBT001, FBT002
-    """Orders the rows by the pivots and solves two triangular systems, as LAPACK's xGETRS does; for real numbers."""
+    """Orders the rows by the pivots and solves two triangular systems of real numbers, as LAPACK's xGETRS does."""
     if not left:
         return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
     order, lower, upper = torch.lu_unpack(factors, pivots)

@@ -32,7 +32,7 @@ def mean(r: Roundings, operand: Any, *, dim: Dims = None, keepdim: bool = False,
 
 
 def amax(r: Roundings, operand: Any, *, dim: Dims = (), keepdim: bool = False) -> Parts:
-    """Returns the largest element x, of elements that each have a value and an error.
+    """Returns the largest element x. Each element has a value and an error.
 
     In a correct program x lies between max(value - error) and max(value + error), so the errors of much smaller
     elements have no influence.  Both limits are rounded once here.

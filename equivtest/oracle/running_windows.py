@@ -42,9 +42,10 @@ def convolution(
 ) -> Parts:  # fmt: skip
     """Computes a convolution of N images of C channels to N images of K channels.
 
-    x is (N, C, ...), the weight (K, C / groups, *window), and the bias (K,) or None.
+    x has the shape (N, C, ...), and the weight has the shape (K, C / groups, *window). The bias has the shape (K,), or
+    is None.
 
-    If `transposed`, the weight is (C, K / groups, *window).
+    If `transposed` is True, the weight has the shape (C, K / groups, *window).
     """
 
     def product(image: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:

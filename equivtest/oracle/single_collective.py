@@ -27,11 +27,11 @@ Items = Sequence[Sequence[torch.Tensor]]
 
 
 class Unjudged(EquivtestError):
-    """The right result of a call is unknown; the message says why."""
+    """Raised if the right result of a call is unknown. The message says why."""
 
 
 class Inconsistent(EquivtestError):
-    """The ranks of a group make different calls; the message says how they differ."""
+    """Raised if the ranks of a group make different calls. The message says how the calls differ."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Right:
 
     Attributes:
         value: The right value: float64 if `allowed` is a bound, else in the tensor's own dtype.
-        allowed: Largest error of each element; infinite if the right value is unknown.  None: a result must be equal,
-            bit by bit if `is_moved`, else as a number.
+        allowed: Largest error of each element; infinite if the right value is unknown. If None, a result must equal
+            `value`. If `is_moved` is True, the bits must be equal too.
         is_moved: True if the collective copies the value, and so must keep its bits.
     """
 
@@ -54,14 +54,14 @@ def right_results(kind: str, op: str, operands: Sequence[Items], rank: int, root
     """Returns the right tensor of each item on one rank of the group; None if the rank's result is undefined.
 
     Args:
-        kind: 'all_reduce', 'all_gather', ...
-        op: The reduction: 'sum', 'max', ...; '' for a collective that moves values.
+        kind: Kind of the collective, such as 'all_reduce' or 'all_gather'.
+        op: Name of the reduction, such as 'sum' or 'max'; '' if the collective moves values.
         operands: Operands of each rank of the group.
-        root: Root of a collective that has one.
+        root: Rank of the collective's root. None if the collective has no root.
 
     Raises:
         Inconsistent: the operands of the ranks do not fit each other.
-        Unjudged: the right result of such a reduction is unknown.
+        Unjudged: the right result of this collective or reduction is unknown.
     """
     is_with_root = kind in ("reduce", "gather", "broadcast", "scatter")
     if is_with_root and (root is None or not 0 <= root < len(operands)):

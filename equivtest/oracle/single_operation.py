@@ -68,7 +68,10 @@ def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns complex numbers as pairs of real ones, along a last dim of size 2; any other tensor unchanged."""
+    """Returns complex numbers as pairs of real numbers, along a last dim of size 2.
+
+    Returns any other tensor unchanged.
+    """
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -109,7 +112,8 @@ def _is_float(value: Any) -> bool:
 def _ranged(value: Any) -> Any:
     """Wraps a floating-point operand as `Ranged`, with an error of 0; returns any other operand unchanged.
 
-    `Shares` are reduced if no order of the reduction rounds; else their stack is wrapped, and they stay `Shares`.
+    If no order of the reduction rounds, `Shares` are reduced. Otherwise the function wraps the stack of the `Shares`,
+    and the result is `Shares` again.
     """
     from equivtest.oracle.running import RunningError
 
@@ -141,7 +145,10 @@ def _added(shares: Shares) -> torch.Tensor:
 
 
 def _coarsest(values: list[Any]) -> torch.dtype | None:
-    """Returns the floating dtype with the fewest bits among tensors and arguments, complex ones too, or None."""
+    """Returns the floating dtype with the fewest significand bits among tensors and arguments; None if there is none.
+
+    A complex tensor counts with the dtype of its real part.
+    """
     found = {_dtype_of(value).to_real() for value in values if _is_float(value)}
     found |= {value for value in values if isinstance(value, torch.dtype) and value.is_floating_point}
     return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)

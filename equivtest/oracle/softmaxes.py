@@ -23,7 +23,7 @@ _ALONE = "equal: the softmax of one term is exp 0 over itself, and a cotangent m
 
 
 def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns y = log_softmax(x), (K, R), by a kernel that may store the sum and its logarithm in between."""
+    """Returns y = log_softmax(x), of shape (K, R), for a kernel that may store the sum and its logarithm before y."""
     y = log_of_sum(x, arithmetic, ranks=1)
     if x.shape[1] == 1:
         return Bounded(y.value, torch.zeros_like(x), _ALONE)
@@ -36,7 +36,7 @@ def log_softmax(x: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
 
 
 def log_softmax_grad(x: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
-    """Returns the gradient g - p sum g of log_softmax, (K, R), with p = exp y from the stored y."""
+    """Returns the gradient g - p sum g of log_softmax, of shape (K, R), with p = exp y from the stored y."""
     y, num = log_softmax(x, arithmetic), x.shape[1]
     if num == 1:
         return Bounded(torch.zeros_like(x), torch.zeros_like(x), _ALONE)
