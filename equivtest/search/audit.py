@@ -68,26 +68,29 @@ def audit(
     sizes = sorted(size for size in world_sizes if size > 1)
     prop = resolved(prop, pool, Space(tuple(sizes), dtypes))
     running = _Running(prop, pool, known, Audit(prop.subject, prop.without_collectives), is_thorough)
-    for case in _cases(prop, sizes, dtypes):
-        if running.is_enough:
+    for num_cases in (limits.AUDIT_CASES, limits.AUDIT_LAST_CASES):
+        for case in _cases(prop, sizes, dtypes, num_cases):
+            if running.is_enough:
+                break
+            running.audit_case(case)
+        if not running.found.shows_nothing:
             break
-        running.audit_case(case)
     running.found.seconds = time.monotonic() - started_s
     return running.found
 
 
-def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...]) -> Iterator[Case]:
-    """Yields a few cases of each world size.
+def _cases(prop: Property, world_sizes: Iterable[int], dtypes: tuple[str, ...], num_cases: int) -> Iterator[Case]:
+    """Yields at most `num_cases` cases of each world size.
 
     Each has one draw of values, and none of the flags that make ranks repeat the run or record its collectives.
     """
     for size in world_sizes:
         if not prop.is_empty(Space((size,), dtypes)):
-            yield from _drawn(prop, size, dtypes)
+            yield from _drawn(prop, size, dtypes, num_cases)
 
 
-def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...]) -> list[Case]:
-    cases = draw_cases(prop, Chunk(world_size, dtypes, 0, limits.AUDIT_CASES, SEED), limits.AUDIT_CASES)
+def _drawn(prop: Property, world_size: int, dtypes: tuple[str, ...], num_cases: int) -> list[Case]:
+    cases = draw_cases(prop, Chunk(world_size, dtypes, 0, limits.AUDIT_CASES, SEED), num_cases)
     plain = [replace(case, values=case.values[:1], repeats=False, records=False, members=()) for case in cases]
     return list(dict.fromkeys(case for case in plain if not case.refusal))
 

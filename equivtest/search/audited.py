@@ -72,6 +72,11 @@ class Audit:
         return row is not None and row.rejected > 0
 
     @property
+    def shows_nothing(self) -> bool:
+        """True if the audit spoiled collectives and no claim rejected a decisive fault in any of them."""
+        return bool(self.rows) and self.unseen == self.sites
+
+    @property
     def waits(self) -> str:
         """Why the audit waits until the property holds; '' if the property held in some case."""
         if self.cases or not self.left_out:
@@ -102,7 +107,7 @@ class Audit:
                 "that the module has and that its library found the process group; if no collective is needed, "
                 "say why: without_collectives='...' of module_property or of Property"
             )
-        if self.unseen != self.sites:
+        if not self.shows_nothing:
             return ""
         sites = ", ".join(map(str, self.sites))
         return (

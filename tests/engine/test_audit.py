@@ -53,6 +53,13 @@ def test_audit_of_a_right_subject_finds_a_failing_claim_for_every_collective(poo
 
 
 @pytest.mark.ranks
+def test_audit_draws_more_cases_if_no_claim_failed_in_the_first(pool: Pool) -> None:
+    found = audit(shipped()["dtensor_cross_entropy"], pool, KnownFailures(), (2,), limits.DTYPES)
+
+    assert found.cases > limits.AUDIT_CASES and found.problem == ""
+
+
+@pytest.mark.ranks
 def test_audit_reports_a_problem_if_the_subject_calls_no_collective(pool: Pool) -> None:
     problem = audited(of_fetch("without_collectives"), pool).problem
 
