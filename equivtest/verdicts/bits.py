@@ -24,7 +24,7 @@ def bits_mismatch(
     """Describes the first element with wrong bits, on any rank; None if there is none.
 
     Skips padding, elements that `excuse` excuses, and zeros in place of numbers that the backend declares to flush.
-    Skips tensors with another shape or dtype, or under a partial layout: other claims judge them.
+    Skips tensors with another shape or dtype, or under a partial layout, because other claims judge such tensors.
     """
     assert expected.bits is not None
     wrong: dict[int, int] = {}
@@ -46,7 +46,7 @@ def bits_mismatch(
 
 
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
-    """Describes the first rank whose answer in the second run is missing, or has another layout, shape or dtype.
+    """Describes the first rank whose tensor in the second run is missing, or has another layout, shape or dtype.
 
     None if there is no such rank.
     """
@@ -91,7 +91,7 @@ def in_words(tensor: torch.Tensor, flat: int) -> str:
 
 
 def no_excuse(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Returns a mask that excuses no element: every bit counts."""
+    """Returns a mask that excuses no element, so that every bit counts."""
     return torch.zeros_like(expected, dtype=torch.bool)
 
 
@@ -123,8 +123,8 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
     """Returns (actual, expected) elements of a rank without padding; None if shape, dtype or layout do not allow it.
 
     Args:
-        bits: The right value, global.
-        placed: The rank's answer.
+        bits: The right value, a global tensor.
+        placed: The rank's tensor.
     """
     if is_partial(placed.layout) or placed.local.dtype != bits.dtype:
         return None
@@ -142,7 +142,7 @@ def _pair(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> t
 
 
 def _flat_range(bits: torch.Tensor, placed: Placed, mesh_shape: Shape, rank: int) -> tuple[int, int] | None:
-    """Returns (start, stop) of the rank's elements in the flattened tensor if the layout is `Flat`; else None."""
+    """Returns (start, stop) of the rank's elements in the flattened tensor; None if the layout is not `Flat`."""
     axis = flat_axis(placed.layout)
     if axis is None:
         return None

@@ -1,8 +1,8 @@
-"""The claim on chance: the number of dropped elements is likely, and different shards drop different elements.
+"""The claim on chance: a likely number of elements is dropped, and different shards drop different elements.
 
-If a subject is right, it drops elements independently of one another, also elements of different ranks' shards.  Then
-each count of dropped elements has a binomial distribution.  For two shards, the number of pairs of elements that are
-both kept or both dropped has one too.  A right subject fails on one draw with a probability of at most
+If a subject is right, it drops elements independently of one another, both within a shard and across ranks. Then each
+count of dropped elements has a binomial distribution. For two shards, the number of pairs of elements that are both
+kept or both dropped has a binomial distribution too. A right subject fails on one draw with a probability of at most
 limits.FALSE_ALARM, which is divided equally among the counts of the draw.
 """
 
@@ -29,7 +29,7 @@ class Count:
     """The number of elements for which an event happened, such as being kept.
 
     Attributes:
-        rank: The rank whose elements were counted; for a pair of ranks, the second.
+        rank: The rank whose elements were counted. For a pair of ranks, this is the second rank.
         what: Description of the elements.
         num: Number of elements.
         count: Number of elements for which the event happened.
@@ -45,7 +45,10 @@ class Count:
     pairs: bool = False
 
     def limits(self, num_counts: int) -> tuple[int, int]:
-        """Returns (low, high): by chance, `count` is outside with a probability of at most FALSE_ALARM / num_counts."""
+        """Returns (low, high), such that `count` is seldom outside of low..high by chance.
+
+        The probability of this is at most FALSE_ALARM / num_counts.
+        """
         delta = 2 * DELTA if self.pairs else DELTA  # of p**2 + (1 - p)**2, whose slope is at most 2
         return count_limits(self.num, self.probability, limits.FALSE_ALARM / num_counts, delta=delta)
 
@@ -72,10 +75,10 @@ def judge_chance(case: Case, expected: Expected, answers: Answers) -> Judgement 
 
 
 def _kept(case: Case, expected: Expected, name: str, answers: Answers) -> Mapping[int, torch.Tensor]:
-    """Returns rank -> mask of the elements that dropout kept, 1-D.
+    """Maps each rank to a 1-D mask of the elements that dropout kept.
 
-    Leaves out ranks without elements, and all ranks with the same elements except the first.  Empty if the tensor
-    breaks its contract, which another claim judges.
+    Leaves out ranks without elements, and all ranks with the same elements except the first. The mapping is empty if
+    the tensor breaks its contract, because another claim judges the contract.
     """
     right = expected.tensors[name]
     tensors = {rank: answer.tensors.get(name) for rank, answer in answers.items()}

@@ -1,4 +1,4 @@
-"""The claims: a short fixed list, each a function of a case, the expected values and the answers.
+"""Lists the claims. Each claim is a function of a case, its expected values and the tensors that the ranks returned.
 
 (subject, claim) is the conformance key of every record; the changelog has a line for each name that changes.
 """
@@ -20,20 +20,21 @@ from equivtest.verdicts.verdict import Judgement
 
 
 def always(case: Case, draw: int) -> bool:
-    """Returns True: the claim applies to every draw of every case."""
+    """Returns True, for a claim that applies to every draw of every case."""
     return True
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: its name, its meaning, its judge, and the draws that it applies to.
+    """A claim, with its name, its meaning, its judge, and the draws to which the claim applies.
 
-    The claim has no verdict on other draws. It has none either if `judge` finds nothing to judge.
+    The claim has no verdict on a draw to which it does not apply, nor on a draw in which `judge` finds nothing to
+    judge.
 
     Attributes:
-        by_dtype: True if a conformance run needs verdicts in every dtype; False for refusals, and for claims that judge
-            only a fraction of visits.
-        flag: The field of the case that requests this claim; '' if every case does.
+        by_dtype: True if a conformance run needs verdicts of this claim in every dtype. False for refusals, and for
+            claims that judge only some of the visits.
+        flag: The field of the case that requests this claim; '' if every case requests the claim.
     """
 
     name: str

@@ -32,8 +32,8 @@ def compare(
     If the run itself failed, there is only one verdict, under the first claim: no other claim was judged.
 
     Args:
-        expected: One per group of the case, in order.
-        replies: One per process of the case's world, in order; each of the case's groups is judged
+        expected: The expected values, one entry per group of the case, in order.
+        replies: The ranks' replies, one per process of the case's world, in order. Each of the case's groups is judged
             separately.
 
     Raises:
@@ -55,7 +55,11 @@ def compare(
 def _judge_groups(
     claim: Claim, case: Case, expected: Sequence[Expected], answers: Mapping[int, Answer]
 ) -> Judgement | None:
-    """Judges a claim on each group of ranks; returns the first failure, else the first open judgement, else success."""
+    """Judges a claim on each group of ranks.
+
+    Returns the first failure. If no group fails, returns the first open judgement. If no judgement is open, returns the
+    first judgement. Returns None if the claim finds nothing to judge in some group.
+    """
     judged = []
     for group, right in zip(case.groups, expected, strict=True):
         found = claim.judge(case, right, {rank: answers[process] for rank, process in enumerate(group)})
@@ -71,7 +75,7 @@ def _judge_groups(
 
 
 def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim) -> tuple[Judgement, str] | None:
-    """Returns (judgement, detail) if some rank gave no answer, or if the case must be refused; else None.
+    """Returns (judgement, detail) if some rank returned no tensors or the case must be refused; None for any other run.
 
     The detail is a text for the message, see `_tell`; '' if every rank refused the case.
 
@@ -101,7 +105,10 @@ def _judge_refusal(case: Case, replies: Sequence[Reply]) -> tuple[Judgement, str
 
 
 def _cause(replies: Sequence[Reply]) -> Reply | None:
-    """Returns the reply that ended the run: the first cause of a failure, else one that calls the case unsupported."""
+    """Returns the reply that ended the run; None if no reply did.
+
+    This reply is the first cause of a failure. If no rank failed, it is a reply that calls the case unsupported.
+    """
     return first_cause(replies) or next((reply for reply in replies if reply.outcome in UNABLE), None)
 
 
@@ -121,7 +128,10 @@ def _tell(case: Case, cause: Reply, replies: Sequence[Reply]) -> str:
 
 
 def _without_repetition(cause: Reply) -> str:
-    """Returns the detail of a reply; if it is a traceback, only the frames, because the message has the exception."""
+    """Returns the detail of a reply.
+
+    If the detail is a traceback, returns only its frames, because the message has the exception.
+    """
     lines = cause.detail.rstrip().splitlines()
     if cause.outcome == "raised" and lines and lines[0] == TRACEBACK and lines[-1].endswith(_first_line(cause)):
         lines = lines[1:-1]

@@ -1,4 +1,4 @@
-"""The elements of a small wrong tensor: which rank holds which of them, and which are wrong."""
+"""Describes a small wrong tensor: the elements that each rank holds, and which elements are wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HeldElements(msgspec.Struct, frozen=True):
     """The elements of a tensor on one rank, by their row-major index in the global tensor.
 
     Attributes:
-        rank: None for the sum of the operands of all ranks.
+        rank: The rank that holds the elements. None if the elements are the sum of the operands of all ranks.
         elements: Indices of all elements that the rank holds, without padding.
         wrong: Indices of the wrong elements.
     """
@@ -25,7 +25,7 @@ class HeldElements(msgspec.Struct, frozen=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """A tensor, and what each rank holds of it."""
+    """A tensor, and the elements that each rank holds."""
 
     tensor: str
     layout: str

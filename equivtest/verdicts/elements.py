@@ -1,4 +1,4 @@
-"""Compares one tensor on every rank, element by element, with the oracle's.
+"""Compares one tensor on every rank, element by element, with the oracle's tensor.
 
 Every rank is judged under the layout that it reports, against the oracle's slice.  Under a partial
 layout the operands are reduced first.  The subject gathers nothing.
@@ -39,7 +39,8 @@ class Part:
     """The actual and the expected elements of one rank, without padding.
 
     Attributes:
-        actual, expected, allowed: One shape (the shard's, or 1-D for a `Flat` layout), float64.
+        actual, expected, allowed: Three float64 tensors of one shape. This is the shape of the shard, or 1-D for a
+            `Flat` layout.
         start: Global index of the first element: one number per dim, or a single number for a `Flat` layout.
         flushed_below: Magnitude below which a zero counts as equal to the right value: see `ExpectedTensor`.
         indices: Index of each element into the flattened global tensor, if the rank lists them; then `start` is empty.
@@ -57,8 +58,8 @@ class Part:
     def ratio(self) -> torch.Tensor:
         """Error divided by the allowed error.
 
-        It is 0 if elements are equal or the allowance is infinite, and else infinite if the allowance is 0 or one
-        element is NaN.
+        The ratio is 0 if the elements are equal or the allowed error is infinite. In any other case, it is infinite if
+        the allowed error is 0 or if one of the two elements is NaN.
         """
         error = (self.actual - self.expected).abs()
         equal = (self.actual == self.expected) | (self.actual.isnan() & self.expected.isnan())
@@ -72,8 +73,8 @@ def shape_mismatch(
 ) -> Mismatch | None:
     """Describes the first rank whose tensor is missing, or has another shape or dtype than the expected shard.
 
-    If there is no such rank, describes a partial layout that differs between ranks, or an element that no rank holds;
-    else None.
+    If there is no such rank, describes a partial layout that differs between ranks, or an element that no rank holds.
+    Returns None if there is no such layout or element either.
     """
     global_shape = tuple(expected.value.shape)
     for rank, placed in answers.items():
@@ -103,7 +104,7 @@ def shape_mismatch(
 
 
 def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
-    """True if the answer has the expected dtype, or a wider dtype that `takes_wider` allows.
+    """True if the subject's tensor has the expected dtype, or a wider dtype that `takes_wider` allows.
 
     A program with a wider dtype rounds less, so it stays within the same bound.  A narrower dtype rounds once more than
     the bound counts.
@@ -118,7 +119,7 @@ def _is_dtype_right(actual: torch.dtype, expected: ExpectedTensor) -> bool:
 
 
 def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
-    """Describes a missing tensor; for a gradient it names `.grad`, which may be None."""
+    """Describes a missing tensor. For a gradient, the description names `.grad`, which may be None."""
     right, actual = "a tensor", "none: the subject did not return it"
     way_out = "return a DTensor, or Placed(local tensor, layout), under each name of case.answer_names()"
     if (plain := in_one_step(name)).startswith("grad."):
@@ -175,7 +176,8 @@ def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, 
 def _mixed_operands(name: str, answers: Mapping[int, Placed | None]) -> Mismatch | None:
     """Describes the first rank whose layout differs from the first rank's, if any layout is partial.
 
-    None if no layout is partial or if all are equal: then the operands can be added, or there are none.
+    Returns None if no layout is partial, because there are no operands to add. Returns None too if all layouts are
+    equal, because the operands can be added.
     """
     layouts = {rank: placed.layout for rank, placed in answers.items() if placed is not None}
     if not any(is_partial(layout) for layout in layouts.values()):
@@ -225,7 +227,7 @@ def _drawing(found: Mismatch, layout: Layout, parts: list[Part], ratios: Mapping
 
 
 def _places(part: Part, shape: Shape) -> torch.Tensor:
-    """Returns the row-major index in the global tensor of each element of a part, 1-D."""
+    """Returns a 1-D tensor with the row-major index, in the global tensor, of each element of a part."""
     if part.indices is not None:
         return part.indices.reshape(-1)
     if len(part.start) != len(shape):  # a flat partition
@@ -235,7 +237,10 @@ def _places(part: Part, shape: Shape) -> torch.Tensor:
 
 
 def parts_wrong(parts: list[Part]) -> Elements:
-    """Returns (actual, expected, allowed), 1-D, of the wrong elements of each rank; leaves out ranks without any."""
+    """Returns 1-D tensors (actual, expected, allowed) of the wrong elements of each rank.
+
+    Leaves out ranks without wrong elements.
+    """
     found = [tuple(each[part.ratio > 1] for each in (part.actual, part.expected, part.allowed)) for part in parts]
     return [(actual, expected, allowed) for actual, expected, allowed in found if actual.numel()]
 
@@ -255,7 +260,10 @@ def is_near(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape:
 
 
 def parts_of(expected: ExpectedTensor, answers: Mapping[int, Placed], mesh_shape: Shape) -> list[Part]:
-    """Returns each rank's actual and expected elements; for a partial layout only the reduced global tensor."""
+    """Returns the actual and expected elements of each rank.
+
+    For a partial layout, returns a single part with the elements of the reduced global tensor.
+    """
     value = expected.value
     allowed = torch.zeros_like(value) if expected.allowed is None else expected.allowed
     layout = next(iter(answers.values())).layout

@@ -55,7 +55,8 @@ def judge_bits_but_for_zeros(case: Case, expected: Expected, answers: Answers) -
 def judge_repeats(case: Case, expected: Expected, answers: Answers) -> Judgement:
     """Requires that the second run of a draw gave the same bits as the first.
 
-    If the backend declares that its order of summation varies, a rounded value may differ within its bound.
+    If the backend declares that its order of summation varies, a rounded value of the second run may differ within its
+    bound.
     """
     wrong, agreeing, is_open, margin = [], [], False, 0.0
     for name in expected.tensors:

@@ -61,10 +61,10 @@ def check(
     Args:
         subject: Registered name, or 'package.module:function'.
         claims: Claims, judged in this order; None: `default_claims`.
-        limit_s: Seconds that the visit may take.
+        limit_s: Number of seconds that the visit of the case may take.
 
     Returns:
-        The verdicts, one per claim and draw; each holds or is inconclusive, and at least one holds.
+        The verdicts, one per claim and draw. Each verdict holds or is inconclusive, and at least one holds.
 
     Raises:
         ClaimFailed: the subclass for the first failure's kind.
@@ -83,10 +83,10 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
     """Raises unless some verdict holds or fails: a run that shows nothing must not look like a pass.
 
     Args:
-        faults: Faults that probes found in the backend: if there are any, a verdict that holds shows nothing either.
+        faults: Faults that probes found in the backend. If there is a fault, a verdict that holds shows nothing either.
 
     Raises:
-        BrokenSetup: the backend does not support the case, or a probe has found it wrong.
+        BrokenSetup: the backend does not support the case, or a probe has found a fault in the backend.
         Inconclusive: no claim applies to the case, its values decide nothing, or the program declines.
     """
     if any(verdict.failed for verdict in verdicts):
@@ -112,7 +112,7 @@ def require_conclusion(subject: str, case: Case, verdicts: Sequence[Verdict], fa
 def judge(
     subject: str, case: Case, pool: Pool, claims: Sequence[Claim] | None = None, *, limit_s: float = limits.CASE_S
 ) -> list[Verdict]:
-    """Runs `case` and returns every verdict, draw by draw, also of claims that fail or are inconclusive.
+    """Runs `case` and returns every verdict, draw by draw, including verdicts that fail or are inconclusive.
 
     Args:
         subject, claims, limit_s: Same as in `check`.
@@ -139,15 +139,15 @@ def judge_replies(
 ) -> list[Verdict]:
     """Returns the verdicts on a run that has ended, for all draws in order.
 
-    If some rank gave no answer, or if the case must be refused, there are no values to judge.  Then all verdicts are on
-    draw 0: see `compare`.
+    If some rank returned no tensors, or if the case must be refused, there are no values to judge. Then all verdicts
+    are on draw 0: see `compare`.
 
     Args:
-        replies: One per process of the case's world, in order.
+        replies: The ranks' replies, one per process of the case's world, in order.
         claims: Claims, judged in this order; None: `default_claims`.
         arithmetics: Declared arithmetic by which real values are judged.
         until: The (claim, kind) of a failure that ends the judgement: after the first draw with this failure, no draw
-            is judged.  None: all draws are judged.
+            is judged. If None, all draws are judged.
     """
     answered = all(reply.outcome in ("answered", "not_in_mesh") for reply in replies)
     claims = claims or default_claims(case)
@@ -165,7 +165,7 @@ def judge_replies(
 def expected_of(case: Case, draw: int, replies: Sequence[Reply]) -> list[Expected]:
     """Returns the expected values of one draw for each group of the case, in order.
 
-    They may depend on the answers of the group's ranks: see `expect_held`.
+    The expected values may depend on the tensors that the group's ranks returned: see `expect_held`.
     """
     varies = case.repeats and draw == 0 and order_varies(case.dtypes)
     expectations = []

@@ -1,19 +1,19 @@
 """Detects errors that lean to one side, on real data with rounding to nearest.
 
-Each element may be within its bound and yet all of them too large: an average of half an ulp in one
-direction is no rounding.  Let errors e_i be independent and prefer a sign by no more than b: the
-probabilities of e_i and -e_i, given its size, differ by at most b.  Then for any weights c_i
+Each element may be within its bound although all elements are too large. An average error of half an ulp in one
+direction does not come from rounding to nearest. Let errors e_i be independent and prefer a sign by no more than b: the
+probabilities of e_i and -e_i, given its size, differ by at most b. Then for any weights c_i
 
     P( |sum c_i e_i| >= lam sqrt(sum (c_i e_i)**2) + b sum |c_i e_i| ) <= 2 exp(-lam**2 / 2),
 
-whatever their sizes, known or not.  With lam = limits.LEAN = 9 that is 6e-18 for each sum.  If no more than 81
-errors are not zero, the first term alone exceeds the left side: such sums are never judged.
+for errors of any sizes, known or unknown. With lam = limits.LEAN = 9 the right side is 6e-18 for each sum. If at most
+81 errors are not zero, the term with lam alone exceeds |sum c_i e_i|, so such sums are never judged.
 
-Right errors may lean a little too, at most by b.  The density of a value v changes between two neighbouring
-numbers of the dtype, so v is rounded down somewhat more, or less, often than up.  The distance of the two
-numbers is at most 2**-7 v in bfloat16, and smaller in all other dtypes.  If v is about normal with the standard
-deviation sigma, the lean is at most 2**-7 (v / sigma)**2, on average 2**-7; b = limits.LEAN_SKEW is eight times
-this average.  Errors that always go to one side have b = 1.
+The errors of a correct subject may lean a little too, at most by b. The density of a value v changes between two
+neighbouring numbers of the dtype, so v is rounded down somewhat more, or less, often than up. The distance of the two
+numbers is at most 2**-7 v in bfloat16, and smaller in all other dtypes. If v is about normal with the standard
+deviation sigma, the lean is at most 2**-7 (v / sigma)**2, on average 2**-7; b = limits.LEAN_SKEW is eight times this
+average. Errors that always go to one side have b = 1.
 
 The sums go over the whole tensor, each row, each column and each shard, with three weights each:
 - 1, which shows a number added to every element;
@@ -25,7 +25,7 @@ Replicas count once: the same error on every rank is one error.  The independenc
 assumption: errors of one row share operands, though no rounding.  In float64 an error includes the error
 of the reference itself, which rounds to nearest too.
 
-These are left out, since their errors are not independent or not symmetric:
+The judgement leaves out tensors and elements whose errors are not independent or not symmetric:
 - tensors that the oracle does not declare symmetric (`ExpectedTensor.is_symmetric`), for one of three reasons.
   The backend does not round to nearest.  Or many elements share one rounding: of a bias / w that is added in
   every row, or of the 1 / w of an average.  Or the elements are sums of few products: in 16 bits, products with
@@ -73,7 +73,7 @@ def judge_lean(
 ) -> Mismatch | None:
     """Returns a mismatch for the sum of errors that leans most to one side, if its ratio is at least limits.LEAN.
 
-    Shapes and dtypes must be right already.
+    The caller has checked shapes and dtypes.
     """
     layout = next(iter(answers.values())).layout
     if not expected.is_symmetric or is_partial(layout) or any(a.layout != layout for a in answers.values()):
@@ -126,7 +126,7 @@ def _leans(parts: list[Part], expected: ExpectedTensor, layout: Layout) -> Itera
 
 
 def _rows(errors: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor, *, width: int) -> torch.Tensor:
-    """Stacks errors, right values and allowances: (3, rows, width)."""
+    """Stacks errors, right values and allowances in the shape (3, rows, width)."""
     return torch.stack([errors, right, allowed]).reshape(3, -1, width or 1)
 
 
@@ -134,7 +134,7 @@ def _sums(rows: torch.Tensor, what: str, rank: int) -> Iterator[Lean]:
     """Yields, for each of the three weights of the module's docstring, the row whose weighted sum leans most.
 
     Args:
-        rows: Errors, right values and allowances, (3, number of rows, width).
+        rows: Errors, right values and allowances, stacked in the shape (3, number of rows, width).
         what: Description of a row, for the message.
     """
     errors, right, allowed = rows

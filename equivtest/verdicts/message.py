@@ -14,7 +14,7 @@ MOST_TIMES = 1e9
 
 
 def write_message(verdict: Verdict, *, replay: str = "") -> str:
-    """Describes the failure in full: what, where, by how much, in which case, and how to repeat it.
+    """Describes the failure in full: the wrong tensor, the place, the error, the case, and how to repeat the failure.
 
     Args:
         replay: Path of the replay file; '' if there is none.
@@ -38,9 +38,10 @@ def write_message(verdict: Verdict, *, replay: str = "") -> str:
 
 
 def write_brief_message(verdict: Verdict, replay: str) -> str:
-    """Describes the failure like `write_message`, or in five lines if every rank of a user's program raised the same.
+    """Describes the failure in full, or in five lines if every rank of a user's program raised the same exception.
 
-    The five lines show the innermost line of the user's code, and leave out the traceback, which the replay file has.
+    The full description is that of `write_message`. The five lines show the innermost line of the user's code. They
+    leave out the traceback, which the replay file has.
     """
     first, *others = verdict.detail.splitlines() or [""]
     frames = list(users_frames(others).values())
@@ -61,7 +62,7 @@ def _again(replay: str) -> str:
 
 
 def describe_failure(verdict: Verdict) -> list[str]:
-    """Returns the lines of the message that say what, where and by how much."""
+    """Returns the lines of the message that name the wrong tensor, the place and the size of the error."""
     first = next(iter(verdict.judgement.mismatches), None)
     error = KINDS[verdict.kind]
     headline = error.headline.format(tensor=first.tensor if first else "")
@@ -117,6 +118,6 @@ def on_factors(factors: Mapping[str, float]) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Joins the names, at most MOST_NAMES of them, and counts the others."""
+    """Joins at most MOST_NAMES of the names, and counts the other names."""
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + others

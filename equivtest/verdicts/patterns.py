@@ -28,7 +28,9 @@ def pattern_of(wrong: Elements) -> str:
 
 
 def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.Tensor) -> str:
-    """Returns a factor, to three decimals, if every wrong element is that factor times its right value; else ''.
+    """Returns a factor, to three decimals, if every wrong element is that factor times its right value.
+
+    Returns '' if there is no such factor.
 
     Derived here: let a be the actual value, e the expected one, b the allowed error.  The right value v is within b of
     e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude.  The result is '' unless

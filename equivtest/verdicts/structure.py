@@ -50,7 +50,7 @@ def judge_parameter_layouts(case: Case, expected: Expected, answers: Answers) ->
 
 
 def _of_parameters(expected: Expected) -> list[str]:
-    """Returns the names of all tensors except 'input', 'output' and the gradients of these two.
+    """Returns the names of all tensors except 'input', 'output' and the gradients of 'input' and 'output'.
 
     Torch may choose the layout of an input, an output and their gradients.
     """
@@ -58,7 +58,10 @@ def _of_parameters(expected: Expected) -> list[str]:
 
 
 def judge_replicas(case: Case, expected: Expected, answers: Answers) -> Judgement:
-    """Judges if replicas have the same bits; lists unequal values before equal values with other bits, such as -0.0."""
+    """Judges whether replicas have the same bits.
+
+    Lists unequal values before values that are equal but have other bits, such as -0.0 and 0.0.
+    """
     wrong: list[_Found] = []
     agreeing = []
     for name in expected.tensors:
@@ -117,8 +120,8 @@ def _replica_mismatch(name: str, ranks: tuple[int, int], left: torch.Tensor, rig
 def _listed_mismatch(name: str, held: Mapping[int, Placed], shape: Shape, mesh_shape: Shape) -> _Found | None:
     """Finds the first element that two ranks hold with different bits, for ranks that list their elements' indices.
 
-    Returns (True if the two values differ, or False if only their bits do; the mismatch).  Returns None if all ranks
-    agree, or if shapes or dtypes are wrong, which other claims judge.
+    Returns (flag, mismatch). The flag is True if the two values differ, and False if only their bits differ. Returns
+    None if all ranks agree, or if shapes or dtypes are wrong, because other claims judge shapes and dtypes.
     """
     if len({placed.local.dtype for placed in held.values()}) > 1:
         return None

@@ -27,7 +27,7 @@ def judge_outputs(case: Case, expected: Expected, answers: Answers) -> Judgement
 
 
 def judge_gradients(case: Case, expected: Expected, answers: Answers) -> Judgement | None:
-    """Judges all gradients; returns None if the oracle expects none."""
+    """Judges all gradients; returns None if the oracle expects no gradient."""
     names = names_of(case, expected, "gradient")
     return judge_tensors(case, expected, answers, names) if names else None
 
@@ -41,10 +41,11 @@ def judge_training(case: Case, expected: Expected, answers: Answers) -> Judgemen
 
 
 def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Iterable[str]) -> Judgement:
-    """Judges each named tensor on every rank: first its shape, then its values, then if its errors lean to one side.
+    """Judges each named tensor on every rank: its shape, then its values, then whether its errors lean to one side.
 
-    A tensor whose allowance is too wide counts as right only if its values are within `ExpectedTensor.resolution`.
-    If they are within the allowance alone, the claim is open, unless another tensor proves it wrong.
+    A tensor whose allowance is too wide counts as right only if its values are within `ExpectedTensor.resolution`. If
+    the values are within the allowance but not within the resolution, the claim is open, unless another tensor proves
+    the claim wrong.
     """
     shapes, values, agreeing, margin, is_open = [], [], [], 0.0, False
     margins: dict[str, float] = {}
@@ -81,10 +82,10 @@ def judge_tensors(case: Case, expected: Expected, answers: Answers, names: Itera
 
 
 def _to_judge(name: str, expected: Expected, answers: Answers) -> dict[int, Placed | None]:
-    """Returns rank -> the rank's tensor; a plain tensor without a layout gets the layout that the oracle inferred.
+    """Maps each rank to its tensor. A plain tensor without a layout gets the layout that the oracle inferred.
 
-    A rank without the tensor has None, to be judged as missing.  If the tensor may be None, such a rank is left out,
-    unless other ranks hold partial operands, which no rank may lack.
+    For a rank without the tensor, the mapping has None, which is judged as a missing tensor. If the tensor may be None,
+    such a rank is left out, unless other ranks hold partial operands, which no rank may lack.
     """
     placed = {rank: answer.tensors.get(name) for rank, answer in answers.items()}
     placed = {

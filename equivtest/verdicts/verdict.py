@@ -17,14 +17,15 @@ class Mismatch:
     """Describes one wrong tensor; fields that do not apply stay empty.
 
     Attributes:
-        tensor: Its name, such as 'grad.weight'.
+        tensor: Name of the tensor, such as 'grad.weight'.
         rank: The rank whose element is shown: the element whose error is largest in relation to its allowance.
         local_index, global_index: Indices of that element; padding has no global index.
-        layout: Layout under which the rank holds it.
+        layout: Layout under which the rank holds the tensor.
         expected, actual: The element's value, or the layout, shape, dtype, bits or flag.
-        error, allowed: The element's absolute error, and the largest that is allowed; 0 if values must be equal.
+        error, allowed: The element's absolute error, and its allowed error. The allowed error is 0 if values must be
+            equal.
         derivation: Why an error of that size is allowed.
-        extent: How many local elements are wrong, and on which ranks.
+        extent: Number of wrong local elements, and the ranks that hold these elements, in words.
         pattern: A pattern that all wrong elements have in common, if there is no doubt about it.
         process: Number of the rank's process in the world.
         way_out: How to mend the mismatch, if that is known.
@@ -57,12 +58,12 @@ class Judgement:
         kind: One of KINDS or of OTHER_KINDS.
         mismatches: Empty unless the claim fails on tensors.
         agreeing: Names of the tensors that the claim judged and found right.
-        margin: Largest error / allowed over all elements; 0 if all are equal.
-        margins: Tensor name -> its largest error / allowed, for tensors judged by a bound.
-        parts: Tensor name -> its largest error / allowed, for inputs, outputs and gradients of submodules, in the order
-            of the run; None for a tensor about which nothing was concluded.
-        factors: Tensor name -> the ranks' gradient divided by the unsharded one, for gradients in `agreeing`; leaves
-            out the gradients for which the quotient is 1.
+        margin: Largest quotient error / allowed of all elements; 0 if no element has an error.
+        margins: For each tensor that was judged by a bound, its name and its largest quotient error / allowed.
+        parts: For each input, output and gradient of a submodule, in the order of the run, its name and its largest
+            quotient error / allowed. The quotient is None if nothing was concluded about the tensor.
+        factors: For each gradient in `agreeing`, its name and the quotient of the ranks' gradient and the unsharded
+            gradient. Gradients for which the quotient is 1 are left out.
     """
 
     kind: str
@@ -84,14 +85,15 @@ class Verdict:
 
     Attributes:
         draw: Index into `case.values`.
-        detail: For the kinds raised, lost and timed out: the first cause in full, then each other rank in one line.
+        detail: For the kinds raised, lost and timed out, the first cause in full, and then one line for each other
+            rank.
         known: The reason that the entry in the list of known failures gives, if an entry covers the case.
         history: The cases that had run before the case failed, if the claim holds when the case runs alone in new
             ranks.
-        shrunk_from: The first failing case and its first wrong tensor, if that is another tensor than this verdict's.
+        shrunk_from: The first failing case and its first wrong tensor, if shrinking led to another first wrong tensor.
         fault: The cause: 'collective: ...', 'kernel: ...', 'operator: ...' or 'parallelization: ...'; '' if not
             diagnosed.
-        limit_s: Seconds that a visit of the case may take.
+        limit_s: Number of seconds that a visit of the case may take.
     """
 
     claim: str
@@ -112,7 +114,7 @@ class Verdict:
 
     @property
     def first_tensor(self) -> str:
-        """Name of the first wrong tensor; '' if the failure concerns none."""
+        """Name of the first wrong tensor; '' if the failure concerns no tensor."""
         return next((mismatch.tensor for mismatch in self.judgement.mismatches), "")
 
     @property
@@ -155,7 +157,7 @@ class ClaimFailed(EquivtestError, AssertionError):
 
 
 class ValueMismatch(ClaimFailed, kind="value", headline="{tensor} differs from the oracle"):
-    """An element differs from the oracle's by more than the allowance."""
+    """An element differs from the oracle's element by more than the allowed error."""
 
 
 class LayoutMismatch(ClaimFailed, kind="layout", headline="{tensor} has another layout than its contract"):
@@ -177,7 +179,7 @@ class InputTouched(
 
 
 class BitsMismatch(ClaimFailed, kind="bits", headline="{tensor} has other bits than the unsharded computation"):
-    """A value without any rounding has other bits than the oracle's."""
+    """A value without any rounding has other bits than the oracle's value."""
 
 
 class RepeatMismatch(ClaimFailed, kind="repeat", headline="{tensor} differs when the case runs again"):
@@ -201,15 +203,15 @@ class NotRefused(ClaimFailed, kind="not_refused", headline="a case outside the c
 
 
 class RankRaised(ClaimFailed, kind="raised", headline="a rank raised", ends_run=True):
-    """A rank raised; the verdict holds the first rank's traceback."""
+    """A rank raised an exception; the verdict has the traceback of the first such rank."""
 
 
 class RankLost(ClaimFailed, kind="lost", headline="a rank's process ended", ends_run=True):
-    """A rank's process ended before it answered."""
+    """A rank's process ended before the rank sent its reply."""
 
 
 class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answer", ends_run=True):
-    """A rank did not answer within the limit; the verdict holds every rank's stacks."""
+    """A rank sent no reply within the limit; the verdict has every rank's stacks."""
 
 
 class BackendRefuses(
