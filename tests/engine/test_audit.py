@@ -172,7 +172,7 @@ def test_case_that_fails_before_a_fault_is_planted_is_not_audited(pool: Pool) ->
 
     assert (found.cases, found.rows) == (0, {})
     assert not found.problem and "not audited: it failed in all" in found.waits and "--audit off" in found.waits
-    assert "first equals_unsharded: value in FetchCase(world_size=2" in found.waits
+    assert "first in equals_unsharded: value in FetchCase(world_size=2" in found.waits
 
 
 @pytest.mark.ranks
