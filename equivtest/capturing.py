@@ -46,25 +46,29 @@ def capture(
     """Writes this rank's tensors of every forward and backward of `module` that runs within the block.
 
     If the block calls the module several times, each call is a micro-batch with its backward, and gradients add up.
-    Every rank of the job enters and leaves the block, and makes the same number of calls.  Gradients are read when the
-    block ends, so end it before you clip them or update the parameters.  A block that raises writes no file.
+    Every rank of the job must enter and leave the block, and make the same number of calls. Gradients are read when the
+    block ends, so end the block before you clip the gradients or update the parameters. A block that raises writes no
+    file.
 
     Args:
         module: The parallel module, as the job calls it.
-        folder: Each rank writes two files into it; collect them afterwards if hosts share no folder.
+        folder: Each rank writes two files into this folder. If hosts share no folder, collect the files afterwards.
         boundaries: Patterns (`fnmatch`) of the names of the submodules to capture, in the unsharded module's names,
             such as 'layers.*.mlp'.
-        outputs: Names of the outputs to capture, as in `module_property`; empty: all.
-        batch: As in `module_property`: 'whole', 'mean of parts' or 'sum of parts'; None: 'mean of parts' if
-            DistributedDataParallel, fully_shard or the like is in the module, else 'whole'.
-        batch_axis: The axis of the mesh that divides a divided batch; '': the first.
-        mesh: The mesh of all ranks of the job; None: the mesh of the module's DTensors, else all ranks along one axis.
-        placed: A function that says which elements of the whole a rank has of a plain parameter, as in
-            `module_property`.  Without it a plain parameter is the whole.
-        shapes: Shapes of the unsharded module's parameters by name, if the parallel module does not show them.
-        alone: Patterns of the names of submodules to capture alone, each into a folder of its name in `folder`.  Each
-            is judged alone, so that the whole need not fit into memory.  The computation between them is not judged.
-        limit_bytes: The most bytes that one rank writes.
+        outputs: Names of the outputs to capture, as in `Judge`. If empty, all outputs are captured.
+        batch: 'whole', 'mean of parts' or 'sum of parts', as in `program`. If None, the batch is 'mean of parts' if the
+            module contains DistributedDataParallel, fully_shard or a similar wrapper, and 'whole' if it does not.
+        batch_axis: The axis of the mesh along which the batch is divided, if it is divided. If '', this is the first
+            axis.
+        mesh: The mesh of all ranks of the job. If None, this is the mesh of the module's DTensors. If the module has no
+            DTensor either, all ranks lie along one axis.
+        placed: A function that returns which elements of a plain parameter a rank has, as in `Judge`. If None, each
+            plain parameter is the whole parameter.
+        shapes: Shapes of the unsharded module's parameters by name, if the parallel module does not show these shapes.
+        alone: Patterns of the names of submodules to capture alone. Each of these submodules gets a folder, with its
+            name, in `folder`, and is judged alone, so that the whole module need not fit into memory. The computation
+            between these submodules is not judged.
+        limit_bytes: The largest number of bytes that one rank may write.
 
     Raises:
         Misuse: the folder has another run, gradients are left from before, or the module is not called; a call does not
@@ -97,14 +101,15 @@ def capture_update(
 ) -> Iterator[None]:
     """Writes this rank's tensors of the one `optimizer.step()` that runs within the block.
 
-    When the update begins, so after accumulation, unscaling and clipping, it copies this rank's shards of parameters,
-    gradients and the optimizer's state.  When the block ends it copies parameters and state again.  Every rank of the
-    job enters and leaves the block.
+    When the update begins, after accumulation, unscaling and clipping, this rank's shards of the parameters, the
+    gradients and the optimizer's state are copied. When the block ends, the parameters and the state are copied again.
+    Every rank of the job must enter and leave the block.
 
     Args:
         module: The parallel module; the optimizer updates its parameters.
         optimizer: A torch.optim.Optimizer, not a wrapper around one.
-        folder, mesh, placed, shapes, limit_bytes: As in `capture`; a forward and backward need another folder.
+        folder, mesh, placed, shapes, limit_bytes: Same as in `capture`. The folder must not be one that `capture` has
+            written.
 
     Raises:
         Misuse: the folder has another run, the step does not run exactly once, a folder cannot hold the optimizer's
@@ -185,7 +190,8 @@ def _agree(job: Job, folder: Path, problem: str) -> None:
     """Checks together with all ranks that every rank can write its tensors, and prints their size.
 
     Raises:
-        Misuse: a rank has a problem, or would write more than the limit; every rank raises, so that none waits.
+        Misuse: a rank has a problem, or would write more than the limit. Then every rank raises, so that no rank waits
+            for another.
     """
     ranks = job.world.all_of((job.size_bytes, problem))
     sizes, problems = [size for size, _ in ranks], [(rank, text) for rank, (_, text) in enumerate(ranks) if text]

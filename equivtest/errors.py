@@ -1,6 +1,6 @@
 """The exceptions that this package raises on purpose, except claim failures (`equivtest.verdicts.verdict`).
 
-Exit codes: a `ClaimFailed` is 1, every exception here is 2.
+A `ClaimFailed` gives exit code 1. Every exception of this module gives exit code 2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Misuse(EquivtestError, ValueError):
 
 
 class PropertyMisuse(Misuse):
-    """Raised for a mistake in a property itself: every case would show it, so no other case is tried."""
+    """Raised for a mistake in a property itself.
+
+    Every case would show the mistake, so no other case is tried.
+    """
 
 
 class ReferenceRefuses(PropertyMisuse):
@@ -52,7 +55,10 @@ class ReferenceRefuses(PropertyMisuse):
 
 
 class Inconclusive(EquivtestError, RuntimeError):
-    """Raised if a run shows neither that a claim holds nor that it fails, so that it does not look like a pass."""
+    """Raised if a run shows neither that a claim holds nor that it fails.
+
+    Without the exception, such a run would look like a pass.
+    """
 
 
 class BrokenSetup(EquivtestError, RuntimeError):
@@ -60,15 +66,15 @@ class BrokenSetup(EquivtestError, RuntimeError):
 
 
 class HostLost(BrokenSetup):
-    """Raised if a rank's host died or was cut off; the code that ran there is not to blame."""
+    """Raised if a rank's host died or was cut off. The code that ran on that host is not to blame."""
 
 
 class Unsupported(EquivtestError, RuntimeError):
     """Raised on every rank if this torch or this backend does not support what the case needs.
 
     Args:
-        lacking: 'dtype:function' of the collective that the backend refused, with the reduction's name at the end; ''
-            if a release lacks something.
+        lacking: The collective that the backend refused, as 'dtype:function' or 'dtype:function_reduction'. It is '' if
+            a release of torch lacks something.
     """
 
     def __init__(self, message: str, lacking: str = "") -> None:
@@ -79,14 +85,14 @@ class Unsupported(EquivtestError, RuntimeError):
 class NotSupported(EquivtestError, RuntimeError):
     """Raised by a program to say that it does not support a case: heads that do not divide, a dtype that it refuses.
 
-    `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise it, or a subclass of
-    it.  If every rank raises it, the case is declined: neither right nor wrong, and counted in the summary.  If only
-    some ranks raise it, it is a failure like any other exception.  If a property's program declines all of its cases on
-    several ranks, its claims are open and the run ends with exit code 2.  `build` and the unsharded module must not
-    raise it.
+    `parallelize`, `set_up`, `step`, and the forward and backward of the parallel module may raise this exception or a
+    subclass. If every rank raises it, the case is declined: the case is neither right nor wrong, and the summary counts
+    it. If only some ranks raise the exception, the case fails, as with any other exception.  If a property's program
+    declines all of its cases on several ranks, its claims are open and the run ends with exit code 2.  `build` and the
+    unsharded module must not raise this exception.
 
     Args:
-        reason: Why, in one sentence, for the summary.
+        reason: The reason why the program does not support the case, in one sentence, for the summary.
     """
 
     def __init__(self, reason: str) -> None:

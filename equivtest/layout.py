@@ -1,8 +1,7 @@
-"""Computes where each element of a sharded tensor lives: integer arithmetic only, no torch.
+"""Computes where each element of a sharded tensor lives, by integer arithmetic without torch.
 
-A mesh is a row-major grid of ranks, `mesh_shape` ranks along each axis.  A layout has one
-placement per mesh axis.  If one dim is sharded on several axes, the shard order says which
-axis divides first.
+A mesh is a row-major grid of ranks. `mesh_shape` has the number of ranks along each axis.  A layout has one placement
+per mesh axis.  If one dim is sharded on several axes, the shard order says which axis divides first.
 
 Source: torch.distributed.tensor placements (2.13.0), DeepSpeed ZeRO-3 partitions for `Flat`.
 """
@@ -83,7 +82,7 @@ class Layout:
     Attributes:
         placements: One placement for each axis of the mesh.
         shard_order: The mesh axes that shard a dim, in the order in which they divide it.  This order matters only if
-            several axes shard the same dim.  Empty: the first axis divides first, torch's default.
+            several axes shard the same dim.  If empty, the first of these axes divides first, as is torch's default.
     """
 
     placements: tuple[Placement, ...]
@@ -127,7 +126,7 @@ def shard_bounds(length: int, num_shards: int, index: int) -> Bounds:
     Args:
         length: Size of the unsharded dim, in elements; 0 is allowed.
         num_shards: Number of shards, at least 1.
-        index: Which shard, 0 <= index < num_shards.
+        index: Index of the shard, 0 <= index < num_shards.
 
     Returns:
         (start, stop), 0 <= start <= stop <= length.
@@ -165,10 +164,10 @@ def coordinate_of(rank: int, mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @_remembered
 def flat_axis(layout: Layout) -> int | None:
-    """Returns the mesh axis with the placement `Flat`; None if there is none.
+    """Returns the mesh axis with the placement `Flat`, or None if no axis has it.
 
     Raises:
-        ValueError: `Flat` stands beside another `Flat` or a `Shard`.
+        ValueError: the layout has `Flat` together with another `Flat` or a `Shard`.
     """
     flat = [a for a, placement in enumerate(layout.placements) if isinstance(placement, Flat)]
     if not flat:
@@ -182,11 +181,13 @@ def flat_axis(layout: Layout) -> int | None:
 def local_box(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[Bounds, ...]:
-    """Returns (start, stop) for each dim of the shard on `rank`; the whole tensor for a `Flat` layout.
+    """Returns (start, stop) for each dim of the shard on `rank`.
+
+    For a `Flat` layout, the bounds are those of the whole tensor.
 
     Raises:
         ValueError: placements and mesh axes differ in number, a sharded dim does not exist, or the shard order does not
-            name every sharded axis once.
+            name each axis that shards a dim exactly once.
     """
     check_layout(global_shape, layout, mesh_shape)
     coordinate = coordinate_of(rank, mesh_shape)
@@ -230,7 +231,7 @@ def check_layout(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tupl
 def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -> tuple[int, int, int]:
     """Returns (start, stop, size) of shard `index` of a flattened tensor, all in elements.
 
-    Elements start to stop of the tensor are in the shard; the rest of its `size` elements is padding.
+    The shard has `size` elements: first the elements from `start` up to `stop` of the tensor, then padding.
 
     Raises:
         ValueError: `padded_to` is below numel or no multiple of num_shards.
@@ -248,7 +249,10 @@ def flat_bounds(numel: int, placement: Placement, num_shards: int, index: int) -
 def local_shape(
     global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...], rank: int
 ) -> tuple[int, ...]:
-    """Returns the shape of the shard on `rank`; for a `Flat` layout one dim, padding included."""
+    """Returns the shape of the shard on `rank`.
+
+    For a `Flat` layout the shape has one dim, whose size includes the padding.
+    """
     box = local_box(global_shape, layout, mesh_shape, rank)
     axis = flat_axis(layout)
     if axis is None:
@@ -260,7 +264,7 @@ def local_shape(
 def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> int | None:
     """Returns the dim along which one mesh axis divides the shape `whole` so that `rank` has the shape `local`.
 
-    It returns None if there is no such dim.
+    The result is None if there is no such dim.
     """
     for dim, axis in itertools.product(range(len(whole)), range(len(mesh_shape))):
         placements: list[Placement] = [Replicate()] * len(mesh_shape)
@@ -271,9 +275,9 @@ def divided_dim(whole: tuple[int, ...], local: tuple[int, ...], mesh_shape: tupl
 
 
 def shard_kind(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tuple[int, ...]) -> str:
-    """Returns how evenly the ranks share a tensor: 'even', 'uneven' or 'empty' (some rank has no element).
+    """Returns how evenly the ranks share a tensor: 'even', 'uneven', or 'empty' if some rank has no element.
 
-    Padding does not count: a padded shard is uneven, and a shard of only padding is empty.
+    Padding does not count as elements. So a padded shard is uneven, and a shard that has only padding is empty.
     """
     sizes = {_num_elements(global_shape, layout, mesh_shape, rank) for rank in range(math.prod(mesh_shape))}
     if math.prod(global_shape) and 0 in sizes:
@@ -293,7 +297,7 @@ def _num_elements(global_shape: tuple[int, ...], layout: Layout, mesh_shape: tup
 def replicas(layout: Layout, mesh_shape: tuple[int, ...]) -> list[list[int]]:
     """Returns groups of ranks that have the same shard, and so must have the same bits.
 
-    Ranks along a `Partial` axis have different operands and are in different groups.
+    Ranks along a `Partial` axis have different operands, so these ranks are in different groups.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(mesh_shape)):

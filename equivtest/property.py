@@ -23,8 +23,8 @@ class Space:
     """The world sizes and dtypes from which one search draws its cases.
 
     Attributes:
-        world_sizes: At least one; the first is the simplest.
-        dtypes: At least one; the first is the simplest.
+        world_sizes: Numbers of ranks, at least one number. The first is the simplest.
+        dtypes: Names of dtypes, at least one. The first is the simplest.
     """
 
     world_sizes: tuple[int, ...]
@@ -33,12 +33,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Cases that the family lists from a table, instead of random cases or a covering array.
+    """Cases that the family lists from a table. A covering array or random draws do not choose them.
 
     Attributes:
-        cases: Function of (space with one world size, depth, number of the search) that returns the search's cases.
-            The depth is 1 for a gate, 2 for a conformance run.
-        parts: Number of searches that the cases are divided among.
+        cases: Function (space with one world size, depth, number of the search) -> the search's cases. The depth is 1
+            for a gate, 2 for a conformance run.
+        parts: Number of searches into which the cases are divided.
         world_sizes: World sizes with at least one case.
     """
 
@@ -52,32 +52,34 @@ class Property:
     """A statement about a subject, with the cases on which it is tested and the claims that are judged.
 
     Attributes:
-        subject: Registered name, or 'package.module:function'.
-        statement: The claim in one sentence.
-        source: Where the contract is documented, with the release that was read.
+        subject: The subject's registered name, or 'package.module:function'.
+        statement: What the property claims, in one sentence.
+        source: The documentation of the contract, with the release whose documentation was read.
         cases: Function of a `Space` that returns the Hypothesis strategy of the cases in it.
         claims: The claims; all are judged from the same run of a case.
         examples: Cases that always run, before all others, such as cases that once failed.
-        for_cells: Cases for cells that drawn cases seldom have; only a run that requires all cells has them.
+        for_cells: Cases for cells that drawn cases seldom reach. Only a run that requires all cells has these cases.
         weight: Share of the cases of a run, relative to the other properties.
-        conclusive_dtypes: Dtypes in which a conformance run must reach conclusions, if not all.
-        conclusive_shards: Shard kinds for which a conformance run must reach conclusions, if not all:
-            if every case of a kind is a known failure, conclusions are impossible.
-        shards: Whether the subject's tensors are sharded; if not, every case counts as even.
-        without_collectives: Reason why its subject correctly calls no collective on several ranks: without such a
-            reason a run without collectives shows nothing (`equivtest.search.audit`).
-        incomplete: Reason why a run of many cases leaves the property out unless --subjects names it: many cases find
+        conclusive_dtypes: Dtypes in which a conformance run must reach conclusions. If empty, these are all dtypes of
+            the run.
+        conclusive_shards: Shard kinds for which a conformance run must reach conclusions. If empty, these are all
+            kinds. Leave a kind out if all its cases are known failures, because then no conclusion is possible.
+        shards: True if the subject's tensors are sharded. If False, every case counts as even.
+        without_collectives: Reason why the subject correctly calls no collective on several ranks. If the subject calls
+            none and this is empty, the run shows nothing and ends with an error: see `equivtest.search.audit`.
+        incomplete: Reason why a run of many cases leaves the property out unless --subjects names it. Such a run finds
             failures that no list of known failures has yet.
-        requires: Package that the subject imports and equivtest does not; the property does not run without it.
+        requires: Package that the subject imports and equivtest does not import. If the package is missing, the
+            property does not run.
         leaves_out: Function of a `Space` that returns each of its dtypes in which no case can be judged -> the reason,
-            or ''. None: every dtype has cases.
+            or ''. If None, every dtype has cases.
         aspects: Function of a `Space` that returns all words, such as 'uneven', that `Case.aspects` has for its cases;
-            some case must run for each word. None: 'even' and 'uneven'.
-        world_sizes: Numbers of ranks that its subject runs on; empty: any.
-        resolve: Function (property, pool, space) that returns the property to judge, if that depends on what only a run
-            on ranks shows, see `resolved`. None: the property itself is judged.
+            some case must run for each word. If None, the words are 'even' and 'uneven'.
+        world_sizes: Numbers of ranks on which the subject runs. If empty, it runs on any number.
+        resolve: Function (property, pool, space) -> the property to judge, for a property that depends on facts that
+            only a run on ranks shows: see `resolved`. If None, the property itself is judged.
         enumeration: Additional cases for a gate and for a conformance run.
-        limit_s: Seconds that one visit of one case may take on all ranks; after that it has timed out.
+        limit_s: Seconds that one visit of one case may take on all ranks. A longer visit has timed out.
 
     Raises:
         Misuse: limit_s is no number above 0, or more than half of the backend's time-out.
@@ -121,7 +123,10 @@ class Property:
         return {} if self.leaves_out is None else self.leaves_out(space)
 
     def aspects_of(self, space: Space) -> Collection[str]:
-        """Returns words such as 'uneven'; for each word the first search must have a case with it in `Case.aspects`."""
+        """Returns words such as 'uneven'.
+
+        For each word, the first search must have a case whose `Case.aspects` contains the word.
+        """
         if self.aspects is not None:
             return self.aspects(space)
         if space.world_sizes == (1,) or not self.shards or self.refuses_only:
@@ -135,7 +140,7 @@ class Property:
 
     @property
     def absent(self) -> str:
-        """Why the subject cannot run here, and what to do; '' if it can run."""
+        """The reason why the subject cannot run here, with a remedy. It is '' if the subject can run."""
         if not self.requires or importlib.util.find_spec(self.requires):
             return ""
         return f"{self.requires} is not installed: pip install {self.requires}"
@@ -145,7 +150,7 @@ def require_limit(limit_s: object, name: str = "limit_s") -> None:
     """Raises Misuse unless `limit_s` is a valid time limit for one run of a case, in seconds.
 
     Args:
-        name: Name of the limit for the caller, for the message.
+        name: Name of the caller's argument, for the message.
     """
     is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
     if not is_number or not 0 < limit_s <= limits.COLLECTIVE_S / 2:  # type: ignore[operator]
@@ -160,7 +165,9 @@ ON_TWO_RANKS = Space((2,), limits.DTYPES)
 
 
 def resolved(prop: Property, pool: Pool, space: Space = ON_TWO_RANKS) -> Property:
-    """Returns the property to judge: `prop` itself, or what `prop.resolve` finds out by a run on ranks of `space`.
+    """Returns the property to judge.
+
+    The result is `prop` itself, or the property that `prop.resolve` returns after a run on ranks of `space`.
 
     Raises:
         Misuse: the ranks do not agree, or cannot answer.

@@ -40,9 +40,11 @@ class Placed:
     Attributes:
         local: The rank's tensor, of any shape and dtype.
         layout: Where the elements of the whole tensor live.
-        global_shape: The shape of the whole tensor in the subject's view; None: the subject does not say.
-        indices: If no layout describes the part: the index of each local element into the flattened global tensor,
-            int64 of the local shape; `layout` is then UNTOLD.  None: `layout` describes it.
+        global_shape: The shape of the whole tensor, as the subject declares it. It is None if the subject does not
+            declare it.
+        indices: For each local element, its index in the flattened global tensor. This is an int64 tensor of the local
+            shape, for a part that no layout describes, and `layout` is then UNTOLD. If None, `layout` describes the
+            part.
     """
 
     local: torch.Tensor
@@ -70,14 +72,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 def at_rest(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a detached copy on the CPU with row-major strides.
 
-    `Tensor.contiguous` keeps unusual strides of dims of size 0 and 1, which `Tensor.view(dtype)`
-    then refuses (torch 2.13.0).
+    `Tensor.contiguous` keeps unusual strides of dims of size 0 and 1. `Tensor.view(dtype)` refuses such strides (torch
+    2.13.0).
     """
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of integers with the same bits, so that integers are equal exactly if all bits are."""
+    """Returns a tensor of integers with the same bits.
+
+    Two integers are equal exactly if all their bits are equal.
+    """
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0 or flat.stride(0) != 1 or flat.device.type != "cpu":
         flat = at_rest(flat)
@@ -85,7 +90,7 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """True if two tensors agree in dtype, shape and every bit; NaN equals the same NaN."""
+    """True if two tensors agree in dtype, shape and every bit. Two NaN with the same bits are equal."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(as_bits(left), as_bits(right))
@@ -96,8 +101,9 @@ def slice_local(
 ) -> torch.Tensor:
     """Returns the part of a global tensor that `rank` has under `layout`, as a contiguous copy.
 
-    `padding` fills the padded tail under a `Flat` layout.  Under `Partial` the first rank of the axis has the value,
-    and the others have zeros (sum) or the value itself (avg, max, min).
+    Under a `Flat` layout, `padding` is the value of the padding elements. Under `Partial` the first rank of the axis
+    has the value. The other ranks have zeros if the reduction is 'sum', and the same value if it is 'avg', 'max' or
+    'min'.
     """
     shape = tuple(tensor.shape)
     coordinate = coordinate_of(rank, mesh_shape)
@@ -120,10 +126,11 @@ def assemble(
 ) -> Assembled:
     """Assembles the global tensor from the ranks' local parts, and finds replicas that disagree.
 
-    Partial operands are reduced in rank order in the tensors' own dtype; of replicas, the lowest rank's part is used.
+    Partial operands are reduced in rank order in the tensors' own dtype. If several ranks have replicas of a part, the
+    result has the lowest rank's replica.
 
     Args:
-        locals_: rank -> its local tensor; every rank of the mesh, all of one dtype.
+        locals_: Rank -> its local tensor, for every rank of the mesh. All tensors have the same dtype.
         global_shape: Shape of the unsharded tensor.
 
     Raises:
@@ -153,7 +160,9 @@ def assemble(
 def assemble_listed(
     placed: Mapping[int, Placed], global_shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> tuple[Assembled, torch.Tensor]:
-    """Assembles the global tensor from local parts; some parts list their elements' indices instead of a layout.
+    """Assembles the global tensor from local parts.
+
+    Some parts have a list of their elements' indices instead of a layout.
 
     Returns:
         (global tensor, first rank that has each element). The rank is -1 if no rank has the element. If one rank has an
@@ -178,7 +187,9 @@ def assemble_listed(
 
 
 def places_of(placed: Placed, global_shape: tuple[int, ...], mesh_shape: tuple[int, ...], rank: int) -> torch.Tensor:
-    """Returns the index of each of a rank's elements into the flattened global tensor; the layout must not pad.
+    """Returns, for each element of a rank, its index in the flattened global tensor.
+
+    The layout must not add padding.
 
     Raises:
         ValueError: the layout cannot place such a tensor on the mesh.

@@ -1,4 +1,4 @@
-"""Defines a collective as plain data: one that a rank has called, or one that a library documents."""
+"""Defines a collective as plain data. A rank has called the collective, or a library documents it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Collective:
     Attributes:
         kind: 'all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'broadcast', 'scatter',
             'barrier', ...
-        size_bytes: Size of this rank's operand, padding included; 0 for a barrier, and for a
-            scatter on every rank but the source.
-        phase: One of PHASES.
+        size_bytes: Size of this rank's operand with its padding. For a barrier the size is 0. For a scatter the size is
+            0 on all ranks except the source.
+        phase: The phase of the step in which the rank called the collective, one of PHASES.
         group: The processes that take part: 'mesh' for all processes of the mesh, otherwise a list such as
             'processes 0, 1, 2'.
     """

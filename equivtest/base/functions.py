@@ -26,7 +26,7 @@ _rank: list[bool] = []
 
 
 def be_rank() -> None:
-    """Marks this process as a rank, a process that may import files of users and that judges nothing."""
+    """Marks this process as a rank: a process that may import your files, and in which equivtest judges nothing."""
     _rank.append(True)
 
 
@@ -36,7 +36,9 @@ def is_rank() -> bool:
 
 
 def name_of(function: object, what: str) -> str:
-    """Returns the name by which any process can import a function or class; a string is already such a name.
+    """Returns the name by which any process can import a function or class.
+
+    A string is returned unchanged, because it is already such a name.
 
     Args:
         what: Purpose of the function, such as 'build', for the message.
@@ -71,7 +73,7 @@ def name_of(function: object, what: str) -> str:
 
 
 def _require_findable(qualified: str, function: object, what: str) -> None:
-    """Raises Misuse unless the function is an attribute at the top level of its file."""
+    """Raises Misuse unless `function` is an attribute named `qualified` at the top level of its file."""
     if "<lambda>" in qualified:
         raise Misuse(f"{what} is a lambda, which has no name to send to the ranks: write `def {what}(...)` in a file")
     if "<locals>" in qualified:
@@ -89,7 +91,7 @@ def _require_findable(qualified: str, function: object, what: str) -> None:
 
 
 def _is_typed_in(function: object) -> bool:
-    """True for a function that was typed at a prompt, also at the prompt of `python -i`."""
+    """True if the function was typed at a prompt, such as the prompt of `python -i`."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith("<")
 
@@ -97,7 +99,7 @@ def _is_typed_in(function: object) -> bool:
 def _home_of(module: ModuleType) -> str:
     """Returns a module's file relative to the current folder if it lies there, else the module's name.
 
-    It returns '' if no other process can import the module.
+    The result is '' if no other process can import the module.
     """
     file = getattr(module, "__file__", None)
     if not file:
@@ -155,7 +157,7 @@ def plain(value: object, what: str) -> str:
 def parts_of(name: str) -> tuple[str, str, tuple[object, ...], dict[str, object]]:
     """Splits a name into its file or module, its attribute, its positional arguments and its keyword arguments.
 
-    The attribute is '' if the name has no ':'.
+    If the name has no ':', the attribute is ''.
 
     Raises:
         Misuse: the arguments are no plain values.
@@ -182,7 +184,10 @@ def _arguments(name: str, text: str) -> tuple[tuple[object, ...], dict[str, obje
 
 
 def with_given(function: object, values: tuple[object, ...], named: Mapping[str, object]) -> object:
-    """Returns `function` with these arguments bound by functools.partial; `function` itself if there are none."""
+    """Returns `function` with these arguments bound by functools.partial.
+
+    If there are no arguments, it returns `function` itself.
+    """
     if not values and not named:
         return function
     return functools.partial(function, *values, **named) if callable(function) else function
@@ -193,10 +198,11 @@ def _attribute(owner: object, qualified: str) -> object:
 
 
 def load_file(path: str) -> ModuleType:
-    """Imports a file and returns its module; a file that is already imported is not executed again.
+    """Imports a file and returns its module. A file that was imported before is not executed again.
 
     The module gets the name that an import would give it, and a file in a package is imported as a part of the package.
-    If a module with that name is loaded from another file, both are kept: for example two files `test_models.py`.
+    Two files may have the same module name, for example two files `test_models.py`. Then the modules of both files stay
+    loaded.
 
     Raises:
         Exception: whatever the file raises.
@@ -221,7 +227,10 @@ def _loaded_from(file: Path) -> ModuleType | None:
 
 
 def _root_of(file: Path) -> Path:
-    """Returns the nearest folder above `file` without an __init__.py, which an import needs on Python's path."""
+    """Returns the nearest folder above `file` without an __init__.py.
+
+    An import of the file needs this folder on Python's path.
+    """
     return next(folder for folder in file.parents if not (folder / "__init__.py").exists())
 
 

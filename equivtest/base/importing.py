@@ -1,4 +1,4 @@
-"""Imports an object by its name, 'package.module:NAME'; processes send each other such names instead of code."""
+"""Imports an object by its name 'package.module:NAME'. Processes send each other such names instead of code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_named(name: str, what: str) -> object:
         what: Kind of object, for the message.
 
     Raises:
-        Misuse: the module is missing or raises at import, or it lacks the name.
+        Misuse: the module is missing, raises at import, or lacks the name.
     """
     module_name, attribute, values, named = parts_of(name)
     said = f"{what} {name!r} cannot be imported"
@@ -107,8 +107,8 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
     """Finds a module that `module` hides: one with the same name, on Python's path or in the current folder.
 
     Returns:
-        (folder, file) of the hidden module: the folder of Python's path, and the file that it has for the module. None
-            if `module` hides no other module.
+        (folder, file) of the hidden module, where the folder is on Python's path and contains the file. If `module`
+            hides no other module, the result is None.
     """
     parts = module.__name__.split(".")
     own = Path(module.__file__).resolve() if module.__file__ else None
@@ -120,14 +120,14 @@ def _hidden_by(module: ModuleType) -> tuple[Path, Path] | None:
 
 
 def _absolute(folder: str) -> str:
-    """Returns a folder of Python's path as an absolute path; '' means the current folder."""
+    """Returns a folder of Python's path as an absolute path. The text '' means the current folder."""
     return str(Path(folder).absolute())
 
 
 def require_arguments(function: object, what: str, names: Sequence[str]) -> None:
     """Raises Misuse unless `function` accepts as many arguments as there are `names`.
 
-    A function whose signature Python cannot tell is accepted.
+    If Python cannot determine the signature of `function`, nothing is raised.
     """
     if not callable(function):
         raise Misuse(f"{what} is not a function: {function!r}")
@@ -142,11 +142,17 @@ def require_arguments(function: object, what: str, names: Sequence[str]) -> None
 
 
 def suggestion(wanted: str, known: Sequence[str]) -> str:
-    """Returns advice for a message: the known name that is close to `wanted`, or else all known names."""
+    """Returns advice for a message.
+
+    The advice names the known name that is similar to `wanted`. If no known name is similar, it lists all known names.
+    """
     close = closest(wanted, known)
     return f"did you mean {close!r}?" if close else f"use one of {', '.join(known)}"
 
 
 def closest(wanted: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Returns the known name that is most similar to `wanted` by difflib's ratio; '' if none reaches `likeness`."""
+    """Returns the known name that is most similar to `wanted` by difflib's ratio.
+
+    If no known name has a ratio of at least `likeness`, the result is ''.
+    """
     return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=likeness)), "")

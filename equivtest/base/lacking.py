@@ -99,7 +99,7 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 
     Args:
         lacking: 'dtype:function' of each refused collective, or 'dtype:function_reduction' if the backend refused only
-            that reduction. Empty if not the backend but this release of torch lacks something.
+            that reduction. The collection is empty if this release of torch, and not the backend, lacks something.
     """
     if ALL in allowed:
         return True
@@ -115,9 +115,9 @@ def is_allowed(lacking: Collection[str], allowed: Collection[str]) -> bool:
 def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
     """Returns the names of everything that the backend may lack.
 
-    These are the names in `allowed`. If 'release' is among them, and `backend` is gloo or NCCL of an older release of
-    torch, 'all' is added. gloo's all_to_all, for example, came after torch 2.8.0 (pull request 165435 of pytorch, of
-    2026).
+    These are the names in `allowed`. The name 'all' is added if `allowed` contains 'release', and `backend` is gloo or
+    NCCL of an older release of torch. gloo's all_to_all, for example, came after torch 2.8.0 (pull request 165435 of
+    pytorch, of 2026).
     """
     if RELEASE in allowed and backend in TORCHS_OWN and is_older(metadata.version("torch")):
         return allowed | {ALL}
@@ -125,7 +125,10 @@ def excused_by(allowed: frozenset[str], backend: str) -> frozenset[str]:
 
 
 def function_of(name: str) -> str:
-    """Returns a collective's name without its reduction: 'all_reduce' for 'all_reduce_avg'; a dtype before it stays."""
+    """Returns a collective's name without its reduction: 'all_reduce' for 'all_reduce_avg'.
+
+    A dtype before the name stays: 'float32:all_reduce_avg' becomes 'float32:all_reduce'.
+    """
     function, _, reduction = name.rpartition("_")
     is_of_one = reduction in REDUCTIONS and function.rpartition(":")[2] in REDUCING
     return function if is_of_one else name

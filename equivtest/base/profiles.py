@@ -18,28 +18,34 @@ MAX_INCONCLUSIVE = 0.05
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a run has for a property of weight 1; a property of weight 3 has three times as many.
+    """The number of cases that a run has for each property, and other settings of a run.
+
+    The numbers are for a property of weight 1. A property of weight 3 has three times as many cases.
 
     The weights of all shipped properties add up to 107, with DeepSpeed's properties to 123.
 
     Attributes:
-        single: Number of cases on one rank; few, since nothing is sharded there.
+        single: Number of cases on one rank. The number is small, because one rank shards nothing.
         several: Number of cases on each larger world size.
-        chunk: Largest number of cases in one search: small enough to distribute over xdist workers, large enough that
-            starting ranks does not matter.
+        chunk: Largest number of cases in one search. It is small enough to distribute the searches over xdist workers,
+            and large enough that the time to start ranks does not matter.
         world_sizes: World sizes if --world-sizes is not given.
         repeats: True if a search repeats with fresh seeds until the time is up.
         requires_cells: True if a cell (world size, dtype, shard kind) without a conclusive verdict is a failure.
         strength: If 2, the cases have all combinations of values of any 2 axes; if 3, of any 3 axes, and so on
-            (`equivtest.search.covering`). This needs a family that draws from tables, and then `single` and `several`
-            are unused. If 0, cases are random.
-        mixes_worlds: True if the world size is one of these axes, False if each world size has all combinations.
-        examples: Number of a property's examples that run on each world size, beginning with the first; None: all.
-        per_cell: Number of conclusive verdicts needed on each claim in every cell; cases are added until it is reached.
+            (`equivtest.search.covering`). A combination needs a family that draws from tables. Then `single` and
+            `several` are unused. If 0, cases are random.
+        mixes_worlds: True if the world size is one of the axes that are combined. If False, the cases of each world
+            size have all combinations.
+        examples: Number of a property's examples that run on each world size, beginning with the first example. If
+            None, all examples run.
+        per_cell: Number of conclusive verdicts needed on each claim in every cell. A run adds cases until each cell has
+            this number.
         audits_alone: True if a run consists of audits alone, and audits each property completely.
         is_first_look: True if the profile has so few cases that claims may hold here and fail in other profiles. The
             summary then says so.
-        minutes: Duration of all shipped properties on two quiet cores, as measured; 0 if it was not measured.
+        minutes: Measured duration of all shipped properties on two cores with no other work. It is 0 if nobody measured
+            it.
     """
 
     single: int
@@ -58,7 +64,7 @@ class Profile:
 
     @property
     def draws_many(self) -> bool:
-        """True for profiles with more cases than the gate: soak and conformance."""
+        """True if the profile has more cases than the gate, as soak and conformance have."""
         return self.repeats or self.requires_cells
 
 
@@ -88,9 +94,9 @@ class Part:
     Attributes:
         index: Number of the search among the property's searches on that world size, from 0.
         per_cell: Number of conclusive verdicts that this search must get on each claim in every cell.
-        depth: If the property's `Enumeration` lists the cases: 1 for the shorter list of a gate, 2 for the list of a
-            conformance run. 0 if the search chooses other cases.
-        strength, mixes_worlds, examples: As in `Profile`; strength 0 for random cases.
+        depth: Which list of the property's `Enumeration` the search runs. It is 1 for the shorter list of a gate, 2 for
+            the list of a conformance run, and 0 if the cases do not come from an `Enumeration`.
+        strength, mixes_worlds, examples: Same as in `Profile`. The strength is 0 if the cases are random.
     """
 
     world_size: int
@@ -104,7 +110,7 @@ class Part:
 
     @property
     def cost(self) -> int:
-        """Approximate duration of the search, without a unit; a case on more ranks takes longer."""
+        """Approximate duration of the search, without a unit. It grows with the number of cases and of ranks."""
         return self.num_cases * (1 + self.world_size)
 
     @property
@@ -118,10 +124,10 @@ def plan(
 ) -> tuple[Part, ...]:
     """Divides the cases of one property into searches, fewest ranks first.
 
-    The searches of one world size have equally many cases, or one more or less.
+    The numbers of cases of two searches of one world size differ by at most one.
 
     Args:
-        has_tables: True if a covering array can choose the cases: then each world size has one search.
+        has_tables: True if a covering array can choose the cases. Then each world size has one search.
     """
     if profile.strength and has_tables:
         shared = {name: getattr(profile, name) for name in ("per_cell", "strength", "mixes_worlds", "examples")}
@@ -143,7 +149,7 @@ def plan(
 def plan_enumeration(profile: Profile, world_sizes: Iterable[int], num_parts: int) -> tuple[Part, ...]:
     """Returns the plans of the searches of a property's enumeration: `num_parts` for each world size.
 
-    A profile that is a first look, and a soak, have none.
+    The result is empty if the profile is a first look or a soak.
     """
     depth = 0 if profile.is_first_look or not profile.strength else 1 if profile.mixes_worlds else 2
     parts = range(num_parts if depth else 0)
@@ -160,10 +166,10 @@ def wanted_kinds(
     """Returns the shard kinds for which a conformance run must reach conclusions on `world_size` ranks.
 
     Args:
-        refusals: True if the property is about cases outside the contract. Their shards do not matter, and the result
-            has the one kind 'any'.
+        refusals: True if the property is about cases outside the contract. Then the shards of the cases do not matter,
+            and the result is ('any',).
         shards: False if the subject's tensors are not sharded.
-        conclusive: Shard kinds in which conclusions are possible; empty: all.
+        conclusive: Shard kinds in which conclusions are possible. If empty, conclusions are possible in all kinds.
     """
     if refusals:
         return (ANY,)

@@ -1,4 +1,4 @@
-"""Decides if an exception says that a backend or an old release of torch lacks something, or if it is a failure."""
+"""Decides if an exception is a failure, or says that a backend or an old release of torch lacks something."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def is_refusal(error: BaseException) -> bool:
 def is_missing(error: BaseException, release: str) -> bool:
     """True if `error` says that torch lacks something, and `release` is older than CONTRACTS.
 
-    CONTRACTS is a release of torch. If that release or a later one raises the same text, this is a failure, since
-    DTensor must not lose an operator.
+    CONTRACTS is a release of torch. If that release or a later one raises the same text, the exception is a failure,
+    since DTensor must not lose an operator.
     """
     return isinstance(error, NotImplementedError) and MISSING in str(error) and is_older(release)
 

@@ -1,4 +1,4 @@
-"""Separates the user's own Python files from files of equivtest, Python and installed packages."""
+"""Separates your own Python files from files of equivtest, Python and installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _others: set[object] = set()
 
 
 def imported_files() -> tuple[str, ...]:
-    """Returns the paths of the user's own files that this process has imported."""
+    """Returns the paths of your own files that this process has imported."""
     found = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
     users = sorted(file for file in found - _others if isinstance(file, str) and is_users(file))
     _others.update(found.difference(users))
@@ -33,20 +33,20 @@ def imported_files() -> tuple[str, ...]:
 
 @cache
 def is_users(file: str) -> bool:
-    """True if the file is a Python file of the user, not of equivtest, Python or an installed package."""
+    """True if the file is a Python file of yours, not a file of equivtest, Python or an installed package."""
     path = Path(file)
     is_installed = any(site in path.parts for site in SITES)
     return path.suffix == ".py" and not is_installed and not any(map(path.is_relative_to, (PACKAGE, *INSTALLED)))
 
 
 def users_frames(lines: Sequence[str]) -> dict[int, re.Match[str]]:
-    """Returns line number -> match (file, line, function) for each of a traceback's frames in the user's code."""
+    """Returns line number -> match (file, line, function) for each frame of a traceback that is in your code."""
     matches = {number: _FRAME.fullmatch(line) for number, line in enumerate(lines)}
     return {number: match for number, match in matches.items() if match is not None and is_users(match[1])}
 
 
 def digest_of(path: str) -> str:
-    """Returns 16 digits of the file's SHA-256; '' if it cannot be read."""
+    """Returns 16 digits of the file's SHA-256, or '' if the file cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
     except OSError:

@@ -46,7 +46,7 @@ class Bag:
         payload: Path below data/ -> content.
         digest: SHA-256 of the list of checksums of BagIt's own files. It changes if any file changes, because one of
             BagIt's own files lists the checksums of all other files.
-        altered: One line for each file that does not fit its checksum.
+        altered: One line for each file whose content does not match its checksum.
     """
 
     payload: Mapping[str, bytes]
@@ -83,7 +83,7 @@ def read_bag(path: Path) -> Bag:
     """Reads every file of a bag and compares it with its checksum.
 
     Raises:
-        Misuse: there is no such file, it is no bag, or it is larger than a bundle can be.
+        Misuse: the file is missing, is no bag, or is larger than a bundle can be.
     """
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
@@ -131,7 +131,7 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, left: int) -> byt
     The size in the zip file's directory may be wrong, so the bytes themselves are counted.
 
     Raises:
-        Misuse: there are more than `left` bytes.
+        Misuse: the file has more than `left` bytes.
     """
     try:
         with archive.open(entry) as stream:
@@ -164,9 +164,9 @@ def _differences(manifest: bytes | None, named: str, files: Mapping[str, bytes],
     """Returns one line for each file that is missing, added, or differs from its checksum in a manifest.
 
     Args:
-        manifest: Content of the manifest; without one the result is [].
+        manifest: Content of the manifest. If the bag has no manifest, this is None and the result is [].
         named: Name of the manifest, for the lines.
-        unread: Files of the bag that could not be read; they do not count as missing.
+        unread: Files of the bag that could not be read. These files do not count as missing.
     """
     if manifest is None:
         return []

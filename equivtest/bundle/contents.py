@@ -1,6 +1,7 @@
 """Defines the files of a bundle as structs, and the one form in which each struct is written.
 
-To check a file, a reader converts its content back to that form. A difference shows that equivtest did not write it.
+To check a file, a reader converts its content back to that form. A difference shows that equivtest did not write the
+file.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts in environment.json that decide which cases a run has. The file also has facts for people alone.
+    """The facts in environment.json that decide which cases a run has.
+
+    The file also has facts that only people read.
 
     Attributes:
         suite_digest: SHA-256 over the files of equivtest that made the bundle.
-        levels: Lines on the levels of conformance; empty unless the profile is `conformance`.
+        levels: Lines on the levels of conformance. Empty unless the profile is `conformance`.
         manifest: Name of the manifest's file, or ''.
-        hosts: Number of slots of each other host; None if the run listened for no hosts.
-        declared: The declared arithmetic of the backend, by dtype; None if the run assumed torch's on the CPU.
+        hosts: Number of slots of each other host. None if the run listened for no hosts.
+        declared: The declared arithmetic of the backend, by dtype. None if the run assumed the arithmetic that torch
+            has on the CPU.
         failed: Number of tests that failed, including tests of known failures that no longer fail.
-        complete, state: Whether the run came to its end; if not, the reason.
+        complete, state: `complete` is True if the run came to its end. If it is False, `state` is the reason.
     """
 
     equivtest: str
@@ -75,7 +79,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_lists(self) -> tuple[str, ...]:
-        """File names of the user's lists of known failures, without the shipped list."""
+        """File names of your lists of known failures, without the shipped list."""
         return tuple(name for name in self.known_failures.split(", ") if name not in ("shipped", "none"))
 
     @property
@@ -84,13 +88,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PropertyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one property; all of it, except the failures' texts, follows from the verdicts and the audit.
+    """The result of one property.
+
+    All fields except the failures' texts follow from the verdicts and the audit.
 
     Attributes:
         outcomes: Claim -> passed, failed, skipped (open) or xfailed (a known failure).
         counts: Claim -> kind of verdict -> number.
         searches: Label of a search -> number of records.
-        covered: Numbers of combinations: judged, known to fail, open, infeasible.
+        covered: Four numbers of combinations: those that were judged, that are known to fail, that are open, and that
+            no case can have.
         holes: Required cells without a conclusion.
         failures: The smallest failing cases that were found.
     """
@@ -120,7 +127,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownList(msgspec.Struct, frozen=True):
-    """A list of known failures of the user: the name of its file, and its entries as read."""
+    """A list of known failures that you passed.
+
+    The struct has the name of the list's file, and the entries as they were read.
+    """
 
     name: str
     entries: list[dict[str, Any]]
@@ -162,7 +172,7 @@ def read_records(data: bytes) -> list[Record]:
     """Reads the records from the content of a search's file.
 
     Raises:
-        ValueError: a line is no record, or has another form than `write_records` gives it.
+        ValueError: a line is no record, or `write_records` would write the record in another form.
     """
     records = [msgspec.json.decode(line, type=Record) for line in data.splitlines()]
     if write_records(records) != data:
@@ -174,7 +184,7 @@ def read_json(data: bytes, kind: type[T]) -> T:
     """Reads a struct of type `kind` from the content of a JSON file.
 
     Raises:
-        ValueError: it has another form than `write_json` gives it.
+        ValueError: the content has another form than `write_json` gives to a struct.
     """
     value = msgspec.json.decode(data, type=kind)
     if write_json(value) != data:

@@ -1,7 +1,7 @@
-"""Repeats a search of a run without ranks, to find the cases that it must have had and the results of its verdicts.
+"""Repeats a search of a run without ranks, to find the cases that the search must have had, and their results.
 
-The search itself chooses the cases: first the covering array, then further cases to fill cells.  Which cells need more
-cases depends on the recorded verdicts alone, so the repeated search has the same cases as the run.
+The search itself chooses the cases: first the covering array, then further cases to fill cells. Only the recorded
+verdicts decide which cells need more cases, so the repeated search has the same cases as the run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Derived(Searching):
     """A search that takes the verdicts from a bundle's records, and lists every record that cannot be from such a run.
 
     Attributes:
-        recorded: Case as JSON -> its records; only cases that the search has not asked for yet.
-        torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
+        recorded: Case as JSON -> its records, for the cases that the search has not asked for yet.
+        torchs: Reasons for which a run may call a failure known although no list has an entry for it. See
+            `torchs_reasons`.
         problems: One line for each difference between the records and the search.
     """
 
@@ -154,7 +155,7 @@ def torchs_reasons(environment: Environment) -> frozenset[str]:
 def always_judges(claim: Claim) -> bool:
     """True if the claim has a verdict on every draw to which it applies.
 
-    The claim's `judge` function says so by its return annotation: `Judgement`, without None.
+    The claim's `judge` function shows this by its return annotation, which is `Judgement` without None.
     """
     return str(claim.judge.__annotations__["return"]) == "Judgement"
 
@@ -167,16 +168,17 @@ def derive(
     pool: Any = None,
     torchs: frozenset[str] = frozenset(),
 ) -> tuple[list[Record], Coverage | None, dict[str, str], list[str]]:
-    """Repeats a search without ranks: `records` have the verdicts that the ranks would give.
+    """Repeats a search without ranks. The verdicts come from `records` instead of from ranks.
 
     Returns:
-        The records of the cases that the search chooses; its coverage; each dtype that it leaves out -> the reason; and
-            one line for each difference between the records and a search.
+        Four values: the records of the cases that the search chooses; the coverage of the search; each dtype that the
+            search leaves out -> the reason; and one line for each difference between the records and a search.
 
     Args:
-        torchs: Reasons for which a run may call a failure known without an entry, see `torchs_reasons`.
-        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`); None if this
-            property does not.
+        torchs: Reasons for which a run may call a failure known although no list has an entry for it. See
+            `torchs_reasons`.
+        pool: Pool of ranks. Some properties run ranks before their cases are drawn (`Property.resolve`). For all other
+            properties the pool may be None.
     """
     recorded: dict[Key, list[Record]] = {}
     for record in records:

@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of equivtest.toml.
 
     Attributes:
-        waiver: Entries with the fields of known_failures.toml; each must have `link` and `expires`.
+        waiver: Entries with the fields of known_failures.toml. Each entry must have `link` and `expires`.
     """
 
     backend: Backend
@@ -62,9 +62,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Returns the names of everything that the manifest does not claim, in the form of --allow-unsupported.
+        """Returns a name, in the form of --allow-unsupported, for everything that the manifest does not claim.
 
-        The backend may refuse what these names stand for.
+        The backend may refuse the dtypes and collectives that these names stand for.
         """
         claimed = self.claims
         functions = [name for name in FUNCTIONS if name not in claimed.collectives]
@@ -88,10 +88,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def merged(self, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """Adds the options of this manifest to the `given` options of a run, and returns all.
+        """Adds the options of this manifest to `given`, the options of a run, and returns all options.
 
         Raises:
-            Misuse: an option is in both.
+            Misuse: an option is both in the manifest and in `given`.
         """
         own = {name: value for name, value in self.as_options(path).items() if value not in (None, [], "")}
         own |= {name: "auto" for name in ("start",) if own[name] == "auto" and name in given}
@@ -105,7 +105,7 @@ def read_manifest(path: Path) -> Manifest:
     """Reads a manifest.
 
     Raises:
-        Misuse: it cannot be read, or has a mistake.
+        Misuse: the manifest cannot be read, or has a mistake.
     """
     try:
         with path.open("rb") as file:
@@ -154,8 +154,8 @@ def differences(manifest: Manifest, records: Iterable[Record]) -> tuple[list[str
     """Compares the manifest's claims with the verdicts on `collectives`, the subject that calls each collective alone.
 
     Returns:
-        Collectives that hold without being claimed, and claimed collectives that no verdict judged, as
-            'dtype:function_reduction'.
+        Two lists of names 'dtype:function_reduction': the collectives that work although the manifest does not claim
+            them, and the claimed collectives that no verdict judged.
     """
     judged: set[str] = set()
     for record in records:
@@ -174,9 +174,9 @@ ALL_CLAIMS = Claims(tuple(limits.DTYPES), limits.WORLD_SIZES, FUNCTIONS, REDUCTI
 
 
 def measured(pool: Pool) -> tuple[Claims, list[str]]:
-    """Probes a backend; returns claims of everything that it did not refuse in a probe, and notes on the probes.
+    """Probes a backend and returns claims of everything that worked in the probes, and notes on the probes.
 
-    A dtype is claimed if some collective works in it, on two ranks.
+    A dtype is claimed if some collective works with tensors of that dtype on two ranks.
 
     Raises:
         BrokenSetup: ranks cannot start.
@@ -240,5 +240,8 @@ def write_text(backend: Backend, claims: Claims, notes: Iterable[str] = ()) -> s
 
 
 def _toml(value: str | tuple[object, ...]) -> str:
-    """Returns a text, or a list of texts or numbers, as TOML; for such values TOML and JSON are the same."""
+    """Returns a text, or a list of texts or numbers, as TOML.
+
+    For such values TOML and JSON are the same.
+    """
     return msgspec.json.encode(value).decode().replace(",", ", ")

@@ -30,9 +30,9 @@ def rerun_cases(
     """Runs cases of a bundle again; yields (line, True if the line names a difference).
 
     Args:
-        number: Number of cases; all if the bundle has fewer.
-        cpu: Name of this machine's CPU. If the bundle's run had the same CPU, the margins have to be equal.
-        seed: Chooses the cases; fresh randomness if ''.
+        number: Number of cases to run. If the bundle has fewer cases, all of them run.
+        cpu: Name of this machine's CPU. If the bundle's run had a CPU of the same name, the margins have to be equal.
+        seed: Text that determines the choice of cases. If '', the choice is random.
         gloo: See `equivtest.search.search.search`.
 
     Raises:

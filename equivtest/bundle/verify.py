@@ -60,9 +60,9 @@ class Verified:
 
     Attributes:
         digest: Digest of the bundle.
-        problems: One line each; none if the bundle is complete, unaltered and green.
-        notes: What was checked and what was not, one line each.
-        levels: Result on each level of conformance; empty unless the run is of the profile `conformance`.
+        problems: One line for each problem. Empty if the bundle is complete, unaltered and green.
+        notes: One line for each check that was made or left out.
+        levels: Result on each level of conformance. Empty unless the run has the profile `conformance`.
         searches: (property, chunk, records) of each search.
     """
 
@@ -84,7 +84,7 @@ def verify(path: Path, properties: Mapping[str, Property], pool: Any = None) -> 
             None, the cases of these properties are not checked.
 
     Raises:
-        Misuse: the file is no bundle, or the bundle is of another suite or release of torch.
+        Misuse: the file is no bundle, or another suite or release of torch made the bundle.
     """
     import_cases()
     bag = read_bag(path)
@@ -144,7 +144,10 @@ class _Check:
         self.found.problems.append(f"{word}: {text}")
 
     def _read(self, name: str, kind: type[T]) -> T | None:
-        """Reads a JSON file of the bundle; if it is missing or has another form, returns None and notes a problem."""
+        """Reads a JSON file of the bundle.
+
+        If the file is missing or has another form, the method returns None and notes a problem.
+        """
         if name not in self.bag.payload:
             self._say("altered", f"data/{name} is missing")
             return None
@@ -155,7 +158,10 @@ class _Check:
             return None
 
     def _check_environment(self, environment: Environment, lists: Sequence[KnownList]) -> bool:
-        """Notes a problem for each invalid setting of the run; False if no cases can be derived from the settings."""
+        """Notes a problem for each invalid setting of the run.
+
+        The result is False if no cases can be derived from the settings.
+        """
         is_planned = environment.profile in PROFILES and environment.plan.strength > 0
         if not is_planned or environment.seeds != "gate":
             self._say(
@@ -220,7 +226,10 @@ class _Check:
                 self._say("altered", f"data/{contents.MANIFEST}: {text}")
 
     def _known(self, environment: Environment, lists: Sequence[KnownList]) -> KnownFailures:
-        """Returns the known failures that were valid when the run began, and notes those that have expired since."""
+        """Returns the known failures that were valid when the run began.
+
+        The method adds a note for each known failure that has expired since then.
+        """
         entries = read_entries(SHIPPED) if environment.uses_shipped_list else []
         for each in lists:
             numbers = Counter(entry.subject for entry in entries)
@@ -362,7 +371,7 @@ class _Check:
             self._say("red", f"{name}: shows nothing: {shorten(tally.unshown)}")
 
     def _check_known(self, environment: Environment, results: Results, props: Iterable[Property]) -> None:
-        """Notes a problem for each known failure without a result, or with an impossible or red result."""
+        """Notes a problem for each known failure whose result is missing, impossible or red."""
         wanted = {
             entry.id: entry
             for prop in props

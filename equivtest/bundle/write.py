@@ -40,7 +40,7 @@ def payload_of(
 
     Args:
         troubles: Reasons, other than failing claims, why the run is red.
-        holes_of: A function that returns those required cells of a property that have no conclusion.
+        holes_of: A function from the counts of a property to its required cells that have no conclusion.
     """
     sizes: dict[str, dict[str, int]] = {}
     for (name, label), records in results.searches.items():
@@ -72,6 +72,9 @@ def payload_of(
 
 
 def read_list(name: str) -> KnownList:
-    """Reads a user's list of known failures, from its own file or from the waivers of a manifest."""
+    """Reads a list of known failures that you passed.
+
+    The list is in a file of its own, or is the waivers of a manifest.
+    """
     data = tomllib.loads(Path(name).read_text("utf-8"))
     return KnownList(name, msgspec.to_builtins(data.get("waiver" if "backend" in data else "known_failure", [])))

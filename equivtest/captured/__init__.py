@@ -1,4 +1,4 @@
-"""Captures a step of a user's job in a folder, and judges it later.
+"""Captures a step of your job in a folder, and judges the step later.
 
-The folder has a file of tensors and a manifest for each rank.
+For each rank, the folder has a file of tensors and a manifest.
 """

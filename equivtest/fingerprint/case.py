@@ -31,7 +31,9 @@ NUM_TINY = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FingerprintCase(Case):
-    """The case of a fingerprint: one all_reduce, called several times, and some local operations.
+    """The case of a fingerprint.
+
+    Its subject calls one all_reduce several times, and computes some local operations.
 
     Attributes:
         num_calls: Number of times that the ranks call the all_reduce on the same operands.
@@ -43,7 +45,10 @@ class FingerprintCase(Case):
     num_calls: Annotated[int, Within(1, 64)] = 8
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all tensors: each rank has its own row of `terms` and `tiny`; the other operands are replicated."""
+        """Describes all tensors.
+
+        Each rank has its own row of `terms` and `tiny`. The other operands are replicated.
+        """
         own, whole = Layout((Shard(0),)), replicated()
         tensors = {
             "terms": CaseTensor((self.world_size, NUMEL), own),
@@ -69,9 +74,10 @@ class FingerprintCase(Case):
 def draw_fingerprint(case: FingerprintCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the operands of the fingerprint, all in the mode of values `real`.
 
-    `terms` and `rows`: positive, from 1/2 to 2, so that nothing cancels in a sum. `left` and `right`: of both signs.
-    `tiny`: on rank 0 the smallest and the largest subnormal number, of both signs; elsewhere zeros. `points`: from
-    2**-6 to 2**3, so that none of the fingerprint's functions has a subnormal value.
+    The elements of `terms` and `rows` lie between 1/2 and 2, so that nothing cancels in a sum. The elements of `left`
+    and `right` have both signs. On rank 0, `tiny` has the smallest and the largest subnormal number with each sign. On
+    all other ranks, `tiny` has zeros. The elements of `points` lie between 2**-6 and 2**3, so that none of the
+    fingerprint's functions has a subnormal value.
     """
     dtype, (mode, seed) = DTYPES[case.dtype], case.values[index]
     given = {}

@@ -1,8 +1,8 @@
 """Measures how a backend and its device compute, and returns records of `Arithmetic` for a person to read and sign.
 
 Error bounds for runs follow from such a record. The returned record has the narrowest bounds that contain every
-measurement. It says what was measured, not what is always true: an order of summation that never varied here may vary
-elsewhere. Letters: w is the number of ranks, u the unit roundoff.
+measurement. The record shows what was measured, and need not hold for other runs. For example, an order of summation
+that never varied in the measurement may vary in another run. Letters: w is the number of ranks, u the unit roundoff.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reading:
 
     Attributes:
         given: The operands, unsharded.
-        by_rank: Name -> value, for each rank in order.
+        by_rank: One dict from name to value for each rank, in rank order.
     """
 
     case: FingerprintCase
@@ -50,10 +50,10 @@ class Fingerprint:
     """The measurements in one dtype.
 
     Attributes:
-        record: The record that can be declared; None if no record allows the measurements, or if nothing was measured.
+        record: The record that can be declared. None if no record allows the measurements, or if nothing was measured.
         told: The reasons for the record, one line each.
         problems: Measurements that no declaration allows.
-        lacking: Message of the backend if it refused the dtype, so that nothing was measured; otherwise ''.
+        lacking: If the backend refused the dtype, the backend's message. Then nothing was measured. Otherwise ''.
     """
 
     dtype: str
@@ -85,7 +85,7 @@ def measure(pool: Pool, dtype: str, world_sizes: Sequence[int]) -> Fingerprint:
 def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
     """Returns the fingerprint of one dtype, with the narrowest record that allows all readings.
 
-    If no record allows them, the fingerprint has no record, and its `problems` name the measurements.
+    If no record allows all readings, the fingerprint has no record, and its `problems` name the measurements.
     """
     problems = tuple(problem for reading in readings for problem in _problems(reading))
     reduce, sums = _finest(
@@ -120,11 +120,13 @@ def conclude(dtype: str, readings: Sequence[Reading]) -> Fingerprint:
 
 
 def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iterator[str]:
-    """Yields a line with the value of each field of the record except dtypes, and with the measurement behind it.
+    """Yields one line for each field of the record except the dtypes.
+
+    A line has the field's value and the measurement from which the value follows.
 
     Args:
-        ulp, function: The largest error of any function, in units in the last place, and that function's name; '' if no
-            function was measured.
+        ulp, function: The largest error of any function, in units in the last place, and that function's name. The name
+            is '' if no function was measured.
         num_calls: Number of sums of the same operands that were compared.
     """
     if function:
@@ -147,7 +149,7 @@ def _told(record: Arithmetic, ulp: float, function: str, num_calls: int) -> Iter
 def _problems(reading: Reading) -> Iterator[str]:
     """Yields one line for each measurement that no declaration allows.
 
-    These are sums that differ between ranks, wrong subnormal numbers and infinite results.
+    Such measurements are sums that differ between ranks, wrong subnormal numbers and infinite results.
     """
     case, first = reading.case, reading.by_rank[0]
     for rank, answers in enumerate(reading.by_rank):
@@ -173,10 +175,10 @@ def _no_finer_than(finest: str, dtype: str) -> list[str]:
 
 
 def _finest(names: Iterable[str], beside: Callable[[str], float]) -> tuple[str, float]:
-    """Returns the first of the dtypes `names` for which `beside` is at most 1, and what `beside` returned for it.
+    """Returns the first dtype in `names` for which `beside` returns at most 1, and the number that was returned.
 
-    `beside` returns the largest error as a fraction of its bound. If no bound holds, the result is '' and the fraction
-    of the last dtype.
+    `beside` returns the largest error as a fraction of its bound. If the fraction is above 1 for every dtype, the
+    result is '' and the fraction of the last dtype.
     """
     ratio = math.inf
     for name in names:

@@ -1,1 +1,1 @@
-"""Reads and writes the files of a captured run; files are read as if a hostile author had written them."""
+"""Reads and writes the files of a captured run. A file may come from an attacker, so its content is checked."""

@@ -1,6 +1,8 @@
-"""Reads the folder of a captured run: checks that its files belong to one run, and reads the tensors of each rank.
+"""Reads the folder of a captured run.
 
-A manifest never names a file: each rank's files have fixed names, and no other file is opened.
+The module checks that the files belong to one run, and reads the tensors of each rank.
+
+A manifest never names a file. Each rank's files have fixed names, and no other file is opened.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ def paths_of(folder: Path, rank: int) -> tuple[Path, Path]:
 
 
 def parameter_of(name: str) -> str:
-    """Returns the parameter that a captured tensor belongs to: 'fc.weight' for the tensor `name` 'grad.fc.weight'.
+    """Returns the name of the parameter to which the captured tensor `name` belongs: 'fc.weight' for 'grad.fc.weight'.
 
-    A parameter's value, gradient and optimizer state belong to it; for any other tensor the result is ''.
+    A parameter's value, gradient and optimizer state belong to the parameter. For any other tensor the result is ''.
     """
     kind, _, parameter = name.removeprefix(AFTER).partition(".")
     return parameter.partition(STATE_OF)[0] if kind in ("param", "grad", "state") else ""
@@ -75,7 +77,7 @@ class CapturedRank(Mapping[str, Placed]):
         return rank
 
     def entry(self, name: str) -> Tensor:
-        """Returns what the manifest says about a tensor."""
+        """Returns the manifest's entry for a tensor."""
         return self.manifest.tensors[self._names[name]]
 
     def __getitem__(self, name: str) -> Placed:
@@ -94,10 +96,11 @@ class CapturedRank(Mapping[str, Placed]):
         """Reads a tensor with its layout.
 
         Args:
-            plain: Layout of a tensor that was no DTensor; None if its layout is unknown.
+            plain: Layout of the tensor if it was no DTensor. None if the layout is unknown.
 
         Raises:
-            Misuse: the tensor's bytes are not the bytes that were written, or its indices lie outside of the parameter.
+            Misuse: the tensor's bytes have changed since they were written, or the tensor's indices lie outside of the
+                parameter.
         """
         entry, name = self.entry(name), self._names[name]
         local = self._file.read(name)
@@ -153,20 +156,25 @@ def _check_tensor(where: str, entry: Tensor, shape: tuple[int, ...], num_axes: i
 
 
 def layout_of(entry: Tensor) -> Layout:
-    """Returns the layout that a manifest's entry describes; an axis with an unknown placement counts as replicated."""
+    """Returns the layout that a manifest's entry describes.
+
+    An axis with an unknown placement counts as replicated.
+    """
     placements: list[Placement] = [parse_placement(text) if text else Replicate() for text in entry.layout]
     return Layout(tuple(placements), entry.order)
 
 
 class CapturedRun:
-    """The checked files of all ranks of one run; no tensor is read yet.
+    """The files of all ranks of one run.
+
+    The files are checked, but no tensor is read yet.
 
     Attributes:
         folder: The folder of the files.
         ranks: The tensors of each rank, by rank.
 
     Raises:
-        Misuse: a file is missing, broken or of another run.
+        Misuse: a file is missing or broken, or belongs to another run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -185,12 +193,14 @@ class CapturedRun:
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of rank 0; its `SHARED` fields are the same on all ranks."""
+        """Manifest of rank 0. Its fields in `SHARED` are the same on all ranks."""
         return self.ranks[0].manifest
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """Returns the folders of submodules that were captured alone; [] if the folder has a run of the whole model.
+    """Returns the folders of submodules that were captured alone.
+
+    The list is empty if the folder has a run of the whole model.
 
     Raises:
         Misuse: the folder cannot be read.
@@ -220,7 +230,7 @@ def _ranks_in(folder: Path) -> list[int]:
     """Returns the numbers of all ranks of the run in a folder.
 
     Raises:
-        Misuse: there is no folder, the folder has no run, or it lacks some ranks of a run.
+        Misuse: there is no folder, or the folder has no run, or the folder lacks some ranks of a run.
     """
     names = {entry.name for entry in _entries_of(folder)}
     ranks = sorted({int(match[1]) for name in names if (match := RANK.fullmatch(name))})
@@ -237,7 +247,7 @@ def _ranks_in(folder: Path) -> list[int]:
 
 
 def _check_run(folder: Path, manifests: Mapping[int, Manifest]) -> None:
-    """Raises Misuse unless all manifests are of one run and each rank of that run has one."""
+    """Raises Misuse unless all manifests belong to one run and each rank of that run has a manifest."""
     first = manifests[0]
     for rank, manifest in manifests.items():
         if manifest.rank != rank:

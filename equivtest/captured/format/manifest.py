@@ -1,4 +1,7 @@
-"""Defines the manifest that each rank writes beside its tensors: plain data with a version, checked when it is read."""
+"""Defines the manifest that each rank writes beside its tensors.
+
+A manifest is plain data with a version, and is checked when it is read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes one parameter of the unsharded model; its dtype is a name such as 'float32'."""
+    """Describes one parameter of the unsharded model. The dtype is a name such as 'float32'."""
 
     shape: Shape
     dtype: str
@@ -29,11 +32,13 @@ class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describes one tensor of the rank.
 
     Attributes:
-        sha256: Digest of the tensor's bytes in the file of tensors; that file also has the tensor's shape and dtype.
-        layout: The tensor's placement on each axis of the mesh, '' if unknown; empty for a tensor that is no DTensor.
+        sha256: Digest of the tensor's bytes in the file of tensors. That file also has the tensor's shape and dtype.
+        layout: The tensor's placement on each axis of the mesh. An unknown placement is ''. The tuple is empty if the
+            tensor is no DTensor.
         order: The axes in the order of sharding, as in `equivtest.layout.Layout`.
-        whole: Global shape of the tensor, if known.
-        is_listed: True if 'indices.NAME' in the file has the position of each element in the flattened whole tensor.
+        whole: Global shape of the tensor. None if the shape is unknown.
+        is_listed: True if the file has a tensor 'indices.NAME' with the position of each element in the flattened whole
+            tensor.
     """
 
     sha256: str
@@ -58,22 +63,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         run: Hexadecimal digits that identify the run.
         mesh, axes: Number of ranks along each axis of the mesh, and the axes' names, if they have names.
         batch, batch_axis: How the batch is divided ('whole', 'mean of parts' or 'sum of parts'), and the name of the
-            mesh's axis that divides it; '' for the first axis.
-        part: Name of the submodule that was captured alone; '': the whole model.
-        inputs: Names of the inputs, in the order in which the model takes them.
-        positional: The inputs that were passed by position.
-        outputs: Names of the captured outputs; empty: all.
+            mesh axis along which the batch is divided. If the name is '', this is the first axis.
+        part: Name of the submodule that was captured alone. It is '' if the whole model was captured.
+        inputs: Names of the inputs, in the order of the model's parameters.
+        positional: Names of the inputs that were passed by position.
+        outputs: Names of the captured outputs. If empty, all outputs were captured.
         boundaries: Patterns of the names of the captured submodules.
-        micro_batches: Number of calls of the model, each with other inputs and a backward; gradients of parameters are
-            sums over all calls.
+        micro_batches: Number of calls of the model. Each call has its own inputs and its own backward. Gradients of
+            parameters are sums over all calls.
         parameters: The parameters of the unsharded model, by name.
-        autocast: Device and dtype of autocast around the forward, 'cpu:bfloat16'; '' without autocast.
-        tensors: Descriptions of the tensors in the file of tensors, by name; 'given.ids' is an input, 'cotangent.loss'
-            the gradient that came to an output from outside of the model, 'before.NAME' a buffer before the forward,
-            and 'micro2.given.ids' an input of the second micro-batch.
+        autocast: Device and dtype of autocast around the forward, such as 'cpu:bfloat16'. It is '' without autocast.
+        tensors: Descriptions of the tensors in the file of tensors, by name. The tensor 'given.ids' is an input.
+            'cotangent.loss' is the gradient that came to an output from outside of the model. 'before.NAME' is a buffer
+            before the forward. 'micro2.given.ids' is an input of the second micro-batch.
         size_bytes: Size of the file of tensors.
-        optimizer: Name of the class in torch.optim if an update was captured; '' if forwards and backwards were
-            captured.
+        optimizer: Name of the optimizer's class in torch.optim if an update was captured. It is '' if forwards and
+            backwards were captured.
         groups: The optimizer's groups of parameters.
     """
 

@@ -1,4 +1,4 @@
-"""Recognizes what other debugging tools write, and says what it lacks for a verdict."""
+"""Recognizes files of other debugging tools, and describes what these files lack for a verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ WAY_OUT = "put equivtest.capture(model, FOLDER) around the step, and judge that 
 
 
 def describe_dump(path: Path, files: Sequence[Path]) -> str:
-    """Returns which tool wrote a file or folder, what it lacks for a verdict, and the way out; '' if that is unknown.
+    """Returns which tool wrote a file or folder, what the file or folder lacks for a verdict, and a remedy.
+
+    The result is '' if the tool is unknown.
 
     Args:
         files: The files in the folder `path`, or `path` itself if it is a file.

@@ -1,7 +1,7 @@
 """Reads and writes files of tensors in the safetensors format.
 
-A file is read as if an attacker had written it: nothing in it is executed. When safetensors opens a file, it checks
-that the header is valid and that every byte belongs to exactly one tensor. Source:
+A file may come from an attacker, so nothing in the file is executed. When safetensors opens a file, it checks that the
+header is valid and that every byte belongs to exactly one tensor. Source:
 https://huggingface.co/docs/safetensors/index, "Format"; safetensors 0.8.0.
 """
 
@@ -42,7 +42,10 @@ class Entry(NamedTuple):
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits; the tensor must be contiguous and on the CPU."""
+    """Returns the SHA-256 of a tensor's bytes in hexadecimal digits.
+
+    The tensor must be contiguous and on the CPU.
+    """
     return hashlib.sha256(tensor.detach().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -101,7 +104,7 @@ class TensorFile:
         """Reads the tensor with this name.
 
         Raises:
-            Misuse: the tensor's bytes are not there any more, or are no values of its dtype.
+            Misuse: the tensor's bytes are no longer in the file, or are no values of the tensor's dtype.
         """
         try:
             read: torch.Tensor = self._opened.get_tensor(name)
@@ -117,10 +120,12 @@ class TensorFile:
 
 @contextmanager
 def open_plainly(path: Path) -> Iterator[BufferedReader]:
-    """Opens a regular file for reading; it neither follows links nor waits for a pipe or a device.
+    """Opens a regular file for reading.
+
+    The function neither follows links nor waits for a pipe or a device.
 
     Raises:
-        Misuse: there is no regular file.
+        Misuse: `path` is no regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

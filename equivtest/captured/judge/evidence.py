@@ -1,4 +1,4 @@
-"""Collects from a captured run what a verdict needs: the run as a case, expected values, the ranks' tensors."""
+"""Collects the data for a verdict on a captured run: the run as a case, expected values, the ranks' tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Evidence(NamedTuple):
 
     Attributes:
         observed: Tensors of each rank, in the form in which a rank that equivtest starts returns them.
-        inputs: Unsharded inputs, parameters and cotangents; for an update also the optimizer's state.
+        inputs: Unsharded inputs, parameters and cotangents. For an update, also the optimizer's state.
     """
 
     case: ModuleCase
@@ -56,9 +56,11 @@ def forwards_in(run: CapturedRun, reference: str) -> Evidence:
 
 
 def _joined(micro_batches: Sequence[MicroBatch], tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Joins the tensors of all micro-batches in one dict: 'given.ids' of the second becomes 'micro2.given.ids'.
+    """Joins the tensors of all micro-batches in one dict.
 
-    A tensor of a parameter, which all micro-batches share, is in the dict once.
+    The tensor 'given.ids' of the second micro-batch gets the name 'micro2.given.ids'.
+
+    All micro-batches share the tensors of parameters, so each of these tensors is in the dict once.
     """
     return {
         at_micro_batch(number, name): tensor
@@ -114,10 +116,10 @@ def _case_of(run: CapturedRun, reference: str, inputs: Mapping[str, list[torch.T
 
 
 def _num_rows(manifest: Manifest, inputs: Mapping[str, list[torch.Tensor]]) -> int | None:
-    """Returns how many rows of the batch each rank has; None if each rank has the whole batch.
+    """Returns the number of rows of the batch on each rank, or None if each rank has the whole batch.
 
-    The number is the size of dim 0 of an input: of the first input that differs between ranks, or if none differs, of
-    the first input that has dims.
+    The number is the size of dim 0 of the first input that differs between ranks. If no input differs, it is the size
+    of dim 0 of the first input that has dims.
     """
     if manifest.batch == WHOLE:
         return None
@@ -180,13 +182,13 @@ def _of_share(
     """Reads tensor `name` from `ranks`, which have the same rows of the batch.
 
     Args:
-        what: The tensor in words, for messages.
+        what: Description of the tensor, for messages.
         shape: Shape of the whole tensor, used if the run's files do not have it.
 
     Returns:
         (tensor, ranks). If `ranks` are all ranks of the run and have shards, the tensor is the unsharded one, and the
-            returned list is empty. Otherwise the tensor is the first rank's, and the list has the ranks whose values
-            differ from it.
+            returned list is empty. Otherwise the tensor is the tensor of the first of `ranks`, and the list has the
+            ranks whose values differ from that tensor.
     """
     placed = {rank: _read(run, rank, name) for rank in ranks}
     first = placed[ranks[0]]
@@ -208,7 +210,7 @@ def _is_replicated(layout: Layout) -> bool:
 
 
 def _input(run: CapturedRun, name: str) -> list[torch.Tensor]:
-    """Returns an input of the model as one tensor for each part of the batch."""
+    """Returns an input of the model as a list, with one tensor for each part of the batch."""
     shares = []
     for ranks in _ranks_by_share(run.manifest):
         share, differing = _of_share(run, ranks, GIVEN + name, f"input {name}")
@@ -252,10 +254,11 @@ def _cotangent(run: CapturedRun, case: CapturedCase, output: str) -> torch.Tenso
 def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tensor]]:
     """Returns the captured buffers by name, for each part of the batch.
 
-    The reference runs with these buffers in place of its own.
+    The reference runs with these buffers instead of the buffers that it was built with.
 
     Raises:
-        Misuse: the buffers belong to another model, or a buffer that the forward only reads differs between parts.
+        Misuse: the buffers belong to another model, or parts have different values of a buffer that the forward only
+            reads.
     """
     built = dict(call_builder(case.build).named_buffers())
     shares: list[dict[str, torch.Tensor]] = []
@@ -279,7 +282,10 @@ def _buffers(run: CapturedRun, case: CapturedCase) -> list[dict[str, torch.Tenso
 
 
 def _answers(case: CapturedCase, rank: CapturedRank) -> dict[str, Placed]:
-    """Returns a captured rank's tensors by name, with the layouts that a subject would return."""
+    """Returns a captured rank's tensors by name, with layouts.
+
+    The names and layouts are in the form in which a subject returns them.
+    """
     names, stacked, layouts = set(case.answer_names()), set(case.stacked_names()), case.layouts()
     answers = {}
     for name in filter(names.__contains__, rank):
@@ -323,7 +329,7 @@ def unsharded(run: CapturedRun, observed: Held, name: str, shape: Shape, what: s
     """Returns the unsharded tensor `name`, assembled from the shards of all ranks.
 
     Raises:
-        Misuse: the shards do not fit, or a rank has none.
+        Misuse: the shards do not fit together, or a rank has no shard.
     """
     tensor = put_together(observed, name, shape, run.manifest.mesh)
     shards = [f"rank {rank} {_in_words(tensors.get(name))}" for rank, tensors in observed.items()]

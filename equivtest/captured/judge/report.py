@@ -25,7 +25,7 @@ VALUES = tuple(claim.name for claim in (equals_unsharded, gradients_equal_unshar
 
 @dataclass(frozen=True)
 class Judged:
-    """A captured run with its verdicts, and the evidence from which these follow."""
+    """A captured run with its verdicts, and with the evidence from which the verdicts follow."""
 
     run: CapturedRun
     evidence: Evidence
@@ -46,14 +46,20 @@ class Judged:
         return tree
 
     def undecided(self) -> list[str]:
-        """Returns the tensors without a conclusion: their bound is too wide, and their values do not agree closely."""
+        """Returns the tensors without a conclusion.
+
+        The bound of such a tensor is too wide, and its values do not agree closely.
+        """
         on_values = [verdict.judgement for verdict in self.verdicts if verdict.claim in VALUES]
         agreeing = {name for judgement in on_values for name in judgement.agreeing}
         tensors = self.evidence.expected.tensors
         return [name for name, expected in tensors.items() if is_too_wide(expected) and name not in agreeing]
 
     def coverage(self) -> str:
-        """Describes how many boundaries of submodules were judged; for an update, how many tensors."""
+        """Describes how many boundaries of submodules were judged.
+
+        For an update, describes how many tensors were judged.
+        """
         if self.run.manifest.optimizer:
             return self._coverage_of_update()
         expected = set(filter(_is_boundary_of_any, self.evidence.expected.tensors))
@@ -69,7 +75,8 @@ class Judged:
     def _coverage_of_update(self) -> str:
         """Describes an update: how many tensors were judged, and which parameters the optimizer does not update.
 
-        It names those that have a gradient but are in no group of the optimizer; they must keep their values.
+        The text names the parameters that have a gradient but are in no group of the optimizer. These parameters must
+        keep their values.
         """
         manifest, num = self.run.manifest, len(self.evidence.expected.tensors)
         grouped = {name for group in manifest.groups for name in group.parameters}
@@ -81,7 +88,7 @@ class Judged:
 
 
 def _is_judged(name: str) -> bool:
-    """True for a boundary that gets a verdict; a topk's indices get none."""
+    """True if a boundary gets a verdict. The indices of a topk get no verdict."""
     return _is_boundary_of_any(name) and not name.endswith(CHOSEN)
 
 
@@ -117,7 +124,7 @@ def compare_runs(one: Judged, other: Judged) -> str:
     """Returns text for the terminal that says which of two runs is wrong.
 
     Raises:
-        Misuse: the inputs or parameters of the runs differ, so that the runs need not agree.
+        Misuse: the two runs have different inputs or parameters, so their results need not agree.
     """
     folders = one.run.folder, other.run.folder
     for name, tensor in one.evidence.inputs.items():
@@ -136,7 +143,10 @@ def compare_runs(one: Judged, other: Judged) -> str:
 
 
 def _compare_bits(one: Judged, other: Judged) -> str:
-    """Returns text on two runs that no claim rejects: by how much their outputs and gradients differ."""
+    """Returns text that says by how much the outputs and gradients of two runs differ.
+
+    No claim rejects either run.
+    """
     num, differing = 0, {}
     for name, tensors in _outputs_of_both(one, other):
         num += 1
@@ -158,7 +168,10 @@ def _compare_bits(one: Judged, other: Judged) -> str:
 
 
 def _outputs_of_both(one: Judged, other: Judged) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yields the name of each unsharded output and gradient that both runs have, with its tensor in each run."""
+    """Yields (name, (tensor in one run, tensor in the other)) for each output and gradient that both runs have.
+
+    The tensors are unsharded.
+    """
     others = other.evidence.expected.tensors
     for name, expected in one.evidence.expected.tensors.items():
         shape = tuple(expected.value.shape)

@@ -1,4 +1,7 @@
-"""Judges a run that happened in another job: starts no rank, and executes nothing in the run's folder."""
+"""Judges a run that happened in another job.
+
+This starts no rank, and executes nothing in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,11 @@ def judge_run(run: CapturedRun, reference: str, arithmetic: str = "") -> Judged:
 
     Args:
         reference: 'package.module:NAME' or 'file.py:NAME' of the function that builds the unsharded model.
-        arithmetic: Name of the declared arithmetic of the device that computed the run; '' for torch's on the CPU.
+        arithmetic: Name of the declared arithmetic of the device that computed the run. If '', this is the arithmetic
+            that torch has on the CPU.
 
     Raises:
-        Misuse: the run is of another model, or no run can have written such files.
+        Misuse: the run belongs to another model, or no run can have written such files.
         Inconclusive: the run shows neither that the claims hold nor that one fails.
     """
     manifest = run.manifest
@@ -74,9 +78,9 @@ def _under_autocast(reference: str, autocast: str) -> str:
 
 
 def _reply_of(number: int, rank: CapturedRank, tensors: Mapping[str, Placed]) -> Reply:
-    """Makes the reply that a rank that equivtest starts would send with these tensors.
+    """Makes a reply with these tensors, in the form of a reply from a rank that equivtest started.
 
-    Its requires_grad flags say which outputs have no gradient.
+    The requires_grad flags of the reply show which outputs have no gradient.
     """
     outputs = [name for name in tensors if split_micro_batch(name)[1].split(".")[0] == OUTPUT]
     flags = {name: rank.entry(name).requires_grad for name in outputs}
@@ -111,9 +115,11 @@ def _require_same_model(run: CapturedRun, reference: str) -> None:
 
 
 def _way_out(captured: Collection[str], built: Collection[str]) -> str:
-    """Returns advice for a message: the submodule to capture, if the captured model only wraps the reference's model.
+    """Returns advice for a message: which submodule to capture.
 
-    Otherwise returns ''.
+    The advice exists if the captured model only wraps the reference's model.
+
+    Otherwise the result is ''.
     """
     first = min(built)
     prefixes = {name.removesuffix(f".{first}") for name in captured if name.endswith(f".{first}")}
@@ -124,10 +130,10 @@ def _way_out(captured: Collection[str], built: Collection[str]) -> str:
 def judge_parts(parts: Sequence[Path], reference: str, arithmetic: str, num_jobs: int) -> Iterator[tuple[int, str]]:
     """Yields (exit code, report) for each submodule that was captured alone, in order.
 
-    Each process has the tensors of only one submodule in memory.
+    Each process has only one submodule's tensors in memory.
 
     Args:
-        num_jobs: Number of processes that judge at the same time; 1 for this process.
+        num_jobs: Number of processes that judge at the same time. If 1, this process judges.
     """
     if num_jobs == 1:
         for part in parts:

@@ -1,4 +1,4 @@
-"""Converts a captured update to a case, the ranks' tensors before the update, and the right tensors after it."""
+"""Converts a captured update to a case, to the ranks' tensors before the update, and to right tensors after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivtest.programs.oracle.update import Held, expect_update
 
 
 def update_in(run: CapturedRun, reference: str) -> Evidence:
-    """Collects from a captured update what a verdict needs.
+    """Collects from a captured update the data that a verdict needs.
 
     Raises:
         Misuse: no optimizer's update can have written such files.

@@ -1,4 +1,4 @@
-"""Describes a job while it is captured, and the copy that a rank makes of one tensor."""
+"""Defines the job that is captured, and the copy that a rank makes of one tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Its arguments are the module and the parameter's name.
 
 
 class Kept(NamedTuple):
-    """A copy of one tensor on the CPU, with its layout and the other facts that the manifest will have about it."""
+    """A copy of one tensor on the CPU, with its layout and other facts that the manifest will have."""
 
     local: torch.Tensor
     layout: tuple[str, ...] = ()
@@ -35,15 +35,18 @@ class Kept(NamedTuple):
 
 @dataclass
 class Job:
-    """The job that is captured; the `Keeper`s of all its modules share this object.
+    """The job that is captured.
+
+    The `Keeper`s of all its modules share this object.
 
     Attributes:
         module: The whole parallel module.
         run: Hexadecimal digits that identify the run.
-        axes: Names of the mesh's axes; `mesh_shape` has the number of ranks along each.
-        placed, shapes: Arguments of `equivtest.capturing.capture`, which say where the elements of plain parameters
-            are, and which shapes the unsharded parameters have.
-        size_bytes: Size of all copies so far; the count continues beyond the limit.
+        axes: Names of the mesh's axes. `mesh_shape` has the number of ranks along each axis.
+        placed, shapes: Arguments of `equivtest.capturing.capture`. `placed` returns the positions of the elements of
+            plain parameters, and `shapes` has the shapes of the unsharded parameters.
+        size_bytes: Size of all copies so far. After the limit is reached, this size still counts tensors that are no
+            longer copied.
     """
 
     module: nn.Module
@@ -71,12 +74,15 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def axes_of(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """Returns the names of a mesh's axes; () if they have no names or there is no mesh."""
+    """Returns the names of a mesh's axes, or () if the axes have no names or there is no mesh."""
     return tuple(mesh.mesh_dim_names or ()) if mesh else ()
 
 
 def shape_of(mesh: DeviceMesh | None, world: Group) -> Shape:
-    """Returns the number of ranks along each axis of the mesh; without a mesh, all ranks are along one axis."""
+    """Returns the number of ranks along each axis of the mesh.
+
+    If there is no mesh, all ranks lie along one axis.
+    """
     return tuple(mesh.shape) if mesh else (world.size,)
 
 

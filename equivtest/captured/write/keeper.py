@@ -34,7 +34,7 @@ class Keeper:
     """Copies the tensors of the job's module, or of one of its submodules, on this rank.
 
     Args:
-        path: Name of the submodule in the unsharded module, '' for the whole module.
+        path: Name of the submodule in the unsharded module. It is '' for the whole module.
         folder: Folder for the two files of this rank.
     """
 
@@ -195,7 +195,7 @@ class Keeper:
         return named_inputs(self._module, args, kwargs)
 
     def _keep_buffers_before(self, *_: object) -> None:
-        """Copies the buffers as they are when a forward begins, after wrappers have broadcast them."""
+        """Copies the buffers when a forward begins, after wrappers have broadcast the buffers."""
         if is_in_backward():
             return
         for name, buffer in self._module.named_buffers():
@@ -210,7 +210,10 @@ class Keeper:
                 self._keep(at_micro_batch(number, f"buffer.{self._own_name(name)}"), buffer)
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """Copies this rank's shard of a tensor under `name`; beyond the limit of bytes it only adds up the size."""
+        """Copies this rank's shard of a tensor under `name`.
+
+        Beyond the limit of bytes, the method copies nothing and only adds up the size.
+        """
         if name in self._kept:
             self._twice.append(name)
             return
@@ -228,13 +231,20 @@ class Keeper:
         self._kept[name] = kept._replace(local=waited(local) if fits else torch.empty(0, dtype=local.dtype))
 
     def _look_again(self, name: str, tensor: torch.Tensor) -> None:
-        """Compares an input of the module with its copy, and records its name if the values have changed since."""
+        """Compares an input of the module with its copy.
+
+        If the values have changed since the copy, the method records the input's name.
+        """
         fits = self._job.size_bytes <= self._job.limit_bytes
         if fits and not same_bits(self._kept[name].local, waited(local_of(tensor.detach()))):
             self._touched.append(name)
 
     def _keep_parameter(self, what: str, name: str) -> None:
-        """Copies this rank's shard of a parameter if `what` is 'param.', otherwise of its gradient, if it has one."""
+        """Copies this rank's shard of a parameter or of its gradient.
+
+        If `what` is 'param.', the method copies the parameter. Otherwise it copies the gradient, if the parameter has a
+        gradient.
+        """
         tensor = self._shard_of(name)[0]
         kept = tensor if what == "param." else tensor.grad
         if kept is not None:
@@ -257,7 +267,8 @@ class Keeper:
     def _places_on_other_mesh(self, name: str) -> torch.Tensor | None:
         """Returns the positions of a DTensor's elements in the flattened whole tensor, or None.
 
-        It returns positions only if the DTensor's mesh has an axis that the job's mesh lacks, such as a flattened axis.
+        The result has positions only if the DTensor's mesh has an axis that the job's mesh lacks, such as a flattened
+        axis.
         """
         tensor = self._parameters[name]
         if not isinstance(tensor, DTensor) or self._axes_of(tensor.device_mesh) is not None:
@@ -295,7 +306,7 @@ class Keeper:
     def _layout_of(self, name: str, tensor: torch.Tensor) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Returns a DTensor's placement on each axis of the job's mesh, and the order of the sharded axes.
 
-        An unknown placement is ''. For a plain tensor both are ().
+        An unknown placement is ''. For a plain tensor both tuples are ().
         """
         if not isinstance(tensor, DTensor):
             return (), ()
@@ -314,7 +325,10 @@ class Keeper:
         )
 
     def _axes_of(self, mesh: DeviceMesh) -> tuple[int, ...] | None:
-        """Returns the numbers of the job's mesh axes that `mesh` consists of; None if `mesh` has other axes."""
+        """Returns the numbers of the job's mesh axes that `mesh` consists of.
+
+        If `mesh` has an axis that the job's mesh lacks, the result is None.
+        """
         if self._job.mesh is None:
             return (0,) if mesh.mesh.tolist() == list(range(self._job.world.size)) else None
         if mesh.ndim == self._job.mesh.ndim:
