@@ -1,1 +1,4 @@
-"""The families of subjects under test: one folder each, found by its name; see `equivtest.cases.parts`."""
+"""Contains one folder per family of subjects under test.
+
+`equivtest.cases.parts` finds a family by the name of its folder.
+"""

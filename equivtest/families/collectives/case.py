@@ -3,9 +3,9 @@
 Letters: w ranks; n one size, which is a number of elements; L the sum of the case's sizes.
 
 A collective takes operands of one kind, such as 'added' for a sum (OPERANDS). Every rank has one tensor of each kind:
-it has w * n elements for each size n, one size after the other. A collective to which a rank gives one tensor, such as
-all_reduce, takes the first n of these elements. A collective to which a rank gives one tensor per rank, such as
-all_to_all, takes all w * n.
+the tensor has w * n elements for each size n, one size after the other. A collective to which a rank gives one tensor,
+such as all_reduce, takes the first n of these elements. A collective to which a rank gives one tensor per rank, such as
+all_to_all, takes all w * n elements.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Call:
     """One collective that a case calls: a function of torch.distributed and, if it reduces, its reduction.
 
     Attributes:
-        function: Name of a function of torch.distributed, perhaps with a prefix: 'functional_' calls the functional
-            collective of that name; 'coalesced_' makes one coalesced call for all sizes of the case; 'int64_' calls the
-            function on integers of dtype int64.
+        function: Name of a function of torch.distributed, perhaps with a prefix. The prefix 'functional_' calls the
+            functional collective of that name. The prefix 'coalesced_' makes one coalesced call for all sizes of the
+            case. The prefix 'int64_' calls the function on integers of dtype int64.
         op: Name of the reduction, such as 'sum', a key of OPERANDS; '' if the function copies.
-        result: Kind of the result, one of RESULTS, such as 'gathered': one row from each rank.
+        result: Kind of the result, one of RESULTS. The kind 'gathered', for example, has one row from each rank.
     """
 
     function: str
@@ -189,22 +189,23 @@ class CollectivesCase(Case):
     Attributes:
         collectives: Names of collectives, such as 'all_reduce_sum', in the order of the calls: keys of CALLS.
         numels: The sizes, all different.
-        waits: 'at_once': the calls are synchronous. 'async': each call is waited for before the next begins.
-            'together': all begin, then each is waited for in the same order. 'backwards': all begin, then each is
-            waited for from the last to the first.
+        waits: How the subject waits for calls. If 'at_once', the calls are synchronous. If 'async', the subject waits
+            for each call before it begins the next. If 'together', the subject begins all calls, then waits for them in
+            the same order. If 'backwards', it begins all calls, then waits for them from the last to the first.
         times: Number of consecutive calls of each collective, on each size and from each root.
-        stride: Elements of memory from one element of an operand or a result to the next; 1: contiguous. If the backend
-            refuses other strides by an error, the call is made again with contiguous tensors.
-        offset: Elements of memory between an address that is a multiple of 16 bytes and the first element of an operand
-            or a result.
-        order: Order of the elements of one size in memory: 'rows', one after the other; 'transposed', as a matrix whose
-            columns lie one after the other; 'channels_last', as (channels, height, width) in torch.channels_last. The
-            last two are dense, but not contiguous, and the same on all ranks. Uneven splits, which cut rows, always
-            have 'rows'.
-        memory: 'new': operands and results lie in memory that no call had before. 'kept': each call is made twice,
-            first on other elements. Both calls have their operands and results in the same tensors. Only the second
-            call's result is judged. 'freed': like 'kept', but the second call has other tensors, at the addresses of
-            the first call's tensors.
+        stride: Distance in memory, in elements, from one element of an operand or a result to the next. If 1, tensors
+            are contiguous. If the backend refuses other strides by an error, the call is made again with contiguous
+            tensors.
+        offset: Number of elements of memory between an address that is a multiple of 16 bytes and the first element of
+            an operand or a result.
+        order: Order of the elements of one size in memory. If 'rows', the elements lie one after the other. If
+            'transposed', the elements are a matrix whose columns lie one after the other. If 'channels_last', the
+            elements are (channels, height, width) in torch.channels_last. 'transposed' and 'channels_last' are dense
+            but not contiguous, and the same on all ranks. Uneven splits always have 'rows', because they cut rows.
+        memory: Memory of operands and results. If 'new', no call had this memory before. If 'kept', each call is made
+            twice, first on other elements. Both calls have their operands and results in the same tensors. Only the
+            second call's result is judged. If 'freed', each call is made twice too, but the second call has other
+            tensors, at the addresses of the first call's tensors.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense", "index", "special")
@@ -269,7 +270,7 @@ class CollectivesCase(Case):
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Returns name -> shape, layout and role of each operand and answer.
+        """Describes the shape, layout and role of each operand and each answer, by name.
 
         A tensor that differs between ranks has one row per rank.
         """

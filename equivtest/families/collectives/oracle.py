@@ -23,7 +23,9 @@ from equivtest.tensors import SIGNIFICAND_BITS
 
 @expect.register
 def expect_collectives(case: CollectivesCase, index: int) -> Expected:
-    """Returns every collective's result. All are exact, except averages if 1 / (number of ranks) is rounded.
+    """Returns the result of every collective.
+
+    All results are exact, except averages if 1 / (number of ranks) is rounded.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -88,15 +90,18 @@ def _added(case: CollectivesCase, operands: torch.Tensor, factor: float) -> Redu
 
 
 def add_at_limits(operands: torch.Tensor, factor: float) -> torch.Tensor:
-    """Returns the sum of the operands over dim 0, times `factor`, in float64: it is exact, or certainly infinite.
+    """Returns the sum of the operands over dim 0, times `factor`, in float64.
+
+    The result is exact, or certainly infinite.
 
     The operands are infinite or near the largest number of their dtype; `factor` is a power of two.
 
     Derived here. Let t be the largest power of two of the dtype, and eps its torch.finfo(dtype).eps; let all terms of a
     column have one sign. If the terms are multiples of eps * t, every partial sum below 2 t is a value of the dtype, in
     any order. The first partial sum of 2 t or more is the sum of two such values, so it is rounded to infinity, and
-    later sums stay infinite. If the terms are multiples of eps * t / 2, the same is true of sums up to t. The sum of a
-    column with infinities of one sign is infinite if the sum of all its finite terms is below t.
+    later sums stay infinite. If the terms are multiples of eps * t / 2, every partial sum up to t is a value of the
+    dtype, in any order. The sum of a column with infinities of one sign is infinite if the sum of all its finite terms
+    is below t.
 
     Raises:
         InexactData: a column has none of these properties.
@@ -156,7 +161,7 @@ def _of_size(case: CollectivesCase, result: str, whole: torch.Tensor, numel: int
 
 
 def _sent_to(case: CollectivesCase, parts: torch.Tensor, rank: int) -> torch.Tensor:
-    """Returns what `rank` receives with uneven splits: the elements that each rank sends to it, in order, then zeros.
+    """Returns the elements that `rank` receives with uneven splits, in the order of the sending ranks, then zeros.
 
     `parts` has the elements of rank `source` for rank `target` at [source, target]. Zeros fill the result up to the
     number of elements that a rank has for all ranks.

@@ -54,7 +54,7 @@ def collectives_cases(draw: Draw, space: Space) -> CollectivesCase:
 
 
 def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
-    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each, at least one name.
+    """Draws some groups of `BUNDLES`, and returns the names of some collectives of each group, at least one name.
 
     If `stride` is above 1, all names are from one group, because many backends refuse strides.
     """
@@ -66,14 +66,15 @@ def _pick_collectives(draw: Draw, stride: int) -> tuple[str, ...]:
 
 
 def _pick_numels(draw: Draw) -> tuple[int, ...]:
-    """Draws up to five different sizes, numbers of elements; returns (1,) if none is drawn."""
+    """Draws up to five different sizes, which are numbers of elements. Returns (1,) if no size is drawn."""
     numels = [pick(draw, f"size {index}", (None, *NUMELS), kind_of_numel) for index in range(NUM_NUMELS)]
     return tuple(dict.fromkeys(numel for numel in numels if numel is not None)) or (1,)
 
 
 def kind_of_numel(numel: int | None) -> str:
-    """Returns the class of a size, 'no call' for None.
+    """Returns the class of a size; returns 'no call' for None.
 
-    The class is 'none' for 0, 'few' below 1,000, otherwise 'many'. A covering array has each class, not each size.
+    The class is 'none' for 0, 'few' for 1 to 999, and 'many' from 1,000 on. A covering array has each class, not each
+    size.
     """
     return "no call" if numel is None else "none" if numel == 0 else "few" if numel < 1000 else "many"

@@ -1,7 +1,7 @@
 """Subject that calls the collectives of torch.distributed, one after the other.
 
-The operand of a call has one part for each rank, all parts of one size. A collective to which a rank gives one tensor
-takes the first part.
+The operand of a call has one part for each rank, and all parts have one size. A collective to which a rank gives one
+tensor takes the first part.
 
 A function that begins a collective returns a `Begun`. If its docstring says what the function returns, that is the
 result of `Begun.end`. Each result is copied as soon as the call has returned or has been waited for, so that a result
@@ -43,7 +43,7 @@ reduce_scatter_functionally = getattr(functional, "reduce_scatter_single", None)
 
 
 class CollectiveRaised(RuntimeError):
-    """Raised if a collective raises; the message names it."""
+    """Raised if a collective raises an error. The message names the collective."""
 
 
 def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[str, Placed]:
@@ -54,7 +54,8 @@ def collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given) -> dict[s
 def run_collectives(case: CollectivesCase, mesh: DeviceMesh, given: Given, begin: Begin) -> dict[str, Placed]:
     """Calls every collective of the case on every size, and returns the results by name.
 
-    `begin` begins one call; `case.waits` says when a call is waited for. An answer joins the results of all sizes.
+    `begin` begins one call. `case.waits` says when the subject waits for a call. An answer joins the results of all
+    sizes.
     """
     group = mesh.get_group()
     begun: list[tuple[Call, Room, Begun]] = []
@@ -117,8 +118,8 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
     """Returns the result of one repetition of the calls, joined over all sizes.
 
-    This is the first repetition, unless the bits of a later one differ. Then one of the two is wrong, and the later
-    one's result is returned.
+    This is the first repetition, unless the bits of a later one differ. Then one of the two repetitions is wrong, and
+    the later one's result is returned.
     """
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
@@ -141,14 +142,15 @@ def end_all(
 
 
 def flat(call: Call, room: Room, result: torch.Tensor) -> torch.Tensor:
-    """Returns the result with one row per rank if it is gathered or exchanged, otherwise with one dim."""
+    """Returns a gathered or exchanged result with one row per rank, and any other result with one dim."""
     return rows(room, result) if call.result in ("gathered", "exchanged") else result.reshape(-1)
 
 
 def in_place(call: Call, result: torch.Tensor) -> torch.Tensor:
     """Returns this rank's local tensor of the answer.
 
-    It is `result` if all ranks must have the same values, otherwise `result` with a leading dim of size 1.
+    If all ranks must have the same values, this tensor is `result`. If not, it is `result` with a leading dim of size
+    1.
     """
     return result if call.result in ("reduced", "gathered") else result[None]
 
@@ -224,7 +226,7 @@ def broadcast(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Scatters the parts of each rank's operand, with each rank as the root in turn.
 
-    Returns one row per root: the root's part for this rank.
+    Returns one row per root. The row is the root's part for this rank.
     """
     outputs = empties(room, first(room, own))
     works = [
@@ -249,7 +251,7 @@ def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Reduces the first parts of all ranks' operands, to each rank in turn; returns what this rank gets as the root.
+    """Reduces the first parts of all ranks' operands, to each rank in turn; returns this rank's result as the root.
 
     The result on any other rank is undefined.
     """
@@ -354,7 +356,7 @@ def on_int64(room: Room, call: Call, own: torch.Tensor, begin_one: Begin) -> Beg
 
     The integers are at most 2**p in magnitude, for the p significand bits of the case's dtype. The factor is 2**(62 -
     p) + 1. The returned tensor is the reduction divided by the factor. A reduction that is no multiple of the factor is
-    wrong; the remainder is then added to the quotient, so that the returned tensor is wrong too.
+    wrong. If there is such a remainder, it is added to the quotient, so that the returned tensor is wrong too.
     """
     factor = 2 ** (62 - SIGNIFICAND_BITS[room.case.dtype]) + 1
     begun = begin_one(room, call, room.hand(own.to(torch.int64) * factor))

@@ -24,7 +24,7 @@ from equivtest.tensors import as_bits
 
 
 def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends every other rank its part and receives its part in return, rank by rank; returns one row per rank.
+    """Sends a part to every other rank and receives a part from that rank, rank by rank; returns one row per rank.
 
     If calls are synchronous, the lower one of two ranks sends first.
     """
@@ -42,7 +42,7 @@ def send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends every other rank its part and receives a part from each, all in one batch; returns one row per rank."""
+    """Sends a part to every other rank and receives a part from each, all in one batch; returns one row per rank."""
     mine, outputs = parts(room, own), empties(room, first(room, own))
     outputs[room.rank].copy_(mine[room.rank])
     calls = [dist.P2POp(dist.isend, mine[peer], group=room.group, group_peer=peer) for peer in _others(room)]
@@ -52,7 +52,7 @@ def batched_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun
 
 
 def tagged_send_and_receive(room: Room, call: Call, own: torch.Tensor) -> Begun:
-    """Sends one message per tag to every other rank; the receivers take them from the last tag to the first.
+    """Sends one message per tag to every other rank; receivers take the messages from the last tag to the first.
 
     Each message has this rank's part for the receiver, in a different order for each tag. The result has one row per
     rank. Neighbouring elements of a row come from different messages.
@@ -129,7 +129,7 @@ def broadcast_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def scatter_object_list(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Scatters the parts of each rank's operand as objects, with each rank as the root in turn.
 
-    Returns one row per root: the root's part for this rank.
+    Returns one row per root. The row is the root's part for this rank.
     """
     found = []
     for root in range(room.ranks):

@@ -1,4 +1,4 @@
-"""Defines `Room`: what one call of a collective needs, above all the memory for its operands and results.
+"""Defines `Room`, which has the memory for the operands and results of one call of a collective.
 
 Letters: w ranks, n elements of one size.
 
@@ -24,13 +24,13 @@ GUARD = 8
 
 @dataclass(frozen=True)
 class Room:
-    """Holds what one call needs: the group, this rank's number in it, and the layout of its memory.
+    """The group of one call, this rank's number in the group, and the memory layout of the call's tensors.
 
     Attributes:
-        stride, offset, order: As in `CollectivesCase`.
+        stride, offset, order: The fields of `CollectivesCase` with these names.
         kept: Storages of earlier calls, which this call reuses in the same order; None if this call has new memory.
         storages: Storages that this call has taken so far.
-        handed: Operands that were copied for the call, as (copy, original).
+        handed: Operands that were copied for the call, as pairs (copy, original).
     """
 
     case: CollectivesCase
@@ -54,7 +54,7 @@ class Room:
 
     @property
     def _untouched(self) -> int:
-        """Returns the number that fills the memory around results, so that a write there shows.
+        """Returns the number that fills the memory around results, so that a write to this memory shows.
 
         Each rank has a different number, so that a collective that also copies or reduces this memory changes it.
         """
@@ -68,7 +68,7 @@ class Room:
     def empty(self, like: torch.Tensor, numel: int | None = None) -> torch.Tensor:
         """Returns an uninitialised tensor in the room's memory, of the shape and strides of `like`.
 
-        If `like` has one dim, the tensor has the room's stride, and `numel` elements if `numel` is given.
+        If `like` has one dim, the tensor has the room's stride. If `numel` is not None, it then has `numel` elements.
         """
         size = like.numel() if numel is None else numel
         storage = self._take(like, size * self.stride + 2 * GUARD + self.offset)
@@ -104,7 +104,7 @@ class Room:
         return self.empty(tensor).copy_(tensor)
 
     def hand(self, operand: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor to pass to the collective: the operand itself, or a copy in the room's layout.
+        """Returns the tensor to pass to the collective. This is the operand itself, or a copy in the room's layout.
 
         The operand itself is returned if the room is plain and the case's memory is 'new'. A copy has one dim, or one
         row per rank and more dims.
@@ -155,7 +155,7 @@ class Room:
 
 
 def _factors(numel: int) -> tuple[int, int]:
-    """Returns two factors with the product `numel`: the largest factor up to its square root, and the other."""
+    """Returns two factors of `numel`: the largest factor up to its square root, and `numel` divided by that factor."""
     first = next((factor for factor in range(math.isqrt(numel), 0, -1) if numel % factor == 0), 1)
     return first, numel // first
 
@@ -164,8 +164,8 @@ def _factors(numel: int) -> tuple[int, int]:
 class Begun:
     """A collective call that has begun.
 
-    It has the works to wait for, as torch.distributed returned them, and a function that returns the call's result
-    after the wait. It has no works if the call has ended.
+    A `Begun` has the works to wait for, as torch.distributed returned them, and a function that returns the call's
+    result after the wait. There are no works if the call has ended.
     """
 
     works: Sequence[Any]

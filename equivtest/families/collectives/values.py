@@ -3,11 +3,11 @@
 Letters: w ranks, p significand bits of the dtype, o the largest odd divisor of w. A column has the elements of all
 ranks at one position.
 
-Terms of a sum are integers up to 2**p / w, so that every partial sum is an integer up to 2**p: a value of the dtype, in
-any order. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the sum; if w *
-o is more than 2**p, only some ranks' terms are not zero. Factors of a product are 2 and 1/2 on at most 8 ranks, and 1
-on all others, each with a random sign: the magnitude of every partial product is a power of two from 2**-8 to 2**8.
-Compared values have whole significands, and no zeros, since a maximum may choose either sign of zero.
+Terms of a sum are integers up to 2**p / w, so that every partial sum, in any order, is an integer up to 2**p, which is
+a value of the dtype. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the
+sum. If w * o is more than 2**p, only some ranks' terms are not zero. Factors of a product are 2 and 1/2 on at most 8
+ranks, and 1 on all others, each with a random sign: the magnitude of every partial product is a power of two from 2**-8
+to 2**8. Compared values have whole significands, and no zeros, since a maximum may choose either sign of zero.
 
 In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`): a
 sum that is infinite, that overflows or that is the largest number, and largest and smallest values among infinities. No
@@ -43,10 +43,11 @@ def draw_collectives(case: CollectivesCase, index: int) -> dict[str, torch.Tenso
 
     Modes; the first two differ only in copied values:
         dense: Odd integers of random sign, below 2**p.
-        index: 1, 2, 3, ... through all elements and ranks, again from 1 after 2**p - 1: a wrong value shows its origin.
-        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others. The value
-            has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN, subnormals and
-            extremes. Reduced values are at the limits of the dtype in every second column.
+        index: Elements count 1, 2, 3, ... through all ranks, and begin again with 1 after 2**p - 1, so that a wrong
+            value shows its origin.
+        special: A third of the elements have one special value, a third are -0.0, and the others are odd integers. The
+            special value has the number `seed` in `equivtest.cases.values.special`, which has signed zeros, infinities,
+            NaN, subnormals and extremes. Reduced values are at the limits of the dtype in every second column.
     """
     mode, seed = case.values[index]
     given = {name: _draw(case, name, mode, seed).to(DTYPES[case.dtype]) for name in case.given_names()}

@@ -26,16 +26,16 @@ class CrossEntropyCase(ActivationCase):
     """Fixes a loss, the sum or mean over positions of -weight[target] log softmax(x)[target], and its gradient.
 
     Attributes:
-        positions: Dims of the target, none to four. The logits x have one more dim, for the classes. It is their second
-            dim, or the only one.
+        positions: Dims of the target, none to four. The logits x have one more dim, for the classes. This is the second
+            dim of x, or its only dim.
         num_classes: Size of the dim of classes, which is divided among the ranks.
         reduction: 'none', 'sum' or 'mean'. A mean is the sum divided by the sum of the weights of all targets that
             count.
-        ignore_index: The target that does not count: a class, or any other number.
-        ignored: Positions whose target is certainly `ignore_index`: 'none', 'some' (every second one) or 'all'.
+        ignore_index: The target that does not count. It may be a class or any other number.
+        ignored: Positions whose target is certainly `ignore_index`: 'none', 'some' (every second position) or 'all'.
         weighted: Whether each class has a weight.
         target_is_dtensor, weight_is_dtensor: Whether the subject passes the target, or the weight, as a DTensor.
-        requires_grad: ('x',) or ().
+        requires_grad: ('x',) if the logits x need a gradient, () if they do not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
@@ -79,7 +79,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def logits(self) -> CaseTensor:
-        """Describes the shape and layout of x, the logits; the gradient of x has the same shape and layout."""
+        """Describes the shape and layout of the logits x. The gradient of x has the same shape and layout."""
         return CaseTensor(
             (*self.positions[:1], self.num_classes, *self.positions[1:]), Layout((Shard(self.class_dim),))
         )
@@ -91,7 +91,7 @@ class CrossEntropyCase(ActivationCase):
 
     @property
     def num_weights(self) -> int:
-        """Returns the number of elements of the weight; 0 if there is none."""
+        """Returns the number of elements of the weight; 0 if the case has no weight."""
         return self.num_classes if self.weighted else 0
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
@@ -112,9 +112,9 @@ class RefusedCrossEntropyCase(Refused, CrossEntropyCase):
     """Fixes a cross entropy that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'label_smoothing': this option is set; 'probabilities': the target has the logits' shape and dtype;
-            'replicated': the logits are replicated; 'weight': the weight has one class too many; 'above', 'below': one
-            target is num_classes or -1.
+        misfit: The reason for the refusal. If 'label_smoothing', this option is set. If 'probabilities', the target has
+            the logits' shape and dtype. If 'replicated', the logits are replicated. If 'weight', the weight has one
+            class too many. If 'above', one target is num_classes. If 'below', one target is -1.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "label_smoothing"

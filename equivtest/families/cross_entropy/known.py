@@ -33,7 +33,7 @@ def has_target_beyond_classes(case: CrossEntropyCase) -> bool:
 
 
 def weight_fits_some_rank(case: RefusedCrossEntropyCase) -> bool:
-    """True if some rank's shard of the weight is as large as it should be, though the weight has one class too many."""
+    """True if some rank's shard of the weight has the right size although the weight has one class too many."""
     ends = [
         [shard_bounds(size, case.world_size, rank) for rank in range(case.world_size)]
         for size in (case.num_classes, case.num_classes + 1)

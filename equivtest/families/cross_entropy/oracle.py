@@ -25,7 +25,7 @@ def expect_cross_entropy(case: CrossEntropyCase, index: int) -> Expected:
 
 
 def expect_bounds(case: CrossEntropyCase, found: Mapping[str, Bounded]) -> Expected:
-    """Returns the expected answers, with their global shapes.
+    """Returns the expected answers, each with its global shape.
 
     Args:
         found: The loss and the gradient of the logits, by name, each with its bound. The loss has one element per
@@ -79,7 +79,9 @@ def _in_shape(case: CrossEntropyCase, name: str, tensor: torch.Tensor) -> torch.
 
 @expected_collectives.register
 def cross_entropy_collectives(case: CrossEntropyCase, rank: int) -> Collectives:
-    """Returns three all_reduces of one number per position: maximum and sum, in the accumulator's dtype, and loss.
+    """Returns three all_reduces of one number per position.
+
+    The first two reduce the maximum and the sum, in the accumulator's dtype. The third reduces the loss.
 
     The backward takes no collective, because every rank has the logarithm of the softmax of its own classes.
 

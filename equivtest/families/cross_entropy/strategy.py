@@ -127,7 +127,7 @@ def _pick_loss(draw: Draw, space: Space) -> dict[str, Any]:
 
 
 def _pick_positions(draw: Draw) -> Shape:
-    """Draws the dims of the target, up to four. The first size is one of BATCHES, all others are small."""
+    """Draws the dims of the target, up to four. The first size is one of BATCHES, and all other sizes are small."""
     num_dims = pick(draw, "position dims", NUM_POSITION_DIMS)
     batch = pick(draw, "batch", BATCHES, is_several)
     others = [pick(draw, f"position dim {dim}", SMALL, free) for dim in range(1, 4)]

@@ -86,8 +86,8 @@ def run_loss(case: CrossEntropyCase, mesh: DeviceMesh, given: Given, loss: Loss)
 def within_loss_parallel() -> Iterator[None]:
     """Runs a block within loss_parallel.
 
-    torch leaves loss_parallel's operators in place if the block raises. They are then removed by entering and leaving
-    loss_parallel once more.
+    If the block raises, torch leaves loss_parallel's operators in place. This function then enters and leaves
+    loss_parallel once more, which removes the operators.
     """
     try:
         with loss_parallel():

@@ -1,8 +1,8 @@
 """Draws values of cross entropies: targets on both sides of every shard boundary, and rows whose softmax is exact.
 
 A row has the logits of one position. A row with one logit far above all others has a softmax of one and zeros: if the
-exponentials of all others underflow to zero, the sum of all exponentials is exactly 1 and the logarithm of the sum 0,
-and the logarithm of the softmax is a difference of logits. If logits are small multiples of a power of two, nothing
+exponentials of all others underflow to zero, the sum of all exponentials is exactly 1 and the logarithm of the sum is
+0. The logarithm of the softmax is then a difference of logits. If logits are small multiples of a power of two, nothing
 rounds, in any order and for any division of the classes.
 
 Source: derived here; exp(0) is 1 and log(1) is 0 in every C library (C11, F.10.3.1 and F.10.3.7).
@@ -71,7 +71,7 @@ def draw_refused_cross_entropy(case: RefusedCrossEntropyCase, index: int) -> dic
 
 
 def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws the target of each position, one dim, int64: a class, or `ignore_index` if the case ignores the position.
+    """Draws an int64 tensor of one dim: the class of each position, or `ignore_index` if the case ignores the position.
 
     Before positions are ignored, every class of `edge_classes` is the target of some position. If there are fewer
     positions than such classes, the targets are classes that follow each other in `edge_classes`.
@@ -88,7 +88,7 @@ def draw_target(case: CrossEntropyCase, mode: str, seed: int) -> torch.Tensor:
 
 
 def _weight_of_positions(case: CrossEntropyCase, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Returns the weight of each position's target: one dim, float64, zero if the position is ignored."""
+    """Returns a float64 tensor of one dim: the weight of each position's target, or 0 if the position is ignored."""
     kept = target != case.ignore_index
     weights = torch.ones(case.num_classes, dtype=torch.float64) if weight is None else weight.double()
     return weights[torch.where(kept, target, 0)] * kept
@@ -115,11 +115,11 @@ def _draw_real(case: CrossEntropyCase, seed: int) -> dict[str, torch.Tensor]:
 def _draw_peaked(
     case: CrossEntropyCase, seed: int, target: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Draws x and the cotangent for mode peaked. In each row of x one class is the peak, all others lie far below.
+    """Draws x and the cotangent for mode peaked, in which one class of each row of x lies far above all other classes.
 
-    A row has the logits of one position. The peak is -1 to 1 units of `PEAK_UNITS`, all other classes 1 to 3 units
-    less. In the first position that counts, the peak is not the target's class, because otherwise the gradient could be
-    all zeros.
+    A row has the logits of one position. The highest class is the peak: it has -1 to 1 units of `PEAK_UNITS`, and all
+    other classes have 1 to 3 units less. In the first position that counts, the peak is not the target's class, because
+    otherwise the gradient could be all zeros.
     """
     source, shapes = generator("peaked", seed, "x"), case.shapes()
     num, edges = case.num_positions, torch.tensor(case.edge_classes(), device="cpu")

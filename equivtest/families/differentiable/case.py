@@ -1,6 +1,7 @@
 """Defines `DifferentiableCase`: calls of collectives that have a backward.
 
-The operand of each rank consists of parts: one tensor for each rank, all with the same number of elements.
+The operand of each rank consists of one part for each rank. A part is a tensor, and all parts have the same number of
+elements.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Call:
 
     Attributes:
         function: 'nn_NAME' is a function in torch.distributed.nn.functional; any other name is a functional collective.
-        result: 'reduced': the sum of the first parts. 'parts': the sum of all parts, one for each rank. 'copied': the
-            root's first part, on every rank. 'gathered': the first parts of all ranks. 'scattered': one part of the
-            root for each rank. 'exchanged': one part from each rank. 'uneven': the first elements of a part from each
-            rank, as many as `DifferentiableCase.split` says.
-        is_rooted: Whether one rank is the root; each rank is the root once.
+        result: Kind of the result. 'reduced' is the sum of the first parts. 'parts' is the sum of all parts, one part
+            for each rank. 'copied' is the root's first part, on every rank. 'gathered' has the first parts of all
+            ranks. 'scattered' is one part of the root for each rank. 'exchanged' has one part from each rank. 'uneven'
+            has the first elements of a part from each rank; `DifferentiableCase.split` says how many.
+        is_rooted: Whether one rank is the root. If so, the collective is called once with each rank as the root.
         op: 'sum' or 'avg', for collectives that reduce.
     """
 
@@ -119,12 +120,12 @@ class DifferentiableCase(Case):
     def split(self, source: int, target: int) -> int:
         """Returns how many elements rank `source` sends to rank `target` in an uneven exchange.
 
-        It sends all, none or half of its part for `target`.
+        Rank `source` sends all, none or half of its part for `target`.
         """
         return (self.numel, 0, -(-self.numel // 2))[(2 * source + target + self.numel) % 3]
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Returns name -> shape, layout and role of each tensor.
+        """Describes the shape, layout and role of each tensor, by name.
 
         The operand x, the cotangent and each output have the dims (rank, root, part, element), with different values
         for each root.

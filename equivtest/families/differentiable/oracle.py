@@ -2,7 +2,7 @@
 
 A collective is a linear map f from the operands x of all ranks to the outputs of all ranks. Let c be the ranks'
 cotangents of its outputs. Then the gradient is the adjoint f*(c): the sum over ranks of <f(x), c> is the sum of <x,
-f*(c)>. On integers both are exact.
+f*(c)>. On integers, the outputs and the gradients are exact.
 
 Source: torch.distributed.nn.functional and torch.distributed._functional_collectives, docstrings (2.13.0).
 """
@@ -54,7 +54,7 @@ def expect_differentiable(case: DifferentiableCase, index: int) -> Expected:
 def forward_of(case: DifferentiableCase, call: Call, x: torch.Tensor, root: int) -> torch.Tensor:
     """Returns the outputs of all ranks from their operands; zeros for a rank that has no output.
 
-    Operands and outputs have the dims (rank, part, element); a shorter output is padded with zeros.
+    Operands and outputs have the dims (rank, part, element). An output with fewer elements is padded with zeros.
     """
     ranks, first = case.world_size, x[:, :1]
     every, transposed = torch.ones(ranks, 1, 1, dtype=x.dtype), x.transpose(0, 1)

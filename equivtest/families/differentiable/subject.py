@@ -29,7 +29,7 @@ nn: Any = untyped
 
 @dataclass(frozen=True)
 class Room:
-    """Holds what one call needs: the group, this rank's number in it, and the root.
+    """The group of one call, this rank's number in the group, and the root.
 
     Attributes:
         root: The root's number in the group.
@@ -47,7 +47,7 @@ class Room:
 
     @property
     def splits(self) -> tuple[list[int], list[int]]:
-        """Returns how many elements this rank receives from each rank, and how many it sends to each rank.
+        """Returns the numbers of elements that this rank receives from each rank, and that it sends to each rank.
 
         The numbers are for an uneven exchange.
         """
@@ -105,7 +105,7 @@ def _is_documented(room: Room, call: Call) -> bool:
 def _in_parts(room: Room, call: Call, output: torch.Tensor) -> torch.Tensor:
     """Returns the output of one call with one row per rank, padded with zeros.
 
-    It multiplies the output by 1, which waits for a functional collective.
+    The function multiplies the output by 1, which waits for a functional collective.
     """
     ranks, numel = room.case.world_size, room.case.numel
     sizes = room.splits[0] if call.result == "uneven" else [numel] * max(1, output.numel() // max(1, numel))

@@ -26,18 +26,18 @@ class DropoutCase(ActivationCase):
     The gradient of x is the cotangent, divided by 1 - p, with the same elements dropped.
 
     Attributes:
-        style: 'dtensor': nn.Dropout of a DTensor. 'sequence_parallel': nn.Dropout under SequenceParallel.
+        style: How nn.Dropout runs: on a DTensor if 'dtensor', and under SequenceParallel if 'sequence_parallel'.
         shape: Shape of x, one to four dims.
-        layout: Placement of x and the output: 'shard(DIM)', where DIM is the sequence, or 'replicate', only for style
-            'dtensor'.
+        layout: Placement of x and the output. It is 'shard(DIM)', where DIM is the sequence, or 'replicate', which only
+            the style 'dtensor' allows.
         p: Probability that an element is dropped, 0 to 1.
-        training: Whether the module is in training mode; if not, the output is x.
-        seeding: Seeds of torch's generator before the call: 'same' on every rank, as torch documents for DTensors, or
-            'by_shard', equal on ranks with the same shard.
-        x_is_dtensor: Pass x as a DTensor; required for style 'dtensor', and for uneven shards, since torch computes the
-            global shape of a plain tensor as local size times ranks.
-        use_local_output: Option of SequenceParallel: answer a plain tensor instead of a DTensor.
-        requires_grad: ('x',) or ().
+        training: Whether the module is in training mode. If it is not, the output is x.
+        seeding: Seeds of torch's generator before the call. If 'same', every rank has the same seed, as torch documents
+            for DTensors. If 'by_shard', ranks with the same shard have the same seed.
+        x_is_dtensor: Whether x is passed as a DTensor. The style 'dtensor' requires this, and so do uneven shards,
+            because torch computes the global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of SequenceParallel. If True, the output is a plain tensor instead of a DTensor.
+        requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
@@ -98,7 +98,7 @@ class DropoutCase(ActivationCase):
 
     @property
     def draws_at_random(self) -> bool:
-        """True if chance decides which elements are dropped, and two shards hardly ever drop the same ones.
+        """True if chance decides which elements are dropped, and two shards hardly ever drop the same elements.
 
         The probability that two shards drop the same elements is then at most 2**-56.
         """
@@ -114,19 +114,19 @@ class DropoutCase(ActivationCase):
 
     @property
     def num_parts(self) -> int:
-        """Returns the number of shards of x that have elements; replicated shards count once."""
+        """Returns the number of shards of x that have elements. Replicas of a shard count once."""
         return len(self.parts)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Returns the number of elements of each shard of x that is not empty; replicated shards occur once."""
+        """Returns the number of elements of each shard of x that is not empty. Replicas of a shard occur once."""
         layout = self.tensors["x"].layout
         ranks = range(self.world_size if self.is_sharded else 1)
         sizes = (math.prod(local_shape(self.shape, layout, self.mesh_shape, rank)) for rank in ranks)
         return tuple(size for size in sizes if size)
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Returns name -> shape, layout and role of each tensor.
+        """Describes the shape, layout and role of each tensor, by name.
 
         The tensor `seeds` has one element per rank, the seed of the rank's generator.
         """

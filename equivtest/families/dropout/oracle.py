@@ -3,10 +3,10 @@
 Letters: p probability of being dropped, u_a and u_o unit roundoffs of accumulation and storage.
 
 The subject chooses which elements to drop. The oracle reads the choice from the ranks' output: the dropped elements are
-zeros there, and x has no zeros if elements may be dropped. Another claim judges whether chance made the choice. Each
-kept element is x / (1 - p), and its gradient the cotangent / (1 - p), under the same mask. If 1 - p is a power of two
-nothing rounds. Otherwise 1 - p in float64, its conversion, its reciprocal and the product each round once. With p = 1
-all is zero; with p = 0, and in eval mode, nothing is computed at all.
+zeros in the output, and x has no zeros if elements may be dropped. Another claim judges whether chance made the choice.
+Each kept element is x / (1 - p), and its gradient is the cotangent / (1 - p). If 1 - p is a power of two nothing
+rounds. Otherwise 1 - p in float64, its conversion, its reciprocal and the product each round once. With p = 1 all
+elements are zero. With p = 0, and in eval mode, nothing is computed.
 
 Source: _dropout in ATen/native/Dropout.cpp, torch.nn.Dropout (2.13.0).
 """
@@ -34,16 +34,16 @@ _GIVEN = {"output": "x", "grad.x": "cotangent"}
 def expect_dropout(case: DropoutCase, index: int) -> Expected:
     """Returns output and gradient of a dropout in which chance decides nothing.
 
-    It keeps every element, or it drops every element because p = 1. If chance decides, use `expect_dropout_held`.
+    The dropout keeps every element, or drops every element because p = 1. If chance decides, use `expect_dropout_held`.
     """
     return _expect(case, index, torch.full(case.shape, case.p < 1 or not case.training))
 
 
 @expect_held.register
 def expect_dropout_held(case: DropoutCase, index: int, held: Held) -> Expected:
-    """Returns output and gradient, with the elements dropped that are zero in the ranks' output, and no others.
+    """Returns output and gradient of a dropout that drops exactly the elements that are zero in the ranks' output.
 
-    `held` has the ranks' answers. If chance decides nothing, they are not used.
+    `held` has the ranks' answers. If chance decides nothing, this function ignores `held`.
     """
     output = put_together(held, "output", case.shape, case.mesh_shape) if case.drops_some else None
     return expect_dropout(case, index) if output is None else _expect(case, index, output != 0)
@@ -67,7 +67,7 @@ def _expect(case: DropoutCase, index: int, kept: torch.Tensor) -> Expected:
 
 
 def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
-    """Returns `given`, which is x or the cotangent, divided by 1 - p, with its allowed error.
+    """Returns `given`, which is x or the cotangent, divided by 1 - p, and the allowed error of this quotient.
 
     Elements that the mask `kept` excludes are zero. If the dropout is the identity, returns `given` itself.
     """
@@ -87,7 +87,7 @@ def _scale(case: DropoutCase, given: torch.Tensor, kept: torch.Tensor) -> Found:
 
 @expected_collectives.register
 def dropout_collectives(case: DropoutCase, rank: int) -> Collectives:
-    """Returns no collectives: each rank drops its own elements.
+    """Returns no collectives, because each rank drops elements of its own shard.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py; the strategies of
     torch/distributed/tensor/_ops/_random_ops.py keep the operand's placements (2.13.0).

@@ -50,7 +50,8 @@ def seeded(mesh: DeviceMesh, seed: int) -> Iterator[None]:
     """Seeds torch's and DTensor's generators, and runs the block.
 
     Hides the warning that DTensor has no generator for the device. Seeding also creates DTensor's own generator, if
-    there is one. Otherwise the first random operator would create it, with rank 0's state, by a broadcast.
+    DTensor has one for the device. Without this, the first random operator would create the generator, with rank 0's
+    state, by a broadcast.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="DTensor (random operators|manual_seed)", category=UserWarning)

@@ -16,14 +16,14 @@ _SCALES = {"x": (1.0, 0.25, 3.0), "cotangent": (1.0, 0.1, 3.0)}
 
 @draw.register
 def draw_dropout(case: DropoutCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x and cotangent, and the seed of each rank's generator, int64.
+    """Draws the global x and cotangent, and an int64 tensor with the seed of each rank's generator.
 
     In the modes 'dense' and 'real' no value is zero, so that dropped elements show.
 
     Modes:
         dense: Odd integers of random sign up to 63, divided by 4.
         real: Nearly normal numbers of several scales.
-        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others; see
+        special: A third of the elements have one special value, a third are -0.0, and the others are odd integers. See
             `equivtest.cases.values.special`.
     """
     mode, seed = case.values[index]

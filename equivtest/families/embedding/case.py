@@ -47,19 +47,19 @@ class EmbeddingCase(Case):
     The output has one row per token t: output[t] = weight[ids[t]].
 
     Attributes:
-        style: 'colwise' shards the weight (num_embeddings, embedding_dim) on embedding_dim; 'rowwise' on
-            num_embeddings.
-        leading: Dims of the ids, none to three; the output is (*leading, embedding_dim).
+        style: The dim on which the weight (num_embeddings, embedding_dim) is sharded. 'colwise' shards embedding_dim,
+            and 'rowwise' shards num_embeddings.
+        leading: Dims of the ids, none to three. The output has the shape (*leading, embedding_dim).
         input_layout: Placement of the ids, 'replicate' or 'shard(DIM)'.
-        output_layout: Placement of the output, 'replicate' or 'shard(DIM)'; DIM may be len(leading), for the embedding
-            dim.
+        output_layout: Placement of the output, 'replicate' or 'shard(DIM)'. DIM may be len(leading), which is the
+            embedding dim.
         ids_dtype: 'int64' or 'int32'.
-        ids_is_dtensor: Pass the ids as a DTensor; required for uneven shards, since torch computes the global shape of
-            a plain tensor as local size times ranks.
-        use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
-        padding_idx: The id whose row gets no gradient; -1: none.
-        scale_grad_by_freq: Divide each row's gradient by the number of times that its id occurs.
-        requires_grad: ('weight',) or ().
+        ids_is_dtensor: Whether the ids are passed as a DTensor. Uneven shards require this, because torch computes the
+            global shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's styles. If True, the output is a plain tensor instead of a DTensor.
+        padding_idx: The id whose row gets no gradient. If -1, there is no such id.
+        scale_grad_by_freq: Whether each row's gradient is divided by the number of times that the row's id occurs.
+        requires_grad: ('weight',) if the weight needs a gradient, () if it does not.
         ids_contiguous, cotangent_contiguous: Whether the harness passes the ids, or the cotangent, contiguous.
     """
 
@@ -129,7 +129,7 @@ class EmbeddingCase(Case):
     def edge_ids(self) -> tuple[int, ...]:
         """Returns the first and last id of each rank's shard of the vocabulary, and `padding_idx`, ascending.
 
-        These are the shards of a rowwise embedding. A colwise embedding, which does not shard the vocabulary, gets the
+        The shards are those of a rowwise embedding. A colwise embedding does not shard the vocabulary, but gets the
         same ids.
         """
         parts = [shard_bounds(self.num_embeddings, self.world_size, rank) for rank in range(self.world_size)]
@@ -145,8 +145,9 @@ class RefusedEmbeddingCase(Refused, EmbeddingCase):
     """Fixes an embedding that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'above': one id is num_embeddings; 'below': one id is -1; 'dtype': the ids are float32; 'max_norm': the
-            embedding renormalizes rows in place, which torch's styles do not support.
+        misfit: The reason for the refusal. If 'above', one id is num_embeddings. If 'below', one id is -1. If 'dtype',
+            the ids are float32. If 'max_norm', the embedding renormalizes rows in place, which torch's styles do not
+            support.
     """
 
     MODES_DRAWN: ClassVar[tuple[tuple[str, ...], ...]] = (("dense",),)

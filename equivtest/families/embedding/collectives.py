@@ -18,12 +18,12 @@ def embedding_collectives(case: EmbeddingCase, rank: int) -> Collectives:
 
     The weight is distributed, and the ids are gathered if they are sharded. Then the output is redistributed.
 
-    A rowwise embedding makes a partial output. An all_reduce replicates it, or a reduce_scatter shards it, as the
-    case's output layout says. Backward, the cotangent is replicated: a sharded one takes an all_gather.
+    A rowwise embedding makes a partial output. An all_reduce replicates this output, or a reduce_scatter shards it, as
+    the case's output layout says. In the backward, an all_gather replicates the cotangent if it is sharded.
 
-    A colwise embedding makes an output that is sharded on its last dim. An all_gather replicates it, or an all_to_all
-    shards it on another dim, as the output layout says. Backward, the cotangent goes to the last dim, by an all_to_all
-    or without a collective.
+    A colwise embedding makes an output that is sharded on its last dim. An all_gather replicates this output, or an
+    all_to_all shards it on another dim, as the case's output layout says. In the backward, the cotangent becomes
+    sharded on its last dim, by an all_to_all or without a collective.
 
     Each rank then has the operands of its shard of the gradient.
 

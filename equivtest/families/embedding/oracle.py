@@ -4,8 +4,8 @@ Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs;
 gradient is the sum of G_t over the tokens t whose id is v, zero for `padding_idx`, and divided by n_v if it is scaled
 by frequency.
 
-The forward computes nothing, so real values are equal too, to the last bit. The exception is a rowwise embedding, whose
-all_reduce adds zeros: a backend may flush subnormals then.
+The forward only copies rows, so real values are equal too, to the last bit. The exception is a rowwise embedding. Its
+all_reduce adds zeros, and a backend may then flush subnormals.
 
 The gradient is derived here. n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way, since
 adding zeros rounds nothing (the cost of additions: `equivtest.oracle.rounding.after_additions`). A sum may be kept in
@@ -34,7 +34,7 @@ from equivtest.tensors import DTYPES
 
 @expect.register
 def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
-    """Returns output, weight and gradient of the unsharded embedding. The gradient is exact or has a bound.
+    """Returns the output, the weight and the gradient of the unsharded embedding. The gradient is exact or has a bound.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -65,16 +65,16 @@ def expect_embedding(case: EmbeddingCase, index: int) -> Expected:
 
 
 def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor) -> tuple[Bounded, int]:
-    """Returns the exact gradient of the weight, and the number of bits that the sums take.
+    """Returns the exact gradient of the weight, and the number of bits of its largest sum.
 
-    The largest sum of magnitudes, over the tokens of one id, has this number of bits.
+    The largest sum is the largest sum of magnitudes over the tokens of one id.
 
     Args:
-        ids: One id per token, int64, global.
-        cotangent: One row per token, global, integers times a power of two.
+        ids: One id per token, a global int64 tensor.
+        cotangent: One row per token, a global tensor of integers times a power of two.
 
     Raises:
-        InexactData: those integers add up to more than the dtype holds.
+        InexactData: the integers add up to more than the dtype can represent.
     """
     dtype = DTYPES[case.dtype]
     chosen = Scaled(_selection(case, ids).to(torch.int64), 0)
@@ -86,11 +86,12 @@ def sum_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor
 def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tensor, arithmetic: Arithmetic) -> Bounded:
     """Returns the gradient of the weight with its bound.
 
-    A row of the gradient is zero if no token has the row's id, and a copy if one token has it: both must be exact.
+    A row of the gradient must be exact in two cases. If no token has the row's id, the row is zero. If one token has
+    the row's id, the row is a copy.
 
     Args:
-        ids: One id per token, int64, global.
-        cotangent: One row per token, global.
+        ids: One id per token, a global int64 tensor.
+        cotangent: One row per token, a global tensor.
     """
     chosen = _selection(case, ids)
     counts = chosen.sum(1)  # (V,)
@@ -113,7 +114,7 @@ def bound_gradient(case: EmbeddingCase, ids: torch.Tensor, cotangent: torch.Tens
 
 
 def _of_factor(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of three roundings: 1 / n, a product with it, and the storage of that product."""
+    """Returns the relative error of three roundings: of 1 / n, of a product with 1 / n, and of the stored product."""
     if arithmetic.accumulate == arithmetic.dtype:
         return growth((2, arithmetic.u_o), (1, U_REFERENCE))
     return growth((2, arithmetic.u_a), (1, arithmetic.u_o), (1, U_REFERENCE))
@@ -122,7 +123,7 @@ def _of_factor(arithmetic: Arithmetic) -> float:
 def _after_each(
     value: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, additions: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of sums, as `after_additions` does, but each element has its own number of additions.
+    """Returns the error of sums like `after_additions`, for elements with different numbers of additions.
 
     `additions` has the number for each element.
     """
@@ -134,12 +135,12 @@ def _after_each(
 
 
 def may_round(divisor: int) -> bool:
-    """True if 1 / divisor, or a product with it, may round."""
+    """True if 1 / divisor, or a product with 1 / divisor, may round."""
     return divisor & (divisor - 1) != 0
 
 
 def _selection(case: EmbeddingCase, ids: torch.Tensor) -> torch.Tensor:
-    """Returns a matrix (num_embeddings, tokens), float64, with 1 if the token has the id of the row, else 0.
+    """Returns a float64 matrix (num_embeddings, tokens) with 1 if the token has the row's id, and 0 if it has not.
 
     The row of `padding_idx` is zero.
     """

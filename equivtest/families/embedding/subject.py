@@ -1,8 +1,8 @@
 """Subjects that run nn.Embedding under torch's RowwiseParallel and ColwiseParallel.
 
 Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel, and
-torch/distributed/tensor/_ops/_embedding_ops.py (2.13.0).  Both compute what the unsharded
-nn.Embedding computes, forward and backward; they differ in what a rank holds and sends.
+torch/distributed/tensor/_ops/_embedding_ops.py (2.13.0). Both classes compute what the unsharded nn.Embedding computes,
+forward and backward. They differ in the tensors that a rank holds and sends.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def make_embedding(case: EmbeddingCase, given: Given, module: type[nn.Embedding]
 
 
 def embedding_answers(case: EmbeddingCase, layer: nn.Module, output: torch.Tensor) -> Answers:
-    """Returns the answers: output, weight and, if the case requires it, the weight's gradient."""
+    """Returns the answers: the output, the weight and, if the case requires a gradient, the weight's gradient."""
     weight = layer.get_parameter("weight")
     found: dict[str, torch.Tensor | None] = {"output": output, "param.weight": weight}
     if case.requires_grad:

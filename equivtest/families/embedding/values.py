@@ -3,8 +3,8 @@
 Letters: T tokens, V num_embeddings, D embedding_dim, p significand bits; n_v how often id v occurs.
 
 The gradient of row v is the sum of n_v rows of the cotangent. In exact modes each of these rows has odd integers up to
-2**p / n_v, so that every partial sum is an integer up to 2**p: a value of the dtype, in any order and on any number of
-ranks. The oracle checks this of every draw.
+2**p / n_v, so that every partial sum, in any order and on any number of ranks, is an integer up to 2**p, which is a
+value of the dtype. The oracle checks this of every draw.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
 """
@@ -27,18 +27,18 @@ _SHARE_ADDED = 16
 
 @draw.register
 def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global ids, of the case's ids_dtype, the weight and the cotangent.
+    """Draws the global ids, weight and cotangent. The ids have the dtype `ids_dtype` of the case.
 
     p is the number of significand bits of the case's dtype.
 
     Modes:
-        index: The weight holds 1, 2, 3, ... row by row, again from 1 after 2**p - 1: a wrong value shows which row and
-            column was looked up.
+        index: The weight counts 1, 2, 3, ... row by row, and begins again with 1 after 2**p - 1, so that a wrong value
+            shows which row and column was looked up.
         dense: The weight holds odd integers of random sign and up to p bits.
-        special: The weight holds one special value at a third of the elements, -0.0 at a third, odd integers at the
-            others. The value has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN,
-            subnormals and extremes.
-        real: Weight and cotangent hold nearly normal numbers, never zero.
+        special: A third of the weight's elements have one special value, a third are -0.0, and the others are odd
+            integers. The special value has the number `seed` in `equivtest.cases.values.special`, which has signed
+            zeros, infinities, NaN, subnormals and extremes.
+        real: Weight and cotangent have nearly normal numbers, and no zeros.
 
     In the first three modes the cotangent holds odd integers whose sums are exact, unless the gradient is scaled by
     frequency. If the sums are rounded (real numbers, or scaled by frequency), most or all elements of each column of
@@ -71,7 +71,7 @@ def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, 
 
 
 def draw_ids(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
-    """Draws one id per token, int64: every id of `edge_ids` occurs, at a random token.
+    """Draws an int64 tensor with one id per token. Every id of `edge_ids` occurs, at a random token.
 
     If there are fewer tokens than edge ids, the tokens get edge ids that follow each other in `edge_ids`. Of all other
     tokens, half repeat one edge id and half have random ids.
@@ -104,8 +104,8 @@ def _draw_weight(case: EmbeddingCase, mode: str, seed: int) -> torch.Tensor:
 def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor) -> torch.Tensor:
     """Draws the cotangent (tokens, embedding_dim) in the case's dtype.
 
-    If an id occurs more than 2**p times, for p significand bits, only its first 2**p tokens have a nonzero cotangent;
-    fewer if sums are rounded, see `draw_embedding`.
+    If an id occurs more than 2**p times, for p significand bits, only its first 2**p tokens have a nonzero cotangent.
+    If sums are rounded, fewer tokens have one: see `draw_embedding`.
     """
     shape, source = (len(ids), case.embedding_dim), generator(mode, seed, "cotangent")
     rounds = mode == REAL_MODE or case.scale_grad_by_freq
@@ -126,7 +126,7 @@ def _draw_cotangent(case: EmbeddingCase, mode: str, seed: int, ids: torch.Tensor
 
 
 def _earlier_occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """Returns for each token how often its id occurs before it, int64."""
+    """Returns an int64 tensor with the number of earlier tokens that have the same id, for each token."""
     order = torch.argsort(ids, stable=True)
     ranked = ids[order]
     earlier = torch.empty_like(ids)

@@ -27,7 +27,7 @@ REAL_MODES = ("real", "real-cancelling")
 def _by_features(fields: Fields) -> tuple[str, ...]:
     """Returns placements to draw from, most of them shards of the feature dim.
 
-    They are for x in a rowwise layer, or for the output in a colwise layer.
+    The placements are for x in a rowwise layer, or for the output in a colwise layer.
     """
     by_dim = shards(len(fields["leading"]) + 1)
     return ("replicate", *by_dim, by_dim[-1], by_dim[-1])
@@ -58,17 +58,18 @@ def _x_is_dtensor(fields: Fields) -> tuple[bool, ...]:
 class LinearCase(ActivationCase):
     """Fixes a linear layer y = x W^T + b, forward and backward, with the weight sharded on one of its dims.
 
-    W is the weight (N, K) and b the bias (N,), for K in_features and N out_features.
+    W is the weight (N, K) and b is the bias (N,), for K in_features and N out_features.
 
     Attributes:
-        style: 'colwise' shards weight and bias on N; 'rowwise' shards the weight on K and replicates the bias.
-        leading: Leading dims of the activation, none to three; x is (*leading, K).
+        style: If 'colwise', weight and bias are sharded on N. If 'rowwise', the weight is sharded on K and the bias is
+            replicated.
+        leading: Leading dims of the activation, none to three. x has the shape (*leading, K).
         bias: Whether the layer has a bias, whose values are never zero.
         input_layout, output_layout: Placement of x and of the output, 'replicate' or 'shard(DIM)' with DIM in
             0..len(leading).
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain
-            tensor as local size times ranks.
-        use_local_output: Option of torch's styles: answer a plain tensor instead of a DTensor.
+        x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
+            shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's styles. If True, the output is a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight', 'bias' need a gradient, in this order.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
@@ -143,7 +144,7 @@ class LinearCase(ActivationCase):
         return self.worst_shard_kind(("x",)) != "even"
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Returns 'weight' and, if the layer has one, 'bias'."""
+        """Returns 'weight' and, if the layer has a bias, 'bias'."""
         return ("weight", "bias") if self.bias else ("weight",)
 
 
@@ -152,11 +153,11 @@ REFUSALS = ("in_features", "dtype")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedLinearCase(Refused, LinearCase):
-    """Fixes a linear layer whose x does not fit its weight: every rank must refuse it with the same error.
+    """Fixes a linear layer whose x does not fit its weight. Every rank must refuse the layer with the same error.
 
     Attributes:
-        misfit: 'in_features': x has one feature more than the weight; 'dtype': x is float64
-            for a weight of another dtype, or float32 for a weight of float64.
+        misfit: The reason for the refusal. If 'in_features', x has one feature more than the weight. If 'dtype', x is
+            float64 and the weight has another dtype, or x is float32 and the weight is float64.
     """
 
     misfit: Annotated[str, OneOf(REFUSALS)] = "in_features"

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def last_leading(case: LinearCase) -> int:
-    """Returns the size of the last dim of x before the features; 1 if there is none."""
+    """Returns the size of the last dim of x before the features; 1 if x has no such dim."""
     return case.leading[-1] if case.leading else 1
 
 
 def output_place(case: LinearCase) -> str:
-    """Returns 'first', 'middle' or 'last' for the sharded dim of the output, 'none' if no dim is sharded.
+    """Returns 'first', 'middle' or 'last' for the sharded dim of the output; returns 'none' if no dim is sharded.
 
-    The only dim of an output is 'last'.
+    If the output has only one dim, this dim is 'last'.
     """
     return _place(case.output_layout, case.num_dims)
 
@@ -28,7 +28,7 @@ def output_place(case: LinearCase) -> str:
 def has_strided_x(case: LinearCase) -> bool:
     """True if torch sees x as not contiguous.
 
-    torch sees a DTensor of one dim as contiguous, even if the harness passes a strided one.
+    torch sees a DTensor of one dim as contiguous, even if the harness passes a strided tensor.
     """
     if case.num_dims == 1:
         return not case.x_contiguous and not case.x_is_dtensor and case.in_features > 1
@@ -41,9 +41,9 @@ def has_strided_cotangent(case: LinearCase) -> bool:
 
 
 def squeezes_product(case: LinearCase) -> bool:
-    """True if x has one dim, and F.linear makes a matrix of it and squeezes the product.
+    """True if x has one dim, and F.linear makes a matrix of x and squeezes the product.
 
-    F.linear does so without a bias, or if x is strided.
+    F.linear does so if the layer has no bias, or if x is strided.
     """
     return case.num_dims == 1 and (not case.bias or has_strided_x(case))
 
@@ -51,7 +51,7 @@ def squeezes_product(case: LinearCase) -> bool:
 def merged_dims(case: LinearCase) -> Shape:
     """Returns the sizes of the leading dims that F.linear merges into one.
 
-    These are all leading dims, or all except the last if x is strided and the weight needs no gradient.
+    F.linear merges all leading dims. If x is strided and the weight needs no gradient, it merges all except the last.
     """
     keeps_last = has_strided_x(case) and "weight" not in case.requires_grad
     return case.leading[:-1] if keeps_last else case.leading
@@ -90,8 +90,8 @@ def _place(placement: str, num_dims: int) -> str:
 def _is_merged(placement: str, merged: Shape) -> bool:
     """True if the placement shards a dim that is merged with dims before it, and neither side has size 1.
 
-    One side is the product of the merged dims before the sharded one; the other is the product of the sharded and all
-    later merged dims.
+    One side is the product of the merged dims before the sharded dim. The other side is the product of the sharded dim
+    and all later merged dims.
     """
     shard = parse_placement(placement)
     return isinstance(shard, Shard) and min(math.prod(merged[: shard.dim]), math.prod(merged[shard.dim :])) > 1

@@ -27,15 +27,15 @@ class NormCase(ActivationCase):
 
     Attributes:
         norm: 'layer_norm' or 'rms_norm'.
-        leading: Leading dims of the activation, one to three; x is (*leading, features).
+        leading: Leading dims of the activation, one to three. x has the shape (*leading, features).
         sequence_dim: The leading dim that is divided among the ranks.
         features: Size of the last dim. With one or two features the output is hardly more than signs, and the bounds
             are too wide for a conclusion.
         parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
         eps: The number that is added to the variance or to the mean square.
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch computes the global shape of a plain
-            tensor as local size times ranks.
-        use_local_output: Option of torch's style: answer a plain tensor instead of a DTensor.
+        x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
+            shape of a plain tensor as local size times ranks.
+        use_local_output: Option of torch's style. If True, the output is a plain tensor instead of a DTensor.
         requires_grad: Which of 'x', 'weight' and 'bias' need a gradient, in this order.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """

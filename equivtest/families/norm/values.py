@@ -20,13 +20,13 @@ _FEW_FEATURES = 3  # a norm of so few leaves little but signs, unless eps is as 
 def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the global x and cotangent, and the weight and the bias if the layer has them.
 
-    Values are nearly normal, never zero, and each tensor has its own scale. x may have a mean that is not zero, and
+    Values are nearly normal and never zero. Each tensor has its own scale. x may have a mean that is not zero, and
     weights may lie around one.
 
-    In x and in the cotangent each feature has a side: most of its elements lie above, or most below, the mean of their
-    tensor. So the terms of a parameter's gradient, a sum over tokens, mostly add up. Half of the features are on each
-    side. The cotangent's pattern of sides differs from x's pattern, because a cotangent that combines ones and x - mean
-    gives a zero gradient of x.
+    In x and in the cotangent each feature has a side. Most elements of the feature lie on this side of the tensor's
+    mean, above or below. So the terms of a parameter's gradient, which is a sum over tokens, mostly add up. Half of the
+    features are on each side. The cotangent's pattern of sides differs from x's pattern, because a cotangent that
+    combines ones and x - mean gives a zero gradient of x.
     """
     mode, seed = case.values[index]
     order = permutation(case.features, generator(mode, seed, "order of sides"))

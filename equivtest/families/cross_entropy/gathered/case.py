@@ -18,13 +18,13 @@ SHARES = ("classes", "positions")
 class GatheredCrossEntropyCase(CrossEntropyCase):
     """Fixes a cross entropy of DTensors, with target and weight as DTensors.
 
-    It may have label smoothing, which moves a fraction of each target to all classes.
+    The loss may have label smoothing, which moves a fraction of each target to all classes.
 
     Attributes:
         label_smoothing: The fraction s, 0 to 1. The smoothed loss is (1 - s) * loss + s * the average of all classes'
             losses.
-        shares: The sharded dim of the logits: 'classes', which torch gathers, or 'positions', the first dim of
-            positions. A mean needs equally many positions on each rank.
+        shares: The sharded dim of the logits. If 'classes', torch gathers the dim of classes. If 'positions', the first
+            dim of positions is sharded. A mean needs equally many positions on each rank.
     """
 
     target_is_dtensor: bool = True
@@ -72,9 +72,10 @@ class RefusedGatheredCrossEntropyCase(Refused, GatheredCrossEntropyCase):
     """Fixes a cross entropy of DTensors that every rank must refuse with the same error.
 
     Attributes:
-        misfit: 'above', 'below': one target is num_classes or -1; 'plain_target', 'plain_weight': the target, or the
-            weight, is no DTensor, and has two elements or more, since DTensor accepts one element as a number;
-            'batch_mean': a mean over positions that are divided unequally among the ranks.
+        misfit: The reason for the refusal. If 'above', one target is num_classes. If 'below', one target is -1. If
+            'plain_target' or 'plain_weight', the target or the weight is no DTensor, and has two elements or more,
+            because DTensor accepts one element as a number. If 'batch_mean', the loss is a mean over positions that are
+            divided unequally among the ranks.
     """
 
     misfit: Annotated[str, OneOf(GATHERED_MISFITS)] = "above"

@@ -67,7 +67,7 @@ class _Loss:
     """Computes the loss and the gradient of the log-softmax y with bounds, one operation after the other as torch does.
 
     Attributes:
-        weights: One weight per class, float64; ones if the case has none.
+        weights: One weight per class, a float64 tensor. All weights are 1 if the case has none.
     """
 
     def __init__(self, case: GatheredCrossEntropyCase, targets: Targets, weight: torch.Tensor | None) -> None:
@@ -86,7 +86,7 @@ class _Loss:
         return Bounded(value, allowed, f"{hard.derivation}, and of a sum over all classes")
 
     def _averaged(self, hard: Bounded) -> Bounded:
-        """Returns the hard loss; its error includes the average of the ranks' means, if the loss is such an average.
+        """Returns the hard loss, with the error of averaging the ranks' means if the loss is such an average.
 
         The loss is such an average if the case shards positions and takes a mean. Then the average has two more
         roundings: a division on each rank and a division of their sum.
@@ -100,8 +100,8 @@ class _Loss:
     def _smooth(self, y: Bounded) -> Off:
         """Returns the smoothed part of the loss, reduced over positions, and its error.
 
-        At each position it is s / C times the sum over classes of -W y: smoothing s, C classes, their weights W,
-        log-softmax y.
+        At each position the smoothed part is s / C times the sum over classes of -W y. s is the smoothing, C the number
+        of classes, W the weights of the classes, and y the log-softmax.
         """
         terms, error = -y.value * self.weights, y.allowed * self.weights
         if self.targets.has_weight:
@@ -129,7 +129,7 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """Returns -factor * g * weight at the classes in the mask `where`, zero elsewhere, and its error.
+        """Returns -factor * g * weight for the classes in the mask `where`, zero for all others, and the error of both.
 
         g is the cotangent of each position. For a mean the values are divided by the total weight.
         """
@@ -142,7 +142,7 @@ class _Loss:
     def _times(self, off: Off, factor: float) -> Off:
         """Returns the value and the error of `off` times `factor`.
 
-        A factor other than 1 was rounded twice, when it was computed and when it was cast.
+        If the factor is not 1, it was rounded twice: when it was computed and when it was cast.
         """
         value, error = off[0] * factor, off[1] * factor
         if factor != 1:
@@ -151,11 +151,11 @@ class _Loss:
         return value, error
 
     def _sum(self, value: torch.Tensor, error: torch.Tensor, divided: bool = False) -> Off:  # noqa: FBT001, FBT002
-        """Returns the sum of `value` over the last dim, and its error. `error` is the error of `value`.
+        """Returns the sum of `value` over the last dim, and the error of the sum. `error` is the error of `value`.
 
-        The sum is accumulated, then stored. If `divided`, each rank stores its own sum and the sums are added. With the
-        reduction 'mean' the ranks add twice: first they add this sum alone, then the total of this sum and the hard
-        loss.
+        The sum is accumulated, then stored. If `divided` is True, each rank stores its own sum, and the ranks' sums are
+        added. With the reduction 'mean' the ranks add twice: first they add this sum alone, then the total of this sum
+        and the hard loss.
         """
         num_sums = 2 if self.case.reduction == "mean" else 1
         stored_on_ranks = (num_sums * self.case.world_size if divided else 0, self.arithmetic.u_o)
@@ -173,7 +173,7 @@ def _through(y: Bounded, right: Bounded, e_g: torch.Tensor, x: torch.Tensor, ari
     """Returns grad.x with a bound that includes `e_g`, the error of the gradient of the log-softmax y.
 
     Args:
-        right: grad.x, with its bound for an exact gradient of y.
+        right: grad.x, with the bound that holds if the gradient of y is exact.
     """
     if x.shape[1] == 1:
         return right

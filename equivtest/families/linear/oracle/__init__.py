@@ -34,7 +34,8 @@ from equivtest.tensors import DTYPES
 def expect_linear(case: LinearCase, index: int) -> Expected:
     """Returns the output, parameters and gradients of the unsharded layer.
 
-    All are exact if the draw's values are integers. If they are real numbers, output and gradients have bounds.
+    All results are exact if the draw's values are integers. If the values are real numbers, output and gradients have
+    bounds.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -65,7 +66,7 @@ def sum_linear(case: LinearCase, given: dict[str, torch.Tensor]) -> dict[str, Su
     """Returns the exact value of every answer of the layer by name, with flattened leading dims.
 
     Args:
-        given: The global tensors x, weight, bias if the layer has one, and cotangent, of the case's dtype.
+        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
 
     Raises:
         InexactData: `given` breaks the conditions of exactness.

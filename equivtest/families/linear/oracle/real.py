@@ -3,10 +3,10 @@
 Letters: T tokens, K in_features, N out_features, w ranks, r one of them; x (T, K), W (N, K), b (N,), cotangent G (T,
 N).
 
-One contraction is split over the ranks, because the contract shards the weight: a rowwise layer's output (over K) and a
-colwise layer's grad.x (over N). Each rank sums its own shard, so P, the sum of the magnitudes of the ranks' partial
-sums, is known; if a subject does not split the contraction, fewer numbers are rounded. One rank computes all other
-sums.
+One contraction is split over the ranks, because the contract shards the weight. In a rowwise layer this is the output,
+over K. In a colwise layer this is grad.x, over N. Each rank sums its own shard, so P, the sum of the magnitudes of the
+ranks' partial sums, is known; if a subject does not split the contraction, fewer numbers are rounded. One rank computes
+all other sums.
 
 `equivtest.oracle.contractions` derives the bounds.
 """
@@ -61,7 +61,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
     The leading dims of the output and of x's gradient are flattened.
 
     Args:
-        given: The global tensors x, weight, bias if the layer has one, and cotangent, of the case's dtype.
+        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["weight"]  # (T, K), (N, K)
     cotangent = given["cotangent"].reshape(-1, case.out_features)  # (T, N)
@@ -87,7 +87,7 @@ def bound_linear(case: LinearCase, given: dict[str, torch.Tensor], arithmetic: A
 def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> torch.Tensor:
     """Returns, for each element of `left @ right`, the sum over ranks of the magnitudes of the ranks' partial sums.
 
-    The ranks divide the contracted dim, the last of `left`, as torch.chunk does. The result is float64.
+    The ranks divide the contracted dim, which is the last dim of `left`, as torch.chunk does. The result is float64.
     """
     partials = torch.zeros((left.shape[0], right.shape[1]), dtype=torch.float64)
     for rank in range(ranks):
@@ -99,10 +99,10 @@ def partial_magnitudes(left: torch.Tensor, right: torch.Tensor, ranks: int) -> t
 def _is_symmetric(case: LinearCase, name: str, given: dict[str, torch.Tensor]) -> bool:
     """True if errors of the answer `name` are as often above as below zero, and no two elements share a rounding.
 
-    Elements of a rowwise output share the rounding of bias / (number of ranks). That quotient rounds unless the number
-    is a power of two, and the bias is so large that no subnormal number loses its last bit. Errors may prefer a sign if
-    a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value more often than
-    above.
+    Elements of a rowwise output share the rounding of bias / (number of ranks). The quotient does not round if the
+    number of ranks is a power of two and the bias is so large that no subnormal number loses its last bit. Errors may
+    prefer a sign if a sum has few terms: a single product with 1 + 2**-7 in bfloat16 falls below its rounded value more
+    often than above.
     """
     tokens = math.prod(case.leading)
     num_terms = {"output": case.in_features, "grad.x": case.out_features}.get(name, tokens)

@@ -14,12 +14,12 @@ EXACT_MODES = ("dense", "wide-x", "wide-w", "wide-g")
 def unsharded_bits(case: LinearCase, index: int, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns every answer of the unsharded layer by name, in the case's dtype.
 
-    Returns an empty dict on more than one rank, or if the draw's values are real.
+    Returns an empty dict if the case has more than one rank, or if the draw's values are real.
 
     Args:
-        given: x, weight, bias if any and cotangent, global, of the case's dtype.
+        given: The global tensors x, weight, cotangent and, if the layer has one, bias. All have the case's dtype.
 
-    Source: torch.nn.functional.linear and autograd (2.13.0), on one thread, as in a rank.
+    Source: torch.nn.functional.linear and autograd (2.13.0), on one thread, as each rank runs them.
     """
     if case.world_size > 1 or case.values[index][0] not in EXACT_MODES:
         return {}

@@ -13,7 +13,10 @@ from equivtest.families.linear.values.real import draw_real_linear
 
 @draw.register
 def draw_linear_case(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of draw number `index` by name: integers for an exact mode of values, else real numbers."""
+    """Returns the tensors of draw number `index` by name.
+
+    The tensors have integers for an exact mode of values, and real numbers for any other mode.
+    """
     return (draw_real_linear if case.values[index][0] in REAL_MODES else draw_linear)(case, index)
 
 

@@ -3,11 +3,10 @@
 Letters: T tokens, K in_features, N out_features, w ranks, p significand bits of the dtype.
 Tensors are flat here: x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
 
-Derived here.  Every tensor holds integers times one power of two.  The layer has four
-contractions: output x W^T + b, grad.x G W, grad.weight G^T x, grad.bias sum_t G.  If the
-magnitudes of the terms of each sum to at most 2**p, then every partial sum, of any subset of the
-terms, is an integer up to 2**p times a power of two, so a value of the dtype: no order, no
-blocking, no division among ranks can round.  The oracle checks this of every draw.
+Derived here. Every tensor holds integers times one power of two. The layer has four contractions: output x W^T + b,
+grad.x G W, grad.weight G^T x, grad.bias sum_t G. If the magnitudes of the terms of each sum to at most 2**p, then every
+partial sum, of any subset of the terms, is an integer up to 2**p times a power of two, so it is a value of the dtype.
+Therefore no order, no blocking and no division among ranks rounds. The oracle checks this of every draw.
 
 DTensor divides a replicated bias by w when it makes it partial, so b is a multiple of w. Its magnitude is at most an
 eighth of the output's limit 2**p, or w if w is larger.
@@ -39,7 +38,8 @@ class _Plan:
     """Holds sizes and limits for the values of one draw.
 
     Attributes:
-        limit: 2**p for the p significand bits of the dtype: the limit for the sum of the magnitudes of one sum's terms.
+        limit: Limit for the sum of the magnitudes of one sum's terms. It is 2**p for the p significand bits of the
+            dtype.
         bias_limit: Largest magnitude of the bias, an odd multiple of the number of ranks; 0 without a bias.
     """
 
@@ -64,23 +64,24 @@ class _Plan:
 
 
 def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global x, weight, bias if the layer has one, and cotangent.
+    """Draws the global tensors x, weight, cotangent and, if the layer has one, bias.
 
     Letters: T tokens, K in_features, N out_features, p significand bits of the dtype.
 
     Modes:
-        dense: Odd integers: no product is zero, so that no dropped or doubled term is hidden. One row or column of each
-            tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: for some output
-            element, the magnitudes of the products add up to at least 2**(p - 1), if T, K and N are at most 2**p / 4.
-            With larger sizes they may not: 100 odd products in bfloat16 add up to 100 or to 300, and 256 is the limit.
-            The same is true of the gradients of x and weight in float32 and float64, and mostly in float16 and
-            bfloat16, because the three sums share three magnitudes.
-        wide-x: x takes the whole significand. Each row of the weight is zero, except for 1 or -1 at one feature. Each
-            column of the cotangent is zero, except for 1 or -1 at one token.
-        wide-w: The weight takes the whole significand. Each token of x is zero, except for 1 or -1 at one feature. Each
-            row of the cotangent is zero, except for 1 or -1 at one output feature.
-        wide-g: Each column of the cotangent is zero, except for a whole significand at one token. x has 1 and -1 only.
-            Each column of the weight is zero, except for 1 or -1 at one output feature.
+        dense: All values are odd integers, so that no product is zero and no dropped or doubled term is hidden. One row
+            or column of each tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: for
+            some output element, the magnitudes of the products add up to at least 2**(p - 1), if T, K and N are at most
+            2**p / 4. With larger sizes the magnitudes may add up to less: 100 odd products in bfloat16 add up to 100 or
+            to 300, and 256 is the limit. The same is true of the gradients of x and weight in float32 and float64, and
+            mostly in float16 and bfloat16, because the three sums share three magnitudes.
+        wide-x: The integers of x take all significand bits of the dtype. Each row of the weight is zero, except for 1
+            or -1 at one feature. Each column of the cotangent is zero, except for 1 or -1 at one token.
+        wide-w: The integers of the weight take all significand bits of the dtype. Each token of x is zero, except for 1
+            or -1 at one feature. Each row of the cotangent is zero, except for 1 or -1 at one output feature.
+        wide-g: Each column of the cotangent is zero, except at one token. There it has an integer that takes all
+            significand bits of the dtype. x has 1 and -1 only. Each column of the weight is zero, except for 1 or -1 at
+            one output feature.
 
     If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros replace as many terms as necessary, at
     places drawn anew for every seed.
@@ -114,7 +115,7 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x (tokens, in_features), of the weight and of the cotangent in mode dense, int64."""
+    """Draws the int64 tensors x (tokens, in_features), weight and cotangent for mode dense."""
     tokens, features, outputs = plan.num_tokens, plan.in_features, plan.out_features
     size = choose_magnitudes(
         min(tokens, plan.limit),
@@ -147,7 +148,7 @@ def _draw_dense(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _near(magnitude: int, length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws `length` odd integers, int64, from seven eighths of `magnitude` up to `magnitude`, which is odd."""
+    """Draws an int64 tensor of `length` odd integers, from seven eighths of the odd `magnitude` up to `magnitude`."""
     return odd_integers((length,), lowest(magnitude), magnitude, source)
 
 
@@ -178,7 +179,7 @@ def _cotangents_kept(plan: _Plan, source: torch.Generator) -> torch.Tensor:
 
 
 def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x, of the weight and of the cotangent in mode wide-x, int64.
+    """Draws the int64 tensors x, weight and cotangent for mode wide-x.
 
     The terms behind one element of an answer have magnitudes that add up to the following sums, where |x| and |b| are
     the largest magnitudes of x and of the bias:
@@ -195,7 +196,7 @@ def _draw_wide_x(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x, of the weight and of the cotangent in mode wide-w, int64.
+    """Draws the int64 tensors x, weight and cotangent for mode wide-w.
 
     The terms behind one element of an answer have magnitudes that add up to the following sums, where |W| and |b| are
     the largest magnitudes of the weight and of the bias:
@@ -212,7 +213,7 @@ def _draw_wide_w(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws the integers of x, of the weight and of the cotangent in mode wide-g, int64.
+    """Draws the int64 tensors x, weight and cotangent for mode wide-g.
 
     The terms behind one element of an answer have magnitudes that add up to the following sums, where |G| and |b| are
     the largest magnitudes of the cotangent and of the bias:
@@ -229,14 +230,15 @@ def _draw_wide_g(plan: _Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers, int64, that take all significand bits of the dtype."""
+    """Draws an int64 tensor of odd integers that take all significand bits of the dtype."""
     return odd_integers(shape, plan.limit // 2 + 1, odd_floor(plan.output_limit - 1), source)
 
 
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
-    """Returns zeros (num_rows, num_columns), int64, except one 1 or -1 in each of `num_selecting` random rows.
+    """Returns an int64 matrix of zeros, except for one 1 or -1 in each of `num_selecting` random rows.
 
-    These elements are in random columns. No column is taken twice before all are taken once.
+    The matrix has the shape (num_rows, num_columns). The ones are in random columns. No column gets a second one before
+    every column has one.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

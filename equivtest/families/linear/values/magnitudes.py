@@ -23,7 +23,7 @@ def lowest(magnitude: int) -> int:
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Largest magnitudes of x, weight and cotangent in one draw, all odd.
+    """Largest magnitudes of x, weight and cotangent in one draw. All magnitudes are odd.
 
     One column of x, one row of the weight and one row of the cotangent have larger numbers, up to `x_peak`,
     `weight_peak` and `cotangent_peak`.
@@ -53,18 +53,20 @@ class Magnitudes:
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
     """Returns magnitudes with which the sums take as many bits as odd integers allow.
 
-    Letters: T tokens, K in_features, N out_features; x, W and G the magnitudes of x, weight and cotangent.
+    Letters: T tokens, K in_features, N out_features; x, W and G stand for the magnitudes of x, weight and cotangent.
 
     Derived here. With one magnitude per tensor, the magnitudes of the products behind one element add up to K x W in
     the output, to N G W in grad.x, and to T G x in grad.weight. All three equal `limit` at x = sqrt(limit N / (K T)), W
-    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers; if that is too
-    coarse, because the dtype has few bits, the neighbouring odd integers are tried too. The choice prefers sums that
-    reach limit / 2: the output's first, then as many others as possible.
+    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers. If the dtype
+    has few bits, this is too coarse, so the neighbouring odd integers are tried too. The choice prefers sums that reach
+    limit / 2: first the output's sum, then as many other sums as possible.
 
     Args:
-        tokens, features, outputs: Largest number of nonzero terms in a sum over each of them, from 1 to `limit`.
+        tokens, features, outputs: Largest number of nonzero terms in a sum over tokens, features and outputs, from 1 to
+            `limit`.
         limit: Largest sum of the magnitudes of the terms behind one element: 2**p for p significand bits.
-        output_limit: The same for the products behind one output element, to which the bias is added.
+        output_limit: Largest sum of the magnitudes of the products behind one output element, to which the bias is
+            added.
     """
     best, best_score = None, (-1, -1)
     for x_scale, weight_scale in _SCALES:
@@ -93,8 +95,8 @@ def _fill(
 ) -> Magnitudes:
     """Returns magnitudes near the ones for which all sums are equal, times `x_scale` and `weight_scale`.
 
-    `x_scale` is for x, `weight_scale` for the weight. All other magnitudes are the largest that then fit. With
-    `peak_first` the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
+    `x_scale` is for x, and `weight_scale` is for the weight. All other magnitudes are the largest that then fit. If
+    `peak_first` is True, the weight's peak is chosen before the cotangent's magnitude, which is then smaller.
     """
     x = min(math.isqrt(limit * outputs // (features * tokens)), output_limit // features, limit // tokens)
     x = odd_floor(min(max(1, round(x * x_scale)), output_limit // features, limit // tokens))

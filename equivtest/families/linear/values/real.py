@@ -22,17 +22,17 @@ _CANCELLED_BITS = {"float64": 20, "float32": 10, "float16": 6, "bfloat16": 4}
 
 
 def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global x, weight, bias if the layer has one, and cotangent.
+    """Draws the global tensors x, weight, cotangent and, if the layer has one, bias.
 
     Modes:
-        real: Nearly normal numbers, each tensor with its own scale; the weight's scale is divided by the root of
+        real: Nearly normal numbers. Each tensor has its own scale. The weight's scale is divided by the root of
             in_features, as layers are initialised.
         real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
             is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
             half the features apart, so that the partial sums of whole ranks cancel each other. In 16 bits the features
-            of a pair are neighbours on one rank of a rowwise layer, since partial sums stored in 16 bits must not
-            exceed the output by much, or nothing could be concluded. The weights of a feature without a partner are
-            made so small that its products are as small as the sum of a pair's products.
+            of a pair are neighbours on one rank of a rowwise layer, because nothing could be concluded if partial sums
+            stored in 16 bits exceeded the output by much. The weights of a feature without a partner are made so small
+            that its products are as small as the sum of a pair's products.
     """
     mode, seed = case.values[index]
     scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}
@@ -64,8 +64,8 @@ def pairs_of(case: LinearCase) -> tuple[list[tuple[int, int]], list[int]]:
 def _cancel(values: dict[str, torch.Tensor], case: LinearCase, seed: int) -> None:
     """Changes x and weight in place so that the products of each pair of features nearly cancel.
 
-    The second feature of a pair gets nearly the values of the first in x, and nearly their negatives in the weight. A
-    feature without a partner gets smaller weights.
+    In x the second feature of a pair gets nearly the values of the first feature. In the weight it gets nearly the
+    negatives of the first feature's values. A feature without a partner gets smaller weights.
     """
     smaller = 2.0 ** -_CANCELLED_BITS[case.dtype]
     pairs, alone = pairs_of(case)

@@ -22,7 +22,7 @@ from equivtest.oracle.rounding import Bounded
 
 @expect.register
 def expect_norm(case: NormCase, index: int) -> Expected:
-    """Returns output, parameters and gradients of the unsharded layer. Computed answers have bounds."""
+    """Returns the output, the parameters and the gradients of the unsharded layer. Output and gradients have bounds."""
     given, found = draw(case, index), bound_norm(case, index)
     shapes, layouts, flags = case.shapes(), case.layouts(), case.given_flags()
     tensors = {}
@@ -59,7 +59,7 @@ def bound_norm(case: NormCase, index: int) -> dict[str, Bounded]:
 
 
 def _rank_of_tokens(case: NormCase) -> torch.Tensor:
-    """Returns the number of the rank that has each token: one dim, int64."""
+    """Returns an int64 tensor of one dim with the number of the rank that has each token."""
     along = torch.empty(case.sequence_length, dtype=torch.int64)
     for rank in range(case.world_size):
         start, stop = shard_bounds(case.sequence_length, case.world_size, rank)
@@ -70,7 +70,7 @@ def _rank_of_tokens(case: NormCase) -> torch.Tensor:
 
 @expected_collectives.register
 def norm_collectives(case: NormCase, rank: int) -> Collectives:
-    """Returns no collectives: parameters are assumed equal on all ranks, and each rank normalizes its own tokens.
+    """Returns no collectives, because each rank normalizes its own tokens with its own copy of the parameters.
 
     Source: SequenceParallel in torch/distributed/tensor/parallel/style.py (2.13.0): parameters are
     wrapped by DTensor.from_local.

@@ -7,10 +7,10 @@ accumulation, f the error of sqrt in ulp.
     y = (x - mu) r w + b        grad.x = r (g' - c) - r**3 s (x - mu)
     grad.weight = sum over tokens of g (x - mu) r,  grad.bias = sum of g
 
-Derived here.  A = mean |x|, Q = mean x**2.  mu is off by gamma(D + 1) A.  Two passes, one pass with
-mean x**2 - mu**2, and Welford's updates all compute v from sums of squares of at most |x| + A: v is
-off by gamma(D + 4) (Q + 3 A**2).  r is monotonic in v, and takes (f + 3) ulp more.  Kernels expand
-the products (x r - mu r, g' r + b x + c), so that each rounding is of |x| + |mu|, not of |x - mu|.
+Derived here. A = mean |x|, Q = mean x**2. mu is off by gamma(D + 1) A. Two passes, one pass with mean x**2 - mu**2, and
+Welford's updates all compute v from sums of squares of at most |x| + A: v is off by gamma(D + 4) (Q + 3 A**2). r is
+monotonic in v, and its own computation adds an error of (f + 3) ulp. Kernels expand the products (x r - mu r, g' r + b
+x + c), so that each rounding is of |x| + |mu|, not of |x - mu|.
 
 In 16 bits torch's CPU kernels save mu and r for the backward, and accumulate the gradients
 of weight and bias over tokens in the storage dtype (the cost of additions:
@@ -32,7 +32,7 @@ from equivtest.oracle.rounding import Arithmetic, Bounded, after_additions, boun
 
 @dataclass(frozen=True)
 class _Moments:
-    """Mean and 1 / deviation of each token, and their errors; float64, each with one row per token.
+    """Mean and 1 / deviation of each token, and the errors of both. All are float64 tensors with one row per token.
 
     The mean is 0 for rms_norm.
     """
@@ -43,7 +43,7 @@ class _Moments:
     e_rstd: torch.Tensor
 
     def saved(self, arithmetic: Arithmetic) -> _Moments:
-        """Returns the moments with the errors of storing them in the tensors' dtype between forward and backward."""
+        """Returns the moments with the errors that come from storing the moments between forward and backward."""
         if arithmetic.dtype == arithmetic.accumulate:
             return self
         e_mean = store(self.mean, self.e_mean, arithmetic)
@@ -62,8 +62,9 @@ def norm(
     """Returns the output (tokens, features) with its bound.
 
     Args:
-        x: Global, (tokens, features).
-        weight, bias: One element per feature; ones and zeros if the layer has none.
+        x: Global tensor of shape (tokens, features).
+        weight, bias: One element per feature. If the layer has no weight, all elements of `weight` are 1. If the layer
+            has no bias, all elements of `bias` are 0.
         centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, weight, bias = x.double(), weight.double(), bias.double()
@@ -90,8 +91,8 @@ def norm_grad_x(
     """Returns the gradient of x (tokens, features) with its bound.
 
     Args:
-        x, cotangent: Global, (tokens, features).
-        weight: One element per feature; ones if the layer has none.
+        x, cotangent: Global tensors of shape (tokens, features).
+        weight: One element per feature. If the layer has no weight, all elements are 1.
         centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
     x, u, num = x.double(), arithmetic.u_a, x.shape[1]
@@ -128,7 +129,7 @@ def norm_grad_weight(
     """Returns the gradient of the weight, a sum over tokens, with its bound.
 
     Args:
-        x, cotangent: Global, (tokens, features).
+        x, cotangent: Global tensors of shape (tokens, features).
         rank_of: The rank of each token.
         centered: True for layer_norm, which subtracts the mean; False for rms_norm.
     """
@@ -146,9 +147,9 @@ def norm_grad_weight(
 
 
 def norm_grad_bias(cotangent: torch.Tensor, arithmetic: Arithmetic, *, rank_of: torch.Tensor) -> Bounded:
-    """Returns the gradient of the bias with its bound: the sum over tokens of the cotangent (tokens, features).
+    """Returns the gradient of the bias, which is the sum of the cotangent over tokens, with its bound.
 
-    `rank_of` has the rank of each token.
+    `cotangent` has the shape (tokens, features), and `rank_of` has the rank of each token.
     """
     given = cotangent.double()
     value, magnitude = given.sum(0), given.abs().sum(0)
@@ -171,16 +172,19 @@ def _moments(x: torch.Tensor, arithmetic: Arithmetic, *, eps: float, centered: b
 
 
 def _normalized(x: torch.Tensor, moments: _Moments, arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns x minus its mean, divided by its deviation, and the error of this quotient; both (tokens, features)."""
+    """Returns x minus its mean, divided by its deviation, and the error of this quotient.
+
+    The quotient and its error have the shape (tokens, features).
+    """
     most, apart = moments.rstd + moments.e_rstd, x - moments.mean
     roundings = 4 * arithmetic.u_a * (x.abs() + moments.mean.abs() + moments.e_mean)
     return apart * moments.rstd, (moments.e_mean + roundings) * most + apart.abs() * moments.e_rstd
 
 
 def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
-    """Returns the factor by which the roundings of the float64 reference grow, one per token.
+    """Returns one factor per token, by which the roundings of the float64 reference grow.
 
-    They grow if the mean is far above the deviation.
+    The roundings grow if the mean is far above the deviation.
     """
     return 1 + (x * x).mean(1, keepdim=True) * moments.rstd**2
 
@@ -188,14 +192,14 @@ def _reference_growth(x: torch.Tensor, moments: _Moments) -> torch.Tensor:
 def _over_tokens(
     terms: torch.Tensor, magnitude: torch.Tensor, error: torch.Tensor, rank_of: torch.Tensor, arithmetic: Arithmetic
 ) -> torch.Tensor:
-    """Returns the error of the sum of `terms` over tokens, one per feature.
+    """Returns the error of the sum of `terms` over tokens, one error per feature.
 
-    Terms are added on each rank, then over the ranks. The sum is kept in the storage dtype. The error allows that each
-    term is stored before it is added, and that each addition rounds to the accumulator's dtype before it rounds to the
-    storage dtype.
+    Each rank adds its terms, then a collective adds the ranks' sums. The sums are kept in the storage dtype. The error
+    allows that each term is stored before it is added, and that each addition rounds to the accumulator's dtype before
+    it rounds to the storage dtype.
 
     Args:
-        terms: (tokens, features).
+        terms: Tensor of shape (tokens, features).
         magnitude, error: Sums over tokens of the terms' magnitudes and errors.
     """
     u = growth((1, arithmetic.u_o), (1, arithmetic.u_a))
@@ -209,7 +213,10 @@ def _over_tokens(
 
 
 def _u_stored(arithmetic: Arithmetic) -> float:
-    """Returns the relative error of storing a number in the tensors' dtype; 0 if sums accumulate in that dtype too."""
+    """Returns the relative error of storing a number in the tensors' dtype.
+
+    The error is 0 if sums accumulate in the tensors' dtype too.
+    """
     return 0.0 if arithmetic.dtype == arithmetic.accumulate else arithmetic.u_o
 
 
