@@ -40,16 +40,17 @@ class OperatorCase(Case):
     Operands are numbered from 0.
 
     Attributes:
-        mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
+        mesh: Number of ranks along each of at most two mesh axes. If empty, the mesh has one axis of all ranks.
         operator: Name in the table (`equivtest.families.operators.case_table`).
         operands: Global shape of each operand.
         arguments: (name, value) of each argument that is no tensor.
         placements: Placements of each operand, one per mesh axis: 'replicate', 'shard(DIM)' or, only for floating-point
             operands, 'partial(OP)'. Each rank has its own term of a partial operand.
-        other_dtypes: Dtype of each operand, '' for the case's dtype; empty: all have the case's dtype.
+        other_dtypes: Dtype of each operand, '' for the case's dtype. If empty, all operands have the case's dtype.
         holds: Contents of each operand: a domain of numbers such as 'positive', 'bools', 'whole' for int64, or 'below
-            5' for int64 from 0 to 4; empty: the contents in the operator's entry of the table.
-        cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'; empty: all replicated.
+            5' for int64 from 0 to 4. If empty, the operator's entry of the table names the contents.
+        cotangents: Placements of each result's cotangent, 'replicate' or 'shard(DIM)'. If empty, all cotangents are
+            replicated.
         requires_grad: Numbers of the operands that require a gradient.
         strided: Numbers of the operands that have their last two dims swapped in memory.
     """
@@ -147,7 +148,7 @@ class OperatorCase(Case):
     def is_documented(self) -> bool:
         """True if torch documents the collectives of this call.
 
-        torch documents them only for `sum`, if no operand is partial and none requires a gradient.
+        torch documents collectives only for `sum`, if no operand is partial and no operand requires a gradient.
         """
         is_partial = any(text.startswith("partial") for texts in self.placements for text in texts)
         return self.operator == "sum" and not is_partial and not self.requires_grad
@@ -206,7 +207,7 @@ class OperatorCase(Case):
         return self.operands[0][dim if isinstance(dim, int) else 0]
 
     def operand_layout(self, number: int) -> Layout:
-        """Returns the layout of operand `number`; it may have partial placements."""
+        """Returns the layout of operand `number`, which may have partial placements."""
         return Layout(tuple(map(parse_placement, self.placements[number])))
 
     def reduction(self, number: int) -> tuple[str, int]:
@@ -230,14 +231,17 @@ class OperatorCase(Case):
     def graded(self) -> tuple[int, ...]:
         """Returns the numbers of the operands that get a gradient.
 
-        They require a gradient, and some result is differentiable for them.
+        Such an operand requires a gradient, and some result is differentiable for it.
         """
         having = {number for result in self.results for number in result.operands}
         return tuple(number for number in self.requires_grad if number in having)
 
     @property
     def passed_on(self) -> tuple[str, ...]:
-        """Returns the names of the results that later steps of a chain take as input; a single call has none."""
+        """Returns the names of the results that later steps of a chain take as input.
+
+        A single call has no such results.
+        """
         return ()
 
     def has_gradient(self, result: Result) -> bool:
@@ -245,7 +249,7 @@ class OperatorCase(Case):
         return bool(set(result.operands) & set(self.requires_grad))
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Returns name -> shape, layout and role of each operand, cotangent and answer.
+        """Describes the shape, layout and role of each operand, cotangent and answer, by name.
 
         A partial operand has one more dim per partial axis, which counts the ranks' terms. The answer `refused` is the
         text of the error by which DTensor refused the operator, and `grad.refused` the text of the error by which

@@ -1,7 +1,7 @@
-"""Operators of linear algebra, on matrices for which every step of the algorithm is exact.
+"""Lists operators of linear algebra, with matrices for which every step of the operator's algorithm is exact.
 
-Elimination of a bidiagonal matrix B with ones on its diagonal, or of `B.T @ B`, subtracts integers and divides them by
-one. A triangular matrix needs no Householder reflection, by the definition of xLARFG. A diagonal matrix of powers of
+Elimination of a bidiagonal matrix B with ones on its diagonal, or of `B.T @ B`, subtracts integers and divides integers
+by one. A triangular matrix needs no Householder reflection, by the definition of xLARFG. A diagonal matrix of powers of
 two has its diagonal as eigenvalues and their magnitudes as singular values. A product of reflections I - t v v' has
 integers if t and v have integers.
 
@@ -32,7 +32,7 @@ def _square(shape: Shape) -> Shape:
 
 
 def _alone(shape: Shape) -> Signatures:
-    """Returns one signature with one operand, square matrices as wide as the shape's last dim.
+    """Returns one signature with one operand, which has square matrices as wide as the shape's last dim.
 
     For example the shape (2, 4, 3) gives two matrices of shape (3, 3).
     """
@@ -42,7 +42,8 @@ def _alone(shape: Shape) -> Signatures:
 def _beside_columns(shape: Shape) -> Signatures:
     """Returns two signatures with square matrices and right-hand sides.
 
-    The right-hand sides have two columns in the first signature, and as many as the matrices in the second.
+    In the first signature the right-hand sides have two columns. In the second they have as many columns as the
+    matrices.
     """
     square = _square(shape)
     return (Signature((square, (*square[:-1], 2))), Signature((square, square)))
@@ -51,7 +52,7 @@ def _beside_columns(shape: Shape) -> Signatures:
 def _reflections(*, columns: bool = False) -> Form:
     """Returns a form: for a shape, it gives one signature with Householder vectors and their factors.
 
-    With `columns` the signature has a third operand, matrices of two columns that the reflections multiply.
+    If `columns` is True, the signature has a third operand, matrices of two columns that the reflections multiply.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -91,7 +92,7 @@ def _reduced_rows(shape: Shape) -> Signatures:
 
 
 def _diagonals(shape: Shape) -> Signatures:
-    """Returns signatures of `diagonal_scatter`: a matrix, and values for its diagonal or for the diagonal above."""
+    """Returns signatures of `diagonal_scatter`, with a matrix and new values for its diagonal or the diagonal above."""
     found = []
     for offset in (0, 1):
         size = min(shape[-2], shape[-1] - offset)

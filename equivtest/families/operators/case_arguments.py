@@ -153,7 +153,7 @@ def same_mask(shape: Shape) -> Signatures:
 
 
 def smaller_beside(shape: Shape) -> Signatures:
-    """Returns signatures with two operands: one of the shape, and one that broadcasts to it."""
+    """Returns signatures with two operands: one of the shape, and one that broadcasts to the shape."""
     return pairs()(shape)[: 2 * len(shape) + 1]
 
 
@@ -171,7 +171,9 @@ def equations(shape: Shape) -> Signatures:
 
 
 def slices(shape: Shape) -> list[Arguments]:
-    """Returns the arguments of calls that slice one dim, each dim in turn; `dim` is counted from the front.
+    """Returns the arguments of calls that slice one dim, each dim in turn.
+
+    `dim` is counted from the front.
 
     findings/52 is about dims counted from the end.
     """
@@ -206,17 +208,19 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """Returns signatures with an operand, an index of one or two rows along `dim`, and rows to write or add there."""
+    """Returns signatures with an operand, an index of one or two of its rows along `dim`, and new values for these
+    rows.
+    """
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)
 
 
 def images(*, transposed: bool = False) -> Form:
-    """Returns a form for convolutions: it gives signatures with an input, a kernel and, in some of them, a bias.
+    """Returns a form for convolutions, whose signatures have an input, a kernel and, in some signatures, a bias.
 
-    For a shape (N, C, W) the input is (N, C, 3, W) or (N, C, W): N images of C channels. The kernel gives two channels;
-    with `groups=C` it gives C channels.
+    For a shape (N, C, W) the input has the shape (N, C, 3, W) or (N, C, W), for N images of C channels. The kernel
+    makes two channels. In a signature with `groups=C` the kernel makes C channels.
     """
 
     def form(shape: Shape) -> Signatures:

@@ -1,4 +1,4 @@
-"""Operators that autograd calls in the backward of other operators, with a cotangent and a tensor of the same shape.
+"""Lists the operators that autograd calls in the backward, with a cotangent and a tensor of the same shape.
 
 Autograd often passes the result of the forward as that tensor, and the result of an operator that is not linear is
 never partial. A program that calls such an operator itself may pass any DTensor.

@@ -1,6 +1,7 @@
-"""Operators that draw at random or leave memory unwritten, called so that only one result is right.
+"""Lists operators that draw at random or leave memory unwritten, with calls for which only one result is right.
 
-For example: probabilities 0 and 1, distributions of zero width, histograms with one bin for all drawn numbers.
+Such calls have, for example, the probabilities 0 and 1, distributions of zero width, or histograms with one bin for all
+drawn numbers.
 """
 
 from __future__ import annotations

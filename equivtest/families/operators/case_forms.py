@@ -1,6 +1,6 @@
 """Builds forms: functions that turn one shape into the signatures with which an operator is called.
 
-A signature has the shapes of all operands, and the arguments. A form returns the simplest signature first.
+A signature has the shapes of all operands and the arguments of a call. A form returns the simplest signature first.
 `equivtest.families.operators.case_table.signatures_of` leaves out signatures that the operator does not accept.
 """
 
@@ -21,10 +21,10 @@ class Signature:
 
     Attributes:
         shapes: Global shape of each operand.
-        arguments: Every argument that is no tensor, by name.
+        arguments: All arguments that are not tensors, by name.
         holds: Contents of each operand, if the operator's entry does not name them: see `OperatorCase.holds`.
-        letters: One letter per dim of each operand if the operator multiplies matrices. Dims with one letter belong
-            together: in 'mk' and 'kn' the product sums over k.
+        letters: One letter per dim of each operand, if the operator multiplies matrices. Dims with the same letter
+            correspond to each other. With 'mk' and 'kn', for example, the product sums over k.
     """
 
     shapes: tuple[Shape, ...]
@@ -45,7 +45,8 @@ def each(**arguments: Argument) -> Form:
 def pairs(**arguments: Argument) -> Form:
     """Returns a form: for a shape, it gives signatures with two operands that broadcast to the shape.
 
-    One operand has that shape; the other may have one dim of size 1 instead, or lack some or all of the first dims.
+    One operand has the shape. The other operand has the shape too, or one of its dims has size 1, or it lacks some or
+    all of the first dims.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -61,7 +62,7 @@ def pairs(**arguments: Argument) -> Form:
 def triples(**arguments: Argument) -> Form:
     """Returns a form: for a shape, it gives signatures with three operands that broadcast to the shape.
 
-    All have the shape, or the second or the third is smaller.
+    All operands have the shape, or the second or the third operand is smaller.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -96,8 +97,9 @@ def along(**arguments: Argument) -> Form:
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
     """Returns a form: for a shape, it gives signatures with one operand and different reduced dims.
 
-    A signature names one dim, several dims (if `several`), or no dim (if `all_dims`), so that all are reduced. Each
-    signature that names dims also occurs with `keepdim=True`, unless the argument `keepdim` is False.
+    A signature names one dim. If `several` is True, other signatures name several dims. If `all_dims` is True, another
+    signature names no dim, so that all dims are reduced. If `keepdim` is True, each signature that names dims also
+    occurs with `keepdim=True`.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -125,8 +127,8 @@ def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
 def indexed(*, same_dims: bool) -> Form:
     """Returns a form: for a shape, it gives signatures with an operand, the argument `dim`, and an index into that dim.
 
-    With `same_dims` the index has as many dims as the operand; its size in a dim other than `dim` is at most the
-    operand's. Without `same_dims` the index has one dim.
+    If `same_dims` is True, the index has as many dims as the operand, and its size in a dim other than `dim` is at most
+    the operand's size. If `same_dims` is False, the index has one dim.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -147,8 +149,9 @@ def indexed(*, same_dims: bool) -> Form:
 def joined(*, new_dim: bool) -> Form:
     """Returns a form: for a shape, it gives signatures of operands to join along each dim.
 
-    A signature has two operands of the shape, or three, or two with the second one longer in that dim. With `new_dim`
-    the operator stacks operands along a new dim, and each signature has two operands of the shape.
+    A signature has two or three operands of the shape, or two operands of which the second is longer in the joined dim.
+    If `new_dim` is True, the operator stacks operands along a new dim, and each signature has two operands of the
+    shape.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -165,9 +168,9 @@ def joined(*, new_dim: bool) -> Form:
 def products(*dims: str) -> Form:
     """Returns a form for matrix products: for a shape, it gives one signature, whose dims are named by letters.
 
-    For example `products("mk", "kn")` multiplies a matrix (m, k) by one (k, n). Sizes of the letters: b has the size of
-    the shape's first dim, m of the last but one, k of the last; n is 2 and o is 3. A shape of fewer than two dims gives
-    no signature.
+    For example `products("mk", "kn")` multiplies a matrix (m, k) by a matrix (k, n). b is the size of the shape's first
+    dim, m the size of its last dim but one, and k the size of its last dim. n is 2 and o is 3. A shape of fewer than
+    two dims gives no signature.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -180,5 +183,5 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Returns a form: for a shape, it gives the signatures of all these forms, in order."""
+    """Returns a form that gives, for a shape, the signatures of all `forms`, in order."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

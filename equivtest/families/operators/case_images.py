@@ -23,15 +23,15 @@ def _beside(*tails: tuple[int, ...]) -> Form:
 
 
 def _volumes(shape: Shape) -> Signatures:
-    """Returns one signature with one operand of shape (*shape, 2): volumes, if the shape has three dims."""
+    """Returns one signature with one operand of shape (*shape, 2), which has volumes if `shape` has three dims."""
     return (Signature(((*shape, 2),)),)
 
 
 def _scaled(*how: str) -> Form:
     """Returns a form: for a shape, it gives one signature with an input, a weight and a bias, for a normalization.
 
-    The input has the shape. Weight and bias have the size of its last dim; `_scaled("channels")` gives them the size of
-    dim 1.
+    The input has the shape. Weight and bias have the size of the input's last dim. In `_scaled("channels")` they have
+    the size of its dim 1.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -79,7 +79,7 @@ def _batch_norm_updating(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 def _sizes(shape: Shape) -> Signatures:
-    """Returns two signatures with images of 2 by 3 pixels and the argument `size`: this size, or twice this size.
+    """Returns two signatures with images of 2 by 3 pixels. The argument `size` is this size, or twice this size.
 
     The first two sizes of the shape are the numbers of images and of channels.
     """

@@ -1,4 +1,4 @@
-"""Defines `Operator`, an entry of the table of operators: its call, its operands, and how its results can be judged."""
+"""Defines `Operator`, an entry of the table of operators, with the operator's call, operands and way of judgement."""
 
 from __future__ import annotations
 
@@ -49,20 +49,23 @@ class Operator:
 
     Attributes:
         name: The name in torch's list of operators, followed by a word for a special form.
-        call: The function that is called; it takes the operands in order, and the arguments by name.
-        form: Function that returns, for one shape, the signatures: operands' shapes and arguments of one call each.
-        kinds: Kinds of the first operands, such as index or bools; all further operands are floats.
+        call: The function that is called. The function takes the operands in order, and the arguments by name.
+        form: Function that returns the signatures for one shape. Each signature has the operands' shapes and the
+            arguments of one call.
+        kinds: Kinds of the first operands, such as index or bools. All further operands are floats.
         domain: Domain of the values of operands that are floats, such as 'positive'.
-        domains: Domains of the first operands if they differ; all further operands have ANY.
+        domains: Domains of the first operands, if the operands have different domains. All further operands have the
+            domain ANY.
         is_exact: True if results must equal the oracle's, because they are values of the domain or have no more bits
-            than such values. Sums and products need no mark, because the oracle proves for each draw that they are
-            exact.
+            than such values. Operators that are sums and products need no mark, because the oracle proves for each draw
+            that the results are exact.
         adds_cotangents: True if the gradient of an exact operator is a sum of cotangents or of parts of cotangents, and
             nothing else is computed.
         cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.
         rounds: True if the operator is called only in float32 and float64: 16 bits are too few for a conclusion.
         num_dims: Every number of dims that the shape of a form may have.
-        has_samples: True if the operator's forms are samples from torch's list, which name the contents of operands.
+        has_samples: True if the operator's forms are samples from torch's list. Such samples name the contents of
+            operands.
     """
 
     name: str

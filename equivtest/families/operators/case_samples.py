@@ -1,7 +1,7 @@
 """Reads operators and forms of torch's own list from `forms.jsonl`.
 
-`python -m studies.operator_forms` writes this file. The text of a form is the argument list of a call: in "x0, 2,
-dim=x1" the names x0 and x1 stand for operands, everything else is a literal.
+`python -m studies.operator_forms` writes this file. The text of a form is the argument list of a call. In "x0, 2,
+dim=x1", for example, the names x0 and x1 stand for operands, and everything else is a literal.
 
 Source: torch.testing._internal.common_methods_invocations.op_db (2.13.0).
 """
@@ -40,7 +40,7 @@ def name_of(operator: str, way: str) -> str:
 
 
 def function_of(operator: str) -> Callable[..., Any] | None:
-    """Returns torch's function, or method of tensors, with this name; None if there is none."""
+    """Returns torch's function, or method of tensors, with this name; None if torch has neither."""
     found: Any = torch
     for part in operator.removeprefix("torch.").split("."):
         found = getattr(found, part, None)
@@ -51,8 +51,8 @@ def function_of(operator: str) -> Callable[..., Any] | None:
 def run_form(name: str, call: str, operands: Sequence[Any]) -> tuple[Any, ...]:
     """Calls an operator of the table and returns its results.
 
-    `call` is the text of a form, the argument list of the call: in "x0, 2, dim=x1" the names x0 and x1 stand for the
-    operands.
+    `call` is the text of a form, which is the argument list of the call. In "x0, 2, dim=x1", for example, the names x0
+    and x1 stand for the operands.
     """
     way = way_of(name)
     operator = name.removesuffix(f" {way}") if way else name

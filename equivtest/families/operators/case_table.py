@@ -95,7 +95,7 @@ def is_taken(name: str, signature: Signature, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """Describes one result of a call: shape, dtype, and the operands that it is differentiable for.
+    """Describes one result of a call: its shape, its dtype, and the operands for which the result is differentiable.
 
     Attributes:
         operands: Numbers of the operands for which the result has a gradient.
@@ -115,7 +115,7 @@ def results_of(
     """Describes the results of the unsharded operator on operands of these shapes and dtypes.
 
     Args:
-        holds: Contents of each operand; empty: those in the operator's entry of the table.
+        holds: Contents of each operand. If empty, the operator's entry of the table names the contents.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: the operator does not accept the operands or arguments.
@@ -137,7 +137,7 @@ def results_of(
 
 
 def described(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> tuple[Result, ...]:
-    """Describes each result: its shape, its dtype, and the operands that it has a gradient for."""
+    """Describes each result: its shape, its dtype, and the operands for which the result has a gradient."""
     return tuple(
         Result(
             tuple(each.shape),

@@ -1,7 +1,7 @@
 """Predicates on operator cases, for the conditions `where` in known_failures.toml.
 
-Source: the findings of `dtensor_operators` in known_failures.toml: most are about a rank with an empty shard, or with
-one row.
+Source: the findings of `dtensor_operators` in known_failures.toml. Most findings are about a rank with an empty shard,
+or with one row.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def leaves_nothing_to_reduce(case: OperatorCase) -> bool:
 def gathers_in_front_of(case: OperatorCase) -> bool:
     """True if `dim` is negative, the first operand is sharded along that dim, and the dim is the operand's first.
 
-    Also True if `dim` is -1, the operand is sharded along it, and some rank's shard has size 1 along dim 0. Always
-    False on one rank.
+    Also True if `dim` is -1, the operand is sharded along its last dim, and some rank's shard has size 1 along dim 0.
+    Always False on one rank.
     """
     if case.world_size == 1 or not counts_dim_from_end(case) or not is_dim_divided(case):
         return False
@@ -141,9 +141,9 @@ def divides_index_otherwise(case: OperatorCase) -> bool:
 
 
 def compares_beyond_dims(case: OperatorCase) -> bool:
-    """True if the operand with more shards is sharded along a dim that the other one does not have.
+    """True if the operand with more shards is sharded along a dim that the other operand does not have.
 
-    False unless there are two operands with dims.
+    False if the call does not have two operands with dims.
     """
     if len(case.operands) != 2 or not all(case.operands):
         return False
@@ -164,8 +164,8 @@ def squeezes_a_row(case: OperatorCase) -> bool:
 def pads_other_rows(case: OperatorCase) -> bool:
     """True if, in the backward of `narrow`, some rank's cotangent has a wrong number of rows along `dim`.
 
-    The right number is the number of rows that `narrow` would take from the rank's shard of an operand with the
-    cotangent's layout. 1 is right too, and so is the result's whole number of rows.
+    The right number is the number of rows that `narrow` takes from the rank's shard of an operand with the cotangent's
+    layout. The number 1 is right too, and so is the result's whole number of rows.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim
@@ -203,7 +203,7 @@ def selects_other_rows(case: OperatorCase) -> bool:
 
 
 def keeps_placements(case: OperatorCase) -> bool:
-    """True if `squeeze` removes a dim, and neither the first removed dim nor a later dim is sharded."""
+    """True if `squeeze` removes a dim, and if neither the first removed dim nor a later dim is sharded."""
     shape, dim = case.operands[0], case.dim
     dims = (dim % len(shape),) if isinstance(dim, int) and shape else range(len(shape))
     gone = [each for each in dims if shape[each] == 1]
@@ -240,10 +240,10 @@ def takes_mean(case: OperatorCase) -> bool:
 
 
 def convolves_as_held(case: OperatorCase) -> bool:
-    """True if a convolution is sharded otherwise than by batch, or if some rank has no row of the batch.
+    """True if a convolution is sharded in another way than by batch, or if some rank has no row of the batch.
 
-    False if its input is replicated or sharded by batch, each rank has a row of the batch, and all other operands are
-    replicated.
+    False if the convolution's input is replicated or sharded by batch, each rank has a row of the batch, and all other
+    operands are replicated.
     """
     first, *others = case.placements
     rows_of_ranks = [shape[0] if shape else 0 for shape in _first_operand_of_ranks(case)]

@@ -47,9 +47,9 @@ Founds = Mapping[str, Found]
 
 @expect.register
 def expect_operators(case: OperatorCase, index: int) -> Expected:
-    """Returns every result and gradient, all under replicated placements.
+    """Returns every result and gradient, each with replicated placements.
 
-    `expect_held_operators` gives them the placements that the ranks answered.
+    `expect_held_operators` gives each tensor the placements that the ranks returned.
     """
     layouts, dtypes, flags = case.layouts(), _dtypes_of(case), _flags_of(case)
     tensors = {
@@ -69,10 +69,10 @@ def expect_operators(case: OperatorCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_held_operators(case: OperatorCase, index: int, held: Held) -> Expected:
-    """Returns the expected results and gradients, under the layouts that the first rank answered.
+    """Returns the expected results and gradients, under the layouts that the first rank returned.
 
     If every rank refused the operator with the same text, only that text is expected. If every rank refused the
-    backward with the same text, the results are expected, and that text instead of the gradients.
+    backward with the same text, the results and that text are expected, and no gradients.
     """
     first = held[0]
     for refused, prefix in (("refused", ""), ("grad.refused", "grad.")):
@@ -97,9 +97,9 @@ def _refusal(told: torch.Tensor, case: OperatorCase) -> ExpectedTensor:
 
 
 def _under_layouts(tensors: Mapping[str, ExpectedTensor], first: Mapping[str, object]) -> Expected:
-    """Returns the expected tensors, each with the layout that the first rank answered.
+    """Returns the expected tensors, each with the layout that the first rank returned.
 
-    All other ranks must answer the same layout.
+    All other ranks must return the same layout.
     """
     layouts: dict[str, Layout] = {name: placed.layout for name, placed in first.items()}  # type: ignore[attr-defined]
     found = {name: replace(tensor, layout=layouts.get(name, tensor.layout)) for name, tensor in tensors.items()}
@@ -112,10 +112,10 @@ def _dtypes_of(case: OperatorCase) -> dict[str, str]:
 
 
 def _flags_of(case: OperatorCase) -> dict[str, bool]:
-    """Returns result name -> True if the result must require a gradient, False if it must not.
+    """Maps the name of each result to True if the result must require a gradient, and to False if it must not.
 
-    Leaves out results for which torch sets requires_grad although they have no gradient: the sign of `slogdet`, mean
-    and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not found.
+    Leaves out results for which torch sets requires_grad although the results have no gradient. These are the sign of
+    `slogdet`, mean and rstd of `native_group_norm`, and norms of order 0. A wrong flag of these results is not noticed.
     """
     return {
         f"output.{number}": case.has_gradient(result)
@@ -125,7 +125,7 @@ def _flags_of(case: OperatorCase) -> dict[str, bool]:
 
 
 def judged_how(case: OperatorCase, index: int) -> Founds:
-    """Returns each right answer with its allowed error and derivation.
+    """Returns the right value of each answer, with its allowed error and the derivation of this error.
 
     The allowed error is infinite if no bound is known.
     """
@@ -175,9 +175,9 @@ def _only_moves(case: OperatorCase, index: int, name: str, value: torch.Tensor) 
 
 
 def _adds_exactly(case: OperatorCase, index: int) -> bool:
-    """True if the operator's gradients only add up cotangents, and no sum of them rounds.
+    """True if the operator's gradients only add up cotangents, and no sum of cotangents rounds.
 
-    None rounds if even the sum of the magnitudes of all cotangents is small enough to be exact.
+    No sum rounds if even the sum of the magnitudes of all cotangents is small enough to be exact.
     """
     if not case.definition.adds_cotangents or case.values[index][0] != EXACT_MODE:
         return False
@@ -200,7 +200,10 @@ def _knows_operands(case: OperatorCase, index: int) -> bool:
 
 
 def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
-    """Returns (results, ''), proved exact or bounded, or ({}, reasons) if the results can be neither."""
+    """Returns (results, ''), if the results are proved exact or have bounds.
+
+    Returns ({}, reasons) if the results can neither be proved exact nor bounded.
+    """
     mode, reasons = case.values[index][0], list[str]()
     if mode == EXACT_MODE:
         found = _followed(lambda: _proved(case, given))
@@ -279,10 +282,10 @@ def _reduced(case: OperatorCase, given: Mapping[str, torch.Tensor], number: int)
 
 
 def _proved(case: OperatorCase, given: Tensors) -> Founds:
-    """Returns results and gradients, if the certificate proves that all are exact in the dtype with the fewest bits.
+    """Returns results and gradients, if the certificate proves all of them exact in the dtype with the fewest bits.
 
-    DTensor may divide a replicated tensor by the number of ranks before it adds that tensor to a partial one (2.13.0);
-    the proof leaves bits for that.
+    DTensor may divide a replicated tensor by the number of ranks before it adds that tensor to a partial tensor
+    (2.13.0). The proof leaves bits for this division.
 
     Raises:
         InexactData: an operation may round.

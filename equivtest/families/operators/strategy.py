@@ -90,7 +90,7 @@ def reduction_cases(draw: DrawFn, space: Space) -> OperatorCase:
 
 @cache
 def sizes_of(world_size: int) -> Shape:
-    """Returns sizes to draw a dim from: 1 to 3, sizes near once and twice the number of ranks, and 0.
+    """Returns the sizes from which a dim is drawn: 1 to 3, sizes near once and twice the number of ranks, and 0.
 
     Sizes that the ranks do not divide evenly occur three times.
     """
@@ -184,8 +184,8 @@ def _picks_one(name: str, signature: Signature) -> bool:
 def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...]:
     """Returns the placements of a convolution's operand, changed to 'shard(0)' or 'replicate' on each mesh axis.
 
-    If `may_divide`, every placement other than 'replicate' becomes 'shard(0)', which shards the batch; otherwise all
-    become 'replicate'. findings/62 is about other placements.
+    If `may_divide` is True, every placement other than 'replicate' becomes 'shard(0)', which shards the batch. If it is
+    False, every placement becomes 'replicate'. findings/62 is about other placements.
     """
     return tuple("shard(0)" if each != "replicate" and may_divide else "replicate" for each in placements)
 
@@ -193,8 +193,8 @@ def _of_rows(placements: tuple[str, ...], *, may_divide: bool) -> tuple[str, ...
 def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: bool) -> Placements:
     """Returns the right-hand sides' placements `columns`, with 'replicate' instead of placements that are not allowed.
 
-    On a mesh axis, 'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if `may_divide` and the matrices are
-    'shard(0)' on that axis.
+    On a mesh axis, 'shard(0)', 'partial(max)' and 'partial(min)' are allowed only if `may_divide` is True and the
+    matrices have the placement 'shard(0)' on that axis.
     """
     may_stay = [may_divide and each == "shard(0)" for each in matrices]
     moves = {"shard(0)", "partial(max)", "partial(min)"}
@@ -204,15 +204,17 @@ def _beside_matrices(columns: Placements, matrices: Placements, *, may_divide: b
 
 
 def _leaves_nothing(shape: Shape, world_size: int) -> bool:
-    """True if sharding one of the first two dims over all ranks, or over two, leaves some rank with an empty shard."""
+    """True if some rank gets an empty shard when one of the first two dims is sharded, over all ranks or over two."""
     return any(-(-size // ranks) * (ranks - 1) >= size for size in shape[:2] for ranks in {world_size, 2} if ranks > 1)
 
 
 def _graded(name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the numbers of the operands that require a gradient: `numbers`, except in two groups of operators.
+    """Returns the numbers of the operands that require a gradient.
+
+    These are `numbers`, except for two groups of operators.
 
     If `numbers` has a convolution's bias alone, all three operands require a gradient (findings/62). For an operator of
-    `WRONG_IF_SHARDED` all three do, or none.
+    `WRONG_IF_SHARDED` all three operands require a gradient, or none does.
     """
     if name in WRONG_IF_SHARDED:
         return (0, 1, 2) if numbers else ()
@@ -249,7 +251,7 @@ def _pick_shape(draw: DrawFn, world_size: int, operator: Operator) -> Shape:
 def _simplest(name: str) -> Signatures:
     """Returns the signatures for the first of some small shapes that has a signature which torch accepts.
 
-    They replace the signatures of a drawn shape that has none. Returns () if torch does not accept the operator at all.
+    These signatures are used if the drawn shape has none. Returns () if torch does not accept the operator at all.
     """
     shapes: tuple[Shape, ...] = ((2,), (2, 2), (2, 2, 2), ())
     return next((found for shape in shapes if (found := signatures_of(name, shape))), ())
@@ -288,7 +290,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if operand `number` may have them; otherwise its own placements."""
+    """Returns the first operand's placements if operand `number` may have them, and this operand's own if not."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 
@@ -319,7 +321,11 @@ PROMOTING = frozenset(
 
 
 def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns () in two of three draws: the cotangents are replicated. Else returns placements that shard them."""
+    """Draws `OperatorCase.cotangents`.
+
+    In two of three draws the result is (), so that the cotangents are replicated. In any other draw, the result has
+    placements that shard the cotangents.
+    """
     if not pick(draw, "cotangents", (False, False, True)):
         return ()
     dims = [pick(draw, f"cotangent {axis}", tuple(range(12))) for axis in range(num_axes)]
@@ -327,7 +333,7 @@ def _pick_cotangents(draw: DrawFn, shapes: list[Shape], num_axes: int) -> tuple[
 
 
 def _pick_some(draw: DrawFn, name: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """Draws a subset of the numbers: mostly all, sometimes one or none."""
+    """Draws a subset of `numbers`: mostly all numbers, sometimes one or none."""
     drawn = pick(draw, name, (-1,) * 5 + (-2, 0, 1, 2))
     return () if drawn == -2 else numbers if drawn == -1 else numbers[drawn : drawn + 1]
 

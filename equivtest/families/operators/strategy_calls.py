@@ -5,11 +5,11 @@ the placement of each operand and of the cotangents, and the mode of values. The
 mode alternate from combination to combination. Therefore most forms lack some pair of a cotangents' placement or mode
 with an operand's placement.
 
-Five more axes of a combination: whether all operands have one placement; which operand is the only partial one; which
-dim is sharded in every operand that has it; whether the dim that the call names is sharded; whether a dim is sharded
-whose size differs in the result. A table of strength 1 has every value that occurs in some combination. A table of
-strength 2 has every pair of values that occurs in some combination. The calls of one operator follow each other in one
-process, so that a wrong cache would show.
+A combination has five more axes: whether all operands have one placement; which operand is the only partial operand;
+which dim is sharded in every operand that has this dim; whether the dim that the call names is sharded; and whether a
+dim is sharded whose size differs in the result. A table of strength 1 has every value that occurs in some combination.
+A table of strength 2 has every pair of values that occurs in some combination. The calls of one operator follow each
+other in one process, so that a wrong cache would show.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
 def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> tuple[OperatorCase, ...]:
     """Returns the enumerated calls of one operator on `world_size` ranks.
 
-    With `strength` 1 the calls have every value that occurs in some combination, such as each placement of each
-    operand. With 2 they have every pair of values that occurs in some combination. Forms from torch's list have at most
-    `MAX_CALLS` calls at strength 1.
+    If `strength` is 1, the calls have every value that occurs in some combination, such as each placement of each
+    operand. If it is 2, the calls have every pair of values that occurs in some combination. Forms from torch's list
+    have at most `MAX_CALLS` calls at strength 1.
     """
     rows = [row for signature in forms_of(name) for row in _rows(name, signature, strength)]
     way = way_of(name)
@@ -111,9 +111,11 @@ def calls_of_operator(name: str, world_size: int, dtype: str, strength: int) -> 
 
 @cache
 def forms_of(name: str) -> Signatures:
-    """Returns at most MAX_FORMS signatures of an operator: shapes of the operands and arguments of a call.
+    """Returns at most MAX_FORMS signatures of an operator.
 
-    Each next signature is the one with the most features (`_features`) that no signature before it has. An operator
+    A signature has the shapes of the operands and the arguments of one call.
+
+    Each next signature is the signature with the most features (`_features`) that no earlier signature has. An operator
     that computes each element alone has signatures of one shape.
     """
     operator = OPERATORS[name]
@@ -134,7 +136,7 @@ def forms_of(name: str) -> Signatures:
 def _features(signature: Signature) -> frozenset[object]:
     """Returns the features by which signatures differ.
 
-    They are the arguments, the operands' numbers of dims, and which operands are as large as the first.
+    The features are the arguments, the operands' numbers of dims, and which operands are as large as the first operand.
     """
     shapes = signature.shapes
     return frozenset((*signature.arguments, tuple(map(len, shapes)), tuple(shape == shapes[0] for shape in shapes)))
@@ -192,7 +194,7 @@ def _spread(rows: Sequence[T], num: int) -> list[T]:
 def _modes(operator: Operator) -> tuple[str, ...]:
     """Returns the modes of values that the calls of an operator have in turn.
 
-    Real values show rounding; integers are judged by equality.
+    Draws of real values show rounding, and draws of integers are judged by equality.
     """
     return (EXACT_MODE,) if operator.is_exact else (REAL_MODE,) if operator.rounds else (EXACT_MODE, REAL_MODE)
 
@@ -205,9 +207,9 @@ def _placements(name: str, signature: Signature, number: int, strength: int) -> 
 
 
 def covering(name: str, rows: Sequence[Row], strength: int) -> list[Row]:
-    """Returns few of the rows, which together have each value in `rows`, or at strength 2 each pair of values in a row.
+    """Returns few of the rows, which together have each value, or at strength 2 each pair of values, of all `rows`.
 
-    A row is one combination of values. Each next row is the one with the most values, or pairs, that no row before it
+    A row is one combination of values. Each next row is the row with the most values, or pairs, that no earlier row
     has. Rows with all operands replicated come last, so that a form is called with a shard or a partial sum first.
     """
     seen: set[tuple[object, ...]] = set()
@@ -242,10 +244,10 @@ def _values(name: str, row: Row) -> list[tuple[object, ...]]:
 
 
 def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, ...]]:
-    """Returns one value for each of three facts that is true of `texts`, the operands' placements.
+    """Returns one value for each of the three facts below that is true of `texts`, the operands' placements.
 
-    The facts: all placements are equal; one operand is partial and all others are replicated; one letter's dim is
-    sharded in every operand that has it, and nothing else is sharded.
+    First, all placements are equal. Second, one operand is partial and all others are replicated. Third, one letter's
+    dim is sharded in every operand that has the letter, and nothing else is sharded.
     """
     if len(texts) < 2:
         return []
@@ -259,10 +261,10 @@ def _traits(signature: Signature, texts: tuple[str, ...]) -> list[tuple[object, 
 
 @cache
 def _dims_by_letter(signature: Signature) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns placements -> label, one entry for each letter that several operands share.
+    """Maps placements to a label, with one entry for each letter that several operands share.
 
-    The placements shard the dim with this letter in each operand that has it. The label is the letters of all operands,
-    followed by that letter.
+    The placements shard the dim with this letter in each operand that has the letter. The label is the letters of all
+    operands, followed by that letter.
     """
     operands = signature.letters
     shared = sorted(letter for letter in set("".join(operands)) if sum(letter in dims for dims in operands) > 1)

@@ -1,6 +1,7 @@
 """Subject that calls torch's own operators on DTensors.
 
-Source: torch.distributed.tensor.DTensor (2.13.0): an operator of DTensors equals that operator of whole tensors.
+Source: torch.distributed.tensor.DTensor (2.13.0): an operator on DTensors gives the result of the same operator on
+whole tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ops/_view_ops.py, redistribute_local_tensor in _redistribute.py, tp_convolution
 
 
 def operators(case: OperatorCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs one call of torch's operator on this rank; returns its results and the gradients that the case requires."""
+    """Runs one call of torch's operator on this rank; returns the results and the gradients that the case requires."""
     return run_operator(case, mesh, given, call_torch)
 
 
@@ -85,7 +86,7 @@ def told(error: Exception, mesh: DeviceMesh) -> Placed:
     """Returns the text of DTensor's refusal as a tensor of bytes, which the harness compares between ranks.
 
     Raises:
-        Exception: the error itself, if it is no refusal.
+        Exception: `error` itself, if it is not a refusal.
     """
     text = str(error)
     if not any(isinstance(error, kind) and words in text for kind, words in REFUSALS):
@@ -110,7 +111,9 @@ def cotangent_of(case: OperatorCase, mesh: DeviceMesh, given: Given, number: int
 
 
 def in_known_words(result: Any) -> DTensor | None:
-    """Returns the result unchanged if the harness can describe its placements; otherwise replicated by DTensor.
+    """Returns the result unchanged if the harness can describe its placements.
+
+    If the harness cannot, returns the result after DTensor has replicated it.
 
     The harness cannot describe two different reductions of one tensor, nor a placement for which `is_known` is False.
     """
@@ -127,7 +130,7 @@ def in_known_words(result: Any) -> DTensor | None:
 def is_known(placement: Placement, dtype: torch.dtype) -> bool:
     """True if the harness can describe the placement.
 
-    It cannot describe strided shards, partial norms, partial masks, and bools that DTensor reduces by a sum.
+    The harness cannot describe strided shards, partial norms, partial masks, and bools that DTensor reduces by a sum.
     """
     if placement.is_partial():
         return type(placement) is Partial and placement.reduce_op in REDUCE_OPS and dtype != torch.bool

@@ -1,7 +1,7 @@
 """Draws the operands' values. The terms of a partial operand, one per rank, reduce to the drawn value.
 
 Integers are multiples of the world size, because DTensor divides a replicated tensor by the world size before it adds
-that tensor to a partial one.
+that tensor to a partial tensor.
 
 Source: Partial._partition_value in torch/distributed/tensor/placement_types.py (2.13.0).
 """
@@ -46,8 +46,8 @@ def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the operands and the cotangents. A partial operand is the stack of its terms, one per rank.
 
     Modes:
-        dense: Integers of the operator's domain, such as positive ones; a partial operand reduces to such integers
-            exactly.
+        dense: Integers of the operator's domain, such as positive integers. The terms of a partial operand reduce
+            exactly to such integers.
         real: Numbers that use the whole significand.
     """
     mode, seed = case.values[index]
@@ -88,7 +88,7 @@ def _draw_operand(case: OperatorCase, number: int, mode: str, source: torch.Gene
 
 
 def _draw_exact(case: OperatorCase, shape: Shape, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Draws values of a domain for which operators are exact in a dtype; `of` is (dtype, domain)."""
+    """Draws values for which operators are exact; `of` is the pair (dtype, domain) of these values."""
     (dtype, domain), num = of, math.prod(shape)
     if domain in MATRICES:
         return _draw_matrix(shape, domain, source)
@@ -134,7 +134,7 @@ def _draw_real(shape: Shape, domain: str, source: torch.Generator) -> torch.Tens
 
 
 def _parts_of(value: torch.Tensor, op: str, num: int, of: tuple[str, str], source: torch.Generator) -> torch.Tensor:
-    """Returns `num` terms of mixed sign that `op` reduces to `value`: (num, *value.shape).
+    """Returns `num` terms of mixed sign that `op` reduces to `value`, in the shape (num, *value.shape).
 
     Args:
         of: The mode of the draw, and the content of the operand, such as 'positive'.

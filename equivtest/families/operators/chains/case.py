@@ -47,7 +47,7 @@ class ChainCase(OperatorCase):
     """Fixes a chain of steps on DTensors. The steps' results and the operands' gradients are judged.
 
     Attributes:
-        steps: One to six steps, see `Step`; only the first result of each step is judged.
+        steps: One to six steps: see `Step`. Only the first result of each step is judged.
         context: The context of torch in which the chain runs, one of `CONTEXTS`.
     """
 
@@ -133,9 +133,9 @@ def written(step: Step, x: torch.Tensor) -> torch.Tensor:
 
 
 def weight_of(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the weight of a step that calls a module (MODULE): one element per element of x's last dim.
+    """Returns the weight of a step that calls a module (MODULE), with one element per element of x's last dim.
 
-    Each element is the step's factor, with alternating signs.
+    Each element is the step's factor. The signs of the elements alternate.
     """
     signs = 1 - 2 * (torch.arange(x.shape[-1], device="cpu") % 2)
     return (signs * factor_of(step)).to(x.dtype)
@@ -148,7 +148,10 @@ def factor_of(step: Step) -> float:
 
 
 def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step on the whole tensor x; the step is one of `SPECIALS`, which are no operators."""
+    """Returns the result of a step on the whole tensor x.
+
+    The step is one of `SPECIALS`, which are not operators.
+    """
     if step[0] == MODULE:
         return x * weight_of(step, x)
     if step[0] == LOCAL_MAP:
@@ -159,7 +162,7 @@ def _unsharded(step: Step, x: torch.Tensor) -> torch.Tensor:
 def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) -> tuple[Any, ...]:
     """Runs the steps and returns the first result of each step.
 
-    A step takes operands and results of earlier steps. `special` runs the steps of `SPECIALS`, which are no operators.
+    A step takes operands and results of earlier steps. `special` runs the steps of `SPECIALS`, which are not operators.
     """
     held: dict[str, Any] = {f"x{number}": operand for number, operand in enumerate(operands)}
     for number, step in enumerate(steps):
@@ -173,7 +176,9 @@ def run_chain(steps: Sequence[Step], operands: Sequence[Any], special: Special) 
 def results_of_chain(
     steps: tuple[Step, ...], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], context: str = ""
 ) -> tuple[Result, ...]:
-    """Describes the first result of each step of the unsharded chain: shape, dtype, and operands with a gradient.
+    """Describes the first result of each step of the unsharded chain.
+
+    A description has the shape, the dtype, and the operands for which the result has a gradient.
 
     Raises:
         RuntimeError, IndexError, ValueError, TypeError: an operator does not accept its inputs.

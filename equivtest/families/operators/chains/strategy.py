@@ -1,4 +1,4 @@
-"""Draws chains: a step takes the result of an earlier step, and often repeats the operator of the step before."""
+"""Draws chains, in which a step takes an earlier step's result, and often repeats the operator of the step before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MIN_NUMEL, NUMEL_PER_RANK = 120, 40
 
 @dataclass
 class _Chain:
-    """Holds the fields of a chain that are drawn so far."""
+    """The fields of a chain that have been drawn so far."""
 
     dtype: str
     context: str
@@ -69,7 +69,10 @@ class _Chain:
         return given | {f"x{number}": shape for number, shape in enumerate(self.operands)}
 
     def with_step(self, step: Step, operands: list[Shape], dtypes: list[str]) -> bool:
-        """Appends the step and its new operands, if the chain stays valid. Returns True if it has appended them."""
+        """Appends the step and its new operands if the chain stays valid.
+
+        Returns True if the step was appended.
+        """
         shapes, named = [*self.operands, *operands], [*self.dtypes, *dtypes]
         try:
             known = tuple(each or self.dtype for each in named)
@@ -86,7 +89,7 @@ class _Chain:
 
 @st.composite
 def chain_cases(draw: DrawFn, space: Space) -> ChainCase:
-    """Draws chains of two to five steps, in float32 or float64 if the space has these dtypes."""
+    """Draws chains of two to five steps, in float32 or float64 if the space has one of these dtypes."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtypes = tuple(each for each in space.dtypes if each in REAL_DTYPES) or space.dtypes
     dtype = pick(draw, "dtype", dtypes)

@@ -50,7 +50,7 @@ def wrapped_implicitly(x: DTensor) -> torch.Tensor:
 
 
 def chains(case: ChainCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the chain on this rank; returns the first result of each step, and the gradients that the case requires."""
+    """Runs the chain on this rank; returns the first result of each step and the gradients that the case requires."""
     return run_steps(case, mesh, given, special)
 
 
@@ -60,8 +60,8 @@ def run_steps(
     """Runs the chain on this rank, forward and backward, and returns its answers.
 
     Args:
-        other: Runs a step of `SPECIALS`, which is no operator, on a DTensor.
-        wrap: Makes a plain tensor from each operand whose number is in `case.plain`.
+        other: Function that runs a step of `SPECIALS`, which is not an operator, on a DTensor.
+        wrap: Function that makes a plain tensor from each operand whose number is in `case.plain`.
     """
 
     def call(case: ChainCase, operands: tuple[DTensor, ...], arguments: Arguments) -> tuple[Any, ...]:
@@ -99,7 +99,10 @@ def whole_context(name: str) -> Iterator[None]:
 
 
 def special(step: Step, x: torch.Tensor) -> torch.Tensor:
-    """Returns the result of a step on the DTensor x; the step is one of `SPECIALS`, which are no operators."""
+    """Returns the result of a step on the DTensor x.
+
+    The step is one of `SPECIALS`, which are not operators.
+    """
     assert isinstance(x, DTensor)
     name = step[0]
     if name == REDISTRIBUTE:
@@ -144,7 +147,7 @@ class Weighted(nn.Module):
 def multiplied(step: Step, x: DTensor, divide: Divide = distribute_tensor) -> torch.Tensor:
     """Returns x times the step's weight, through a module that `distribute_module` makes parallel.
 
-    That module shards its weight, redistributes its input to the step's placements, and replicates its output.
+    The module shards its weight, redistributes its input to the step's placements, and replicates its output.
     """
     whole = [Replicate()] * x.device_mesh.ndim
 
