@@ -208,9 +208,7 @@ def sliced_beside(shape: Shape) -> Signatures:
 
 
 def added_rows(shape: Shape) -> Signatures:
-    """Returns signatures with an operand, an index of one or two of its rows along `dim`, and new values for these
-    rows.
-    """
+    """Returns signatures with an operand, an index of one or two rows along `dim`, and new values for these rows."""
     fronts = [(dim, dim % len(shape)) for dim in dims_of(shape)]
     rows = [(dim, (*shape[:front], size, *shape[front + 1 :])) for dim, front in fronts for size in (1, 2)]
     return tuple(Signature((shape, row, row), (("dim", dim),)) for dim, row in rows)

@@ -1,6 +1,6 @@
 """Defines `RedistributeCase`: one DTensor that is redistributed, forward and backward, on a mesh of one or two axes.
 
-A tensor that is partial on some axes is given as the stack of its terms, one for each rank along these axes.
+A tensor that is partial on some axes is passed as the stack of its terms, one term for each rank along these axes.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ MAX_AXES = 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RedistributeCase(ActivationCase):
-    """Fixes one redistribution: the output is x under other placements.
+    """Fixes one redistribution, whose output is x under other placements.
 
     The gradient of x is the cotangent under x's placements.
 
     Attributes:
-        mesh: Ranks along each of at most two mesh axes; empty: one axis of all ranks.
-        flattened: Whether DeviceMesh._flatten has also made one mesh of the two
-            axes: torch then takes steps over both axes in one collective.
+        mesh: Number of ranks along each of at most two mesh axes. If empty, the mesh has one axis of all ranks.
+        flattened: Whether DeviceMesh._flatten has also made one mesh of the two axes. If so, torch takes steps over
+            both axes in one collective.
         shape: Global shape of the tensor, up to four dims; sizes may be 0.
-        source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'.  A target
-            is partial only on axes with the same partial source.
-        cotangent: Placements of the cotangent; empty: the output's placements, with replicated instead of partial if
-            the output is returned as a plain tensor.
-        road: 'dtensor': the leaf of autograd and the output are DTensors. 'local': from_local, redistribute, to_local;
-            the leaf is the local tensor. 'full_tensor': from_local, full_tensor; the target is replicated.
-            'distribute': distribute_tensor of the whole tensor of the source rank; then as 'dtensor'.
+        source, target: One placement per axis, 'replicate', 'shard(DIM)' or 'partial(OP)'. The target is partial only
+            on axes on which the source has the same partial placement.
+        cotangent: Placements of the cotangent. If empty, the cotangent has the output's placements; if the output is a
+            plain tensor, partial placements become replicated.
+        road: The calls of torch that make and return the DTensor. If 'dtensor', the leaf of autograd and the output are
+            DTensors. If 'local', the calls are from_local, redistribute and to_local, and the leaf is the local tensor.
+            If 'full_tensor', the calls are from_local and full_tensor, and the target is replicated. If 'distribute',
+            distribute_tensor distributes the source rank's whole tensor, and the leaf and the output are DTensors.
         states_shape: Whether from_local gets the global shape, as uneven shards need.
         async_op: Argument of redistribute.
-        requires_grad: ('x',) or ().
+        requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
@@ -139,7 +140,7 @@ class RedistributeCase(ActivationCase):
 
     @property
     def leaves_as_plain_tensor(self) -> bool:
-        """True if the subject answers a local tensor instead of a DTensor."""
+        """True if the subject returns a local tensor instead of a DTensor."""
         return self.road in ("local", "full_tensor")
 
     @property
@@ -153,12 +154,13 @@ class RedistributeCase(ActivationCase):
     def gradient_layout(self) -> Layout:
         """Returns the layout that the gradient of x must have.
 
-        It is the source's layout. An axis on which the source is partial is replicated, unless the output is a DTensor
-        and its cotangent is partial on that axis too: the gradient is then partial there.
+        The gradient has the source's layout, except on an axis on which the source is partial. On such an axis the
+        gradient is partial if the output is a DTensor and its cotangent is partial on that axis too. Otherwise it is
+        replicated.
 
         Source: DTensor.from_local, its table of gradient placements, in torch/distributed/tensor/_api.py for local
-        leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which keeps what is
-        partial on both sides.
+        leaves; _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0), which keeps axes partial
+        if both tensors are partial on them.
         """
         source, cotangent = _layout(self.source), self.cotangent_layout
         if self.leaves_as_plain_tensor:

@@ -17,9 +17,9 @@ class RefusedRedistributeCase(Refused, RedistributeCase):
     """Fixes a redistribution that every rank must refuse with the same error. The field `target` is valid.
 
     Attributes:
-        misfit: The invalid request that replaces the target. 'to_partial': partial sums, though the tensor is not
-            partial; 'too_many', 'too_few': one placement more, or fewer, than mesh axes; 'dim': the first axis shards a
-            dim that the tensor does not have.
+        misfit: The invalid request that replaces the target. 'to_partial' requests partial sums although the tensor is
+            not partial. 'too_many' and 'too_few' request one placement more or fewer than there are mesh axes. 'dim'
+            requests that the first axis shards a dim that the tensor does not have.
     """
 
     misfit: Annotated[str, OneOf(MISFITS)] = "to_partial"

@@ -47,7 +47,7 @@ def gradient_gathers_nested_shards_flat(case: RedistributeCase) -> bool:
 
 
 def _is_gathered_flat(case: RedistributeCase, source: Layout, target: Layout) -> bool:
-    """True if two axes shard a dim in other shards than one axis of all ranks would, and torch gathers it in one step.
+    """True if torch gathers a dim in one step although two axes shard it in other shards than one axis of all ranks.
 
     The second axis may shard the dim again afterwards.
     """

@@ -1,7 +1,8 @@
 """Computes one redistributed tensor: the same values under another layout, and the reductions of partial tensors.
 
-Values without a reduction are copied: every bit is known. `equivtest.oracle.operands` computes the reductions. The
-gradient belongs to the tensor, not to its terms on the ranks: it is the unchanged cotangent, for any reduction.
+Values without a reduction are copied, so every bit is known. `equivtest.oracle.operands` computes the reductions. The
+gradient belongs to the tensor, not to its terms on the ranks. So for any reduction the gradient is the unchanged
+cotangent.
 
 Source: DTensor.redistribute and DTensor.from_local in torch/distributed/tensor/_api.py,
 _redistribute_backward in torch/distributed/tensor/_redistribute.py (2.13.0).
@@ -27,7 +28,7 @@ from equivtest.oracle.operands import Reduced, bound_reduction, reduce_exactly
 
 @expect.register
 def expect_redistribute(case: RedistributeCase, index: int) -> Expected:
-    """Returns x as the output and the cotangent as its gradient, each exact or within the bound of a reduction.
+    """Returns x as the output and the cotangent as the gradient of x, each exact or with the bound of a reduction.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -58,7 +59,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
     `given` has one term for each rank along the axes on which the tensor is partial.
 
     Raises:
-        InexactData: operands of an exact draw add up to more than the dtype holds.
+        InexactData: operands of an exact draw add up to more than the dtype can represent.
     """
     op, num_operands = case.reduction(name)
     if not op:
@@ -74,7 +75,7 @@ def reduce_operands(case: RedistributeCase, name: str, given: torch.Tensor, inde
 def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
     """Returns the collectives of one rank, on a mesh of one axis.
 
-    They distribute the tensor, redistribute it to the target, and redistribute the cotangent back.
+    The collectives distribute the tensor, redistribute the tensor to the target, and redistribute the cotangent back.
 
     Source: DTensor.redistribute, its docstring, and distribute_tensor, `src_data_rank`, in
     torch/distributed/tensor/_api.py (2.13.0).
@@ -92,10 +93,10 @@ def redistribute_collectives(case: RedistributeCase, rank: int) -> Collectives:
 
 @expected_collectives.register
 def prepared_collectives(case: PreparedCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank: of x in the forward, and of its cotangent in the backward.
+    """Returns the collectives of one rank, for x in the forward and for its cotangent in the backward.
 
-    x passes through the placements of `PreparedCase.steps`, the cotangent through the same placements in reverse order,
-    replicated where they are partial.
+    x passes through the placements of `PreparedCase.steps`. The cotangent passes through the same placements in reverse
+    order, with replicated instead of partial placements.
 
     Source: as for `redistribute_collectives`; PrepareModuleInput and PrepareModuleOutput in
     torch/distributed/tensor/parallel/style.py (2.13.0).

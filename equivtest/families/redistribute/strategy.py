@@ -94,7 +94,7 @@ def redistribute_cases(draw: Draw, space: Space) -> RedistributeCase:
 
 @Cases
 def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeCase:
-    """Draws cases whose requested placements do not fit the tensor or the mesh; every rank can see this."""
+    """Draws cases whose requested placements do not fit the tensor or the mesh. Every rank can see this misfit."""
     world_size = pick(draw, "world_size", space.world_sizes)
     dtype = pick(draw, "dtype", space.dtypes)
     mesh = pick(draw, "mesh", meshes_of(world_size), kind_of_mesh)
@@ -114,9 +114,9 @@ def refused_redistribute_cases(draw: Draw, space: Space) -> RefusedRedistributeC
 
 @cache
 def meshes_of(world_size: int) -> tuple[Shape, ...]:
-    """Returns meshes to draw from: () for one axis, or a pair of sizes for two axes.
+    """Returns the meshes from which a case's mesh is drawn: () for one axis, or a pair of sizes for two axes.
 
-    Two in three are (). Pairs with several ranks on both axes occur more often than others.
+    Two in three of these meshes are (). Pairs with several ranks on both axes occur more often than other pairs.
     """
     pairs = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
     wide = [pair for pair in pairs if 1 not in pair]
@@ -142,9 +142,9 @@ def _pick_global_shape(draw: Draw, world_size: int) -> Shape:
 
 @cache
 def _sizes(world_size: int, largest: int) -> tuple[int, ...]:
-    """Returns sizes up to `largest` to draw from, near multiples of the number of ranks (`edge_sizes`).
+    """Returns the sizes from which a dim is drawn: sizes up to `largest`, near multiples of the number of ranks.
 
-    Sizes that the ranks divide evenly occur once, all others twice.
+    Sizes that the ranks divide evenly occur once, and all others twice. See `edge_sizes`.
     """
     edges = [size for size in edge_sizes(world_size) if size <= largest]
     uneven = [size for size in edges if size % world_size]
@@ -156,9 +156,10 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 
 
 def _nested(placements: list[str]) -> list[str]:
-    """Returns what to add to the next axis's table of placements: the last drawn placement, twice, if it is a shard.
+    """Returns placements to add to the next axis's table: twice the last drawn placement, if this placement is a shard.
 
-    So two axes often shard the same dim; most failures occur then. Returns [] if the last placement is no shard.
+    So two axes often shard the same dim. Most failures occur if two axes do. Returns [] if the last placement is no
+    shard.
     """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 
@@ -184,9 +185,10 @@ def _pick_target(draw: Draw, shape: Shape, source: tuple[str, ...]) -> tuple[str
 
 
 def _pick_cotangent(draw: Draw, shape: Shape, target: tuple[str, ...], *, plain: bool) -> tuple[str, ...]:
-    """Draws the cotangent's placements in one of three draws; otherwise returns (), for the output's placements.
+    """Draws the cotangent's placements in one of three draws; returns () in any other draw.
 
-    If `plain`, the output is a plain tensor, and the cotangent gets placements that give it the output's local shape.
+    If the result is (), the cotangent has the output's placements. If `plain` is True, the output is a plain tensor,
+    and the cotangent gets placements under which it has the output's local shape.
     """
     is_other = pick(draw, "other cotangent", COTANGENTS)
     whole = ("replicate", "partial(sum)", "partial(sum)")

@@ -57,9 +57,12 @@ def run_redistribute(case: RedistributeCase, mesh: DeviceMesh, given: Given, mov
 
 
 def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tuple[torch.Tensor, DTensor]:
-    """Returns (leaf, DTensor to redistribute). The leaf requires a gradient if the case says so.
+    """Returns (leaf, DTensor to redistribute).
 
-    For the roads 'local' and 'full_tensor' the leaf is this rank's local tensor; otherwise it is the DTensor itself.
+    The leaf requires a gradient if the case requires the gradient of x.
+
+    For the roads 'local' and 'full_tensor' the leaf is this rank's local tensor. For any other road the leaf is the
+    DTensor.
     """
     layout, needs_grad = case.operand_layout("x"), bool(case.requires_grad)
     if case.road == "distribute":
@@ -76,7 +79,7 @@ def enter(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> tupl
 
 
 def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
-    """Redistributes x, by `move` or by full_tensor, and returns the output: a DTensor, or this rank's local tensor.
+    """Redistributes x by `move` or by full_tensor; returns the output as a DTensor or as this rank's local tensor.
 
     If the case has placements of the cotangent, `leave` passes them to torch as `grad_placements`.
     """
@@ -89,7 +92,7 @@ def leave(case: RedistributeCase, x: DTensor, move: Move) -> torch.Tensor:
 
 
 def take_cotangent(case: RedistributeCase, mesh: DeviceMesh, given: torch.Tensor) -> torch.Tensor:
-    """Returns the cotangent as a DTensor if the output is one, otherwise as this rank's local tensor."""
+    """Returns the cotangent as a DTensor if the output is a DTensor, and as this rank's local tensor if it is not."""
     local = own_operand(given, case.cotangent_layout)
     return local if case.leaves_as_plain_tensor else as_dtensor(case, mesh, local, "cotangent")
 
@@ -103,7 +106,10 @@ def as_dtensor(case: RedistributeCase, mesh: DeviceMesh, local: torch.Tensor, na
 
 
 def asked_placements(case: RedistributeCase) -> list[Placement]:
-    """Returns the placements to request from torch: the output's placements, or invalid ones if the case is refused."""
+    """Returns the placements to request from torch.
+
+    These are the output's placements, or invalid placements if the case must be refused.
+    """
     right = placements_of(case.layouts()["output"])
     if not isinstance(case, RefusedRedistributeCase):
         return right

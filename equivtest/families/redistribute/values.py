@@ -2,8 +2,8 @@
 
 Letters: k terms of one reduction, p significand bits of the dtype.
 
-Each summed or averaged term holds integers up to 2**p / k, so that every partial sum is an integer up to 2**p: a value
-of the dtype, in any order and in steps over several axes. Averaged terms are multiples of k's odd part too, so that
+Each summed or averaged term has integers up to 2**p / k. So every partial sum, in any order and in steps over several
+axes, is an integer up to 2**p, which is a value of the dtype. Averaged terms are multiples of k's odd part too, so that
 dividing rounds nothing, before or after the sum. The oracle checks both for every draw.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3.
@@ -27,16 +27,16 @@ _SCALES = (1.0, 0.1, 3.0)
 
 @draw.register
 def draw_redistribute(case: RedistributeCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global x and cotangent; a partial tensor is drawn as the stack of its terms.
+    """Draws the global x and cotangent. A partial tensor is drawn as the stack of its terms.
 
     Modes:
-        index: 1, 2, 3, ... through all elements and terms, again from 1 after the largest: a wrong value shows its
-            origin; reduced terms have random signs.
+        index: Elements count 1, 2, 3, ... through all terms, and begin again with 1 after the largest number, so that a
+            wrong value shows its origin. Reduced terms have random signs.
         dense: Odd integers of random sign, as large as exact reductions allow.
-        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others. The value
-            has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN, subnormals and
-            extremes. Reduced terms are as in dense.
-        real: Nearly normal numbers, never zero.
+        special: A third of the elements have one special value, a third are -0.0, and the others are odd integers. The
+            special value has the number `seed` in `equivtest.cases.values.special`, which has signed zeros, infinities,
+            NaN, subnormals and extremes. Reduced terms are as in the mode dense.
+        real: Nearly normal numbers, but no zeros.
     """
     mode, seed = case.values[index]
     return {name: _draw(case, name, mode, seed) for name in case.given_names()}

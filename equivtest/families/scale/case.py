@@ -23,8 +23,8 @@ class ScaleCase(ActivationCase):
     Attributes:
         shape: Shape of x and of y.
         dim: The dim that is divided among the ranks.
-        factor: The number that x is multiplied by, one of FACTORS.
-        requires_grad: ('x',) or ().
+        factor: The number by which x is multiplied, one of FACTORS.
+        requires_grad: ('x',) if x needs a gradient, () if it does not.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 

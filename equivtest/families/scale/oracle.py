@@ -1,4 +1,4 @@
-"""Computes the product of the whole tensor and a number. It is rounded once, so that there is one right value."""
+"""Computes the product of the whole tensor and a number. The product is rounded once, so only one value is right."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def expect_scale(case: ScaleCase, index: int) -> Expected:
     """Returns y = x * factor, and the cotangent times the factor as the gradient of x.
 
     A product is rounded once, to nearest (IEEE 754-2019, 4.3.1). For float64 the multiplication itself rounds. For the
-    other dtypes the product in float64 is exact, because their significands have at most half of float64's bits, and
-    the cast rounds it.
+    other dtypes the product in float64 is exact, because their significands have at most half of float64's bits. Then
+    the cast to the dtype rounds the product.
     """
     given, dtype = draw(case, index), DTYPES[case.dtype]
     operands = {"output": given["x"], "grad.x": given["cotangent"]}

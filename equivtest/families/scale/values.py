@@ -13,7 +13,7 @@ from equivtest.tensors import DTYPES
 
 @draw.register
 def draw_scale(case: ScaleCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x and cotangent, of the case's shape.
+    """Draws the global tensors x and cotangent, both of the case's shape.
 
     Modes:
         dense: Odd integers up to 31, whose multiples are exact in every dtype.

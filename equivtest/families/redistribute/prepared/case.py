@@ -18,16 +18,17 @@ STYLES = ("input", "output", "input_output")
 class PreparedCase(RedistributeCase):
     """Fixes one call of a module that returns its input, so that output = x.
 
-    The mesh has one axis. x is a DTensor or a plain tensor; the target is never partial.
+    The mesh has one axis. x is a DTensor or a plain tensor. The target is never partial.
 
     Attributes:
         style: The prepared tensors: 'input', 'output' or 'input_output'.
-        middle: For 'input_output', the placement under which the module gets x.
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
-            computes the global shape of a plain tensor as local size times ranks.
-        use_local_input: For 'input_output': the module gets a plain tensor; the shards under `middle` must be even.
-        use_local_output: The prepared module returns a plain tensor.
-        as_kwarg: Pass x by name.
+        middle: For the style 'input_output', the placement under which the module gets x.
+        x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
+            shape of a plain tensor as local size times ranks.
+        use_local_input: For the style 'input_output', whether the module gets a plain tensor. If so, the shards under
+            `middle` must be even.
+        use_local_output: Whether the prepared module returns a plain tensor.
+        as_kwarg: Whether x is passed by name.
     """
 
     style: Annotated[str, OneOf(STYLES)] = "input"
@@ -82,5 +83,5 @@ class PreparedCase(RedistributeCase):
 
     @property
     def gradient_layout(self) -> Layout:
-        """Returns the layout of the source, or replicated if the source is partial."""
+        """Returns the layout of the source; returns a replicated layout if the source is partial."""
         return without_partial(self.operand_layout("x"))

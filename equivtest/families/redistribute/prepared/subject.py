@@ -1,7 +1,8 @@
 """Subject that runs nn.Identity under PrepareModuleInput, PrepareModuleOutput or PrepareModuleInputOutput.
 
 Source: torch/distributed/tensor/parallel/style.py (2.13.0). Each style wraps a plain tensor as a DTensor under the
-first layout, redistributes it to the desired one, and passes it on, as a plain tensor if requested.
+first layout, and redistributes the DTensor to the desired layout. Then the style passes the DTensor on, or its local
+tensor if that is requested.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ class FetchCase(Case):
     """Fixes some parameters that are partitioned over the ranks and made whole by one fetch.
 
     Attributes:
-        parameters: Shape of each parameter, including 0-dim and zero-numel ones.
-        padding: Fill value of padding: 'nan' or a 'large' finite number.  ZeRO leaves it uninitialised, so no answer
-            may depend on it.
+        parameters: Shape of each parameter. Parameters may be 0-dim and may have no elements.
+        padding: Fill value of padding: 'nan', or 'large' for a large finite number. ZeRO leaves padding uninitialised,
+            so no answer may depend on it.
         contiguous: Whether the harness passes parameters contiguous in memory.
         requires_grad: Whether each parameter requires a gradient, in order.
         collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is documented. A case
@@ -80,11 +80,11 @@ class FetchCase(Case):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RefusedFetchCase(Refused, FetchCase):
-    """Fixes a fetch outside the contract: every rank must refuse it with the same error, before any collective.
+    """Fixes a fetch outside the contract. Every rank must refuse the fetch with the same error, before any collective.
 
     Attributes:
-        misfit: 'dtype': the last parameter has another dtype than the flat buffer;
-            'in_flight': the parameters are fetched a second time before the first fetch ended.
+        misfit: The reason for the refusal. If 'dtype', the last parameter has another dtype than the flat buffer. If
+            'in_flight', the parameters are fetched a second time before the first fetch ended.
     """
 
     misfit: Annotated[str, OneOf(("dtype", "in_flight"))] = "dtype"

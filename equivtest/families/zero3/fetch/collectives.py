@@ -1,7 +1,7 @@
 """States the documented collectives of one fetch.
 
-Letters: s_i is the number of elements in one rank's partition of parameter i, and A_i the number in all ranks'
-partitions together, padding included.
+Letters: s_i is the number of elements in one rank's partition of parameter i. A_i is the number of elements in all
+ranks' partitions of parameter i together. Both include padding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def fetch_collectives(case: FetchCase, rank: int) -> Collectives:
-    """Returns one all_gather or one all_reduce, as the case's `collective` says, or () if there are no elements.
+    """Returns one all_gather or one all_reduce, as the case's `collective` says; returns () if there are no elements.
 
-    A rank gives to an all_gather its partitions of all parameters. It gives to an all_reduce a buffer with room for all
-    ranks' partitions, padding included.
+    The operand of an all_gather is the rank's partitions of all parameters. The operand of an all_reduce is a buffer
+    with room for all ranks' partitions, padding included.
 
     Source: DeepSpeed PR 5420; deepspeed/runtime/zero/partition_parameters.py (0.19.8), _all_gather_dtype and
     _allgather_params_coalesced: one collective for all parameters.

@@ -1,4 +1,4 @@
-"""Computes what a fetch must answer: copies of the parameters that were partitioned, equal to the last bit."""
+"""Computes the right answers of a fetch, which are exact copies of the parameters that were partitioned."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from equivtest.oracle.expected import COPIED, Expected, ExpectedTensor
 def expect_fetch(case: FetchCase, index: int) -> Expected:
     """Returns the answers `param.i`, the fetched parameter i, and `partition.i`, this rank's part of it.
 
-    Both have parameter i as their global value, equal to the last bit. The field `bits` has these bits, because in
-    float64 a NaN may lose its payload. The case says whether `param.i` requires a gradient; a partition may or may not.
-    Unless the documented collective is all_gather, a fetch may add zeros, and a backend may flush subnormals when it
-    adds: then `param.i` may have zeros instead of subnormals.
+    The global value of both answers is parameter i, equal to the last bit. The field `bits` has these bits, because in
+    float64 a NaN may lose its payload. The case says whether `param.i` requires a gradient. `partition.i` may require a
+    gradient or not. If the documented collective is not all_gather, a fetch may add zeros, and a backend may flush
+    subnormals when it adds. Then `param.i` may have zeros instead of subnormals.
     """
     given = draw(case, index)
     flags = case.given_flags()

@@ -75,7 +75,7 @@ def refused_fetch_cases(draw: Draw, space: Space) -> RefusedFetchCase:
 
 
 def pick_parameter(draw: Draw, name: str, world_size: int) -> tuple[Shape, bool]:
-    """Draws a parameter's shape and whether it requires a gradient. One shape in sixteen has no elements.
+    """Draws a parameter's shape, and whether the parameter requires a gradient. One shape in sixteen has no elements.
 
     The draws of one parameter follow each other, so that shrinking can drop a parameter. A covering array covers the
     first parameter only.

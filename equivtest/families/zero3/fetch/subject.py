@@ -1,8 +1,8 @@
 """Partitions parameters as ZeRO-3 does, and makes them whole by all_gather or by all_reduce.
 
 A parameter of n elements is flattened, padded to a multiple A of the world size w, and partitioned: rank r has s = A /
-w elements from r * s on. A real ZeRO never writes the padding. Here it has the case's fill value, so that code that
-reads it gets wrong results.
+w elements from r * s on. A real ZeRO never writes the padding. Here the padding has the case's fill value, so that code
+that reads padding gets wrong results.
 
 A fetch makes several parameters whole with one collective:
 
@@ -49,11 +49,11 @@ class Status(enum.Enum):
 
 @dataclass
 class PartitionedParameter:
-    """A parameter under ZeRO-3: this rank's partition of it, and the whole parameter while it is fetched.
+    """A parameter under ZeRO-3, with this rank's partition, and with the whole parameter while it is fetched.
 
     Attributes:
-        partition: This rank's part of the flattened and padded parameter, of one dim.
-        whole: The parameter, of shape `shape`; its values are valid only while the status is AVAILABLE.
+        partition: This rank's part of the flattened and padded parameter, a tensor of one dim.
+        whole: The whole parameter of shape `shape`. Its values are valid only while the status is AVAILABLE.
     """
 
     shape: torch.Size
@@ -69,7 +69,7 @@ class PartitionedParameter:
 
 @dataclass
 class Fetch:
-    """A fetch that has begun; `wait` ends it."""
+    """A fetch that has begun; `wait` ends the fetch."""
 
     parameters: Sequence[PartitionedParameter]
     work: dist.Work | None
@@ -174,8 +174,8 @@ def fetch_by_all_reduce(
     The whole parameters are views of the buffer from the start.
 
     Args:
-        make_buffer: (a partition, number of elements) -> a flat buffer of that many elements, of the partition's dtype
-            and on its device.
+        make_buffer: Function (partition, number of elements) that returns a flat buffer of that many elements. The
+            buffer has the partition's dtype and device.
     """
     padded = [parameter.partition.numel() * mesh.size() for parameter in parameters]
     with launching(parameters):

@@ -19,12 +19,13 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
     Modes, the first three without zeros:
 
-        dense: Odd integers of random sign, below 2**p in magnitude; p significand bits.
-        index: 1, 2, 3, ... through all parameters, again from 1 after 2**p - 1: a wrong value shows its origin.
+        dense: Odd integers of random sign, below 2**p in magnitude, for p significand bits.
+        index: Elements count 1, 2, 3, ... through all parameters, and begin again with 1 after 2**p - 1, so that a
+            wrong value shows its origin.
         wide: All significand bits and all normal exponents of the dtype.
-        special: One special value at a third of the elements, -0.0 at a third, odd integers at the others. The value
-            has the number `seed` in `equivtest.cases.values.special`: signed zeros, infinities, NaN, subnormals and
-            extremes.
+        special: A third of the elements have one special value, a third are -0.0, and the others are odd integers. The
+            special value has the number `seed` in `equivtest.cases.values.special`, which has signed zeros, infinities,
+            NaN, subnormals and extremes.
         every-bit-pattern: All patterns of 16 bits in turn, through all parameters, from `seed` on.
     """
     mode, seed = case.values[index]
@@ -51,7 +52,7 @@ def draw_fetch(case: FetchCase, index: int) -> dict[str, torch.Tensor]:
 
 @draw.register
 def draw_refused_fetch(case: RefusedFetchCase, index: int) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a valid case; with misfit 'dtype' the last parameter has another dtype."""
+    """Returns the tensors of a valid case. For the misfit 'dtype', the last parameter has another dtype."""
     given = draw_fetch(case, index)
     if case.misfit == "dtype":
         last = case.given_names()[-1]

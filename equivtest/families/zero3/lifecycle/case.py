@@ -18,8 +18,8 @@ Each operation is 'verb' or 'verb i j ...':
 
 An operation is refused, and then changes nothing, if a named parameter does not have the status that the operation
 needs: not available for fetch, launch, fail and load, and available for release, use, update and save. A step needs
-every parameter with a gradient to be not available. Also refused are a fetch that names one parameter twice or
-parameters of two dtypes, and a load without a save.
+every parameter with a gradient to be not available. A fetch is also refused if it names one parameter twice or names
+parameters of two dtypes. A load is also refused if nothing was saved.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MEMORY = ("partitions", "wholes", "gradients", "saved", "others")
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: its verb, and the parameters that it names, in order."""
+    """One operation, with its verb and the parameters that the operation names, in order."""
 
     verb: str
     parameters: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ def parse_operation(text: str) -> Operation:
     """Returns the verb and the parameters of an operation that is written as, for example, 'fetch 0 1'.
 
     Raises:
-        Misuse: the verb is unknown, a name is no number, or a verb without parameters names one.
+        Misuse: the verb is unknown, a parameter's name is not a number, or a verb that takes no parameters has one.
     """
     verb, *names = text.split(" ")
     require(verb in VERBS, f"an operation must be one of {', '.join(VERBS)}, got {text!r}")
@@ -88,18 +88,20 @@ def parse_operation(text: str) -> Operation:
 class LifecycleCase(Case):
     """Fixes some parameters and a sequence of operations on them.
 
-    The inputs for parameter number i are `param.i`, its value at first; for operation number k also `op{k}.x.i` and
-    `op{k}.cotangent.i` if it is a use, each with one slice per rank, and `op{k}.new.i` if it is an update. The subject
-    answers after every operation: the reason of a refusal, each parameter's status and whether it has a gradient, all
-    partitions, the available whole parameters, the existing gradients, the outputs of a use, and the memory if the case
-    measures it.
+    The input `param.i` is the first value of parameter number i. If operation number k is a use, it has the inputs
+    `op{k}.x.i` and `op{k}.cotangent.i`, each with one slice per rank. If it is an update, it has the input
+    `op{k}.new.i`.
+
+    After every operation the subject returns the reason of a refusal, the status of each parameter, whether each
+    parameter has a gradient, all partitions, the available whole parameters, the existing gradients, and the outputs of
+    a use. If the case measures memory, the subject returns the memory too.
 
     Attributes:
-        parameters: Shape of each parameter, including 0-dim and zero-numel ones.
+        parameters: Shape of each parameter. Parameters may be 0-dim and may have no elements.
         requires_grad: Whether each parameter requires a gradient, in order.
         operations: The operations in order, at most MAX_OPERATIONS.
         mixed_dtypes: Whether every second parameter has another dtype than `dtype`.
-        padding: Fill value of padding: 'nan' or a 'large' finite number.
+        padding: Fill value of padding: 'nan', or 'large' for a large finite number.
         collective: The documented collective of a fetch: 'all_gather' or 'all_reduce'.
         measures: Whether the ranks report the memory that they use.
     """
@@ -162,7 +164,7 @@ class LifecycleCase(Case):
         return False
 
     def _can_be_fetched(self, operation: Operation) -> bool:
-        """True if the operation names each parameter once, and all have one dtype."""
+        """True if the operation names each parameter at most once, and all named parameters have one dtype."""
         named = operation.parameters
         return len(set(named)) == len(named) and len({self.dtype_of(index) for index in named}) == 1
 
@@ -177,7 +179,7 @@ class LifecycleCase(Case):
         return -(-math.prod(self.parameters[index]) // self.world_size) * self.world_size
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes all inputs, and all answers that any sequence of operations may have.
+        """Describes all inputs, and all answers that some sequence of operations may have.
 
         The oracle computes which of the answers exist.
         """

@@ -1,4 +1,4 @@
-"""Draws sequences of operations on ZeRO-3's parameters: most can be done, some must be refused."""
+"""Draws sequences of operations on ZeRO-3's parameters. Most operations are possible, and some must be refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_MORE = (False, False)
 class Course:
     """Tracks the state of a sequence of operations, from which the next possible operation is drawn.
 
-    It decides which operations are drawn, never which answers are right.
+    A `Course` decides which operations are drawn, but never which answers are right.
     """
 
     def __init__(self, num_parameters: int) -> None:
@@ -66,7 +66,7 @@ class Course:
         return away if verb in FETCHES else sorted(self.available)
 
     def lead(self, verb: str, how: str) -> str:
-        """Returns `verb` if it is possible now, else the verb of an operation that makes it possible.
+        """Returns `verb` if it is possible now, and the verb of an operation that makes `verb` possible if it is not.
 
         If `how` is 'after a change' and no saved parameter has changed since it was saved, returns 'update', or the
         verb that makes an update possible.
@@ -78,9 +78,9 @@ class Course:
         return verb
 
     def _before(self, verb: str) -> str:
-        """Returns the verb that has to come before this one.
+        """Returns the verb that has to come before `verb`.
 
-        Returns '' if this one is possible now, or if no other verb would make it possible.
+        Returns '' if `verb` is possible now, or if no other verb makes it possible.
         """
         if verb == "step":
             return "use" if not self.used else "release" if self.used & self.available else ""
@@ -93,7 +93,7 @@ class Course:
         return "wait" if self.in_flight else "fetch"
 
     def follow(self, verb: str, named: tuple[int, ...]) -> None:
-        """Updates the state as the operation does. An operation that is refused changes nothing."""
+        """Updates the tracked state as the operation updates the real state. A refused operation changes nothing."""
         if verb == "wait":
             self.available, self.in_flight = self.available | self.in_flight, set()
         elif verb == "step":

@@ -4,10 +4,9 @@ Letters: w ranks, p significand bits, m ranks with nonzero cotangents, g the lar
 largest magnitude of a parameter.
 
 Cotangents are multiples of w, so that averages over ranks are integers. In one use the ranks' gradients add up to at
-most w m g, and all gradients between two steps to at most MAX_OPERATIONS m g. A step subtracts half of the latter sum,
-so that parameters are integers in units of 1/2: at most 2 b + MAX_OPERATIONS m g units. All three stay within 2**p, so
-every partial sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn
-numbers.
+most w m g. All gradients between two steps add up to at most MAX_OPERATIONS m g. A step subtracts half of this sum, so
+that parameters are at most 2 b + MAX_OPERATIONS m g units of 1/2. All three limits are at most 2**p, so every partial
+sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
     Modes:
         dense: Parameters and their new values are odd integers of random sign.
-        index: Parameters count 1, 2, 3, ..., their new values -1, -2, -3, ...: a wrong value shows its origin.
+        index: Parameters count 1, 2, 3, ..., and their new values count -1, -2, -3, ..., so that a wrong value shows
+            its origin.
 
     In every mode x has random signs, and a cotangent is the number of ranks times odd integers of random sign.
     """
@@ -57,9 +57,9 @@ def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
 
 
 def budget(world_size: int, significand_bits: int) -> tuple[int, int, int]:
-    """Returns the largest numbers with which no operation rounds: the number of ranks with nonzero cotangents, g and b.
+    """Returns (number of ranks with nonzero cotangents, g, b), the largest numbers with which no operation rounds.
 
-    g is the largest cotangent divided by the world size, b the largest magnitude of a parameter; both are odd.
+    g is the largest cotangent divided by the world size, and b is the largest magnitude of a parameter. Both are odd.
     """
     largest = 2**significand_bits
     contributing = min(world_size, largest // world_size, largest * 3 // 4 // MAX_OPERATIONS)

@@ -1,4 +1,4 @@
-"""Holds gradients under ZeRO-3: each rank has its partition of the average over the ranks.
+"""Holds gradients under ZeRO-3. Each rank has its partition of the gradients' average over the ranks.
 
 Source: deepspeed/runtime/zero/stage3.py (0.19.8): a gradient is reduced as soon as it is complete and
 added to the partition of the micro-batches before.
@@ -15,7 +15,7 @@ reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 
 
 class Gradients:
-    """Holds this rank's partitions of gradients by parameter name, each a tensor of one dim, padding included."""
+    """Holds this rank's partitions of gradients, by parameter name. Each is a tensor of one dim, padding included."""
 
     def __init__(self, mesh: DeviceMesh, *, padding: float) -> None:
         self.mesh, self.padding = mesh, padding

@@ -1,4 +1,4 @@
-"""Computes the state after each operation on parameters: values, statuses, and memory."""
+"""Computes the parameters' values and statuses, and the memory, after each operation."""
 
 from __future__ import annotations
 

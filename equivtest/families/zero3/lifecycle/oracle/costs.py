@@ -1,7 +1,7 @@
 """Computes ZeRO-3's collectives and memory for a sequence of operations, by formula.
 
-Letters: w ranks, b bytes of an element. A_i is the number of elements of parameter i padded to a multiple of w, s_i =
-A_i / w the number in one partition, n_i the number without padding.
+Letters: w ranks, b bytes of an element. A_i is the number of elements of parameter i, padded to a multiple of w. s_i =
+A_i / w is the number of elements in one partition. n_i is the number of elements without padding.
 
     fetch, launch   all_gather: one collective of sum(s_i) b bytes, over the named parameters
                     all_reduce: one collective of sum(A_i) b bytes

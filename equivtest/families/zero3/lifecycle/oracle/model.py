@@ -1,8 +1,8 @@
-"""Models parameters that are not partitioned: each has a value, and a status that says whether it may be used.
+"""Models parameters that are not partitioned. Each has a value, and a status that says whether it may be used.
 
 Letters: w ranks, c and x a rank's cotangent and factor. In each use the gradient of a parameter is sum(c x) / w over
-the ranks; a step subtracts LEARNING_RATE times the sum of gradients. This is exact if each of these sums is an integer
-of at most 2**p units: see `equivtest.oracle.exact`.
+the ranks. A step subtracts LEARNING_RATE times the sum of gradients. The gradients and the step are exact if each of
+these sums is an integer of at most 2**p units: see `equivtest.oracle.exact`.
 
 Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the times at which a parameter may be whole; ZeroParamStatus
 and GatheredParameters in deepspeed/runtime/zero/partition_parameters.py (0.19.8) for statuses, refusals and the return
@@ -31,10 +31,10 @@ Given = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter after some operation; its tensors have the parameter's shape, in float64.
+    """One parameter after some operation. Its tensors are float64 and have the parameter's shape.
 
     Attributes:
-        fetched_by: Number of the operation that fetched the parameter last; -1: no operation has.
+        fetched_by: Number of the operation that fetched the parameter last. If -1, no operation has fetched it.
     """
 
     value: torch.Tensor
@@ -49,7 +49,7 @@ class Model:
     """Applies operations to unpartitioned parameters. A refused operation changes no parameter.
 
     Attributes:
-        outputs: Outputs of the last operation, by parameter, each with one slice per rank; float64.
+        outputs: Outputs of the last operation, by parameter. Each is a float64 tensor with one slice per rank.
     """
 
     case: LifecycleCase
@@ -74,7 +74,7 @@ class Model:
         return refusal
 
     def refusal(self, operation: Operation) -> str:
-        """Returns the first reason to refuse the operation, in the order of REFUSALS; 'none' if there is none."""
+        """Returns the first reason to refuse the operation, in the order of REFUSALS; 'none' if there is no reason."""
         verb, named = operation.verb, [self.parameters[index] for index in operation.parameters]
         if verb == "step":
             trained = [parameter for parameter in self.parameters.values() if parameter.gradient is not None]

@@ -62,7 +62,7 @@ class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Life:
-    """Runs a case on this rank: applies each operation to a `Store` of parameters, and answers the state after it.
+    """Runs a case on this rank. Applies each operation to a `Store` of parameters, and returns the state after it.
 
     Each rank lists the parameters of an operation in an order that differs between ranks, and waits for their fetches
     in that order.
@@ -123,7 +123,7 @@ class Life:
             self.store.wait(index)
 
     def in_own_order(self, indices: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the numbers rotated, so that each rank begins with a different one."""
+        """Returns the numbers rotated, so that each rank begins with a different number."""
         start = self.rank % max(len(indices), 1)
         return indices[start:] + indices[:start]
 
@@ -151,7 +151,7 @@ class Life:
             yield f"memory.{here}", self.memory(self.meter)
 
     def memory(self, meter: Meter) -> torch.Tensor:
-        """Returns the numbers of bytes in use, one for each kind of memory in MEMORY, int64.
+        """Returns an int64 tensor with the number of bytes in use, for each kind of memory in MEMORY.
 
         Outputs do not count, because they belong to the caller. A fetch in flight may use memory besides the whole
         parameters.
@@ -174,7 +174,7 @@ class Life:
 
 
 def padding_of(case: LifecycleCase) -> float:
-    """Returns the fill value of padding: NaN, or a finite number that every dtype of the case can hold."""
+    """Returns the fill value of padding: NaN, or a finite number that every dtype of the case can represent."""
     if case.padding == "nan":
         return float("nan")
     return min(torch.finfo(DTYPES[case.dtype_of(index)]).max for index in range(case.num_parameters)) / 4

@@ -1,4 +1,4 @@
-"""Measures memory: every storage that was made while the `Meter` was active and is still alive."""
+"""Measures the memory of all storages that were made while the `Meter` was active and are still alive."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from equivtest.base import limits
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every storage that a torch operator makes while this mode is active. It never keeps a storage alive.
 
-    A storage is alive as long as anything refers to it: Python, autograd or a running collective. torch keeps a
-    storage's Python object for as long (2.13.0).
+    A storage is alive as long as Python, autograd or a running collective refers to it. torch keeps the storage's
+    Python object for the same time (2.13.0).
 
     Args:
         others: Tensors whose memory does not count.
@@ -40,12 +40,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return given
 
     def alive(self) -> dict[int, int]:
-        """Returns address -> bytes of every recorded storage that is still alive."""
+        """Maps the address of every recorded storage that is still alive to its number of bytes."""
         found = ((address, storage()) for address, storage in self._seen.items())
         return {address: storage.nbytes() for address, storage in found if storage is not None}
 
     def unaccounted(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Returns the bytes of recorded storages that are alive and are not storages of `tensors`.
+        """Returns the number of bytes of recorded storages that are alive and are not storages of `tensors`.
 
         Waits until the backend's threads have released their storages, at most limits.SETTLE_S.
         """
@@ -58,6 +58,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Returns address -> bytes of every storage behind the tensors."""
+    """Maps the address of every storage behind the tensors to its number of bytes."""
     found = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in found}

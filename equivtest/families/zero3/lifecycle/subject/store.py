@@ -31,16 +31,16 @@ class NeverSavedError(LookupError):
 
 
 class Store:
-    """Stores parameters by number. Each is partitioned, and whole only while it is fetched.
+    """Stores parameters by number. Each parameter is partitioned, and is whole only while it is fetched.
 
     Args:
-        wholes: The parameters, not yet partitioned, of any shape.
-        fetcher: Makes several parameters whole with one collective.
+        wholes: The parameters before they are partitioned. They may have any shape.
+        fetcher: Function that makes several parameters whole with one collective.
         padding: Fill value of the partitions' padding.
 
     Attributes:
         saved: Whole values of the saved parameters.
-        fetching: Fetches without a wait so far, and the parameters of each.
+        fetching: Fetches for which the store has not waited, and the parameters of each fetch.
     """
 
     gradients_class: ClassVar[type[Gradients]] = Gradients
@@ -53,7 +53,7 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of a parameter's gradient, added up since the last step, or None."""
+        """Returns this rank's partition of a parameter's gradient, added up since the last step; None if there is none."""
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
@@ -96,7 +96,8 @@ class Store:
         """Runs forward and backward of parameter * x; adds the average of the ranks' gradients to earlier gradients.
 
         Args:
-            x, cotangent: Number of a parameter -> tensor of the parameter's shape and dtype, different on each rank.
+            x, cotangent: For the number of each parameter, a tensor of the parameter's shape and dtype. The tensors
+                differ between ranks.
 
         Returns:
             The outputs, parameter * x, by number of the parameter.
@@ -121,7 +122,8 @@ class Store:
         """Runs one step of SGD on the partitions of all parameters with a gradient, and deletes the gradients.
 
         Raises:
-            StatusError: one of these parameters is not NOT_AVAILABLE: its whole tensor would keep the old value.
+            StatusError: a parameter with a gradient is not NOT_AVAILABLE, so that its whole tensor would keep the old
+                value.
         """
         trained = [index for index in range(len(self.parameters)) if self.gradient(index) is not None]
         self.need(trained, Status.NOT_AVAILABLE, "updated")
@@ -139,7 +141,8 @@ class Store:
         """Writes new values to whole parameters and to their partitions.
 
         Args:
-            new: Number of a parameter -> new value, of the parameter's shape and dtype, equal on every rank.
+            new: For the number of each parameter, its new value, of the parameter's shape and dtype. Every rank passes
+                the same value.
 
         Raises:
             StatusError: a parameter is not AVAILABLE.
@@ -171,7 +174,7 @@ class Store:
         """Writes the saved values to the partitions.
 
         Raises:
-            StatusError: a parameter is not NOT_AVAILABLE: its whole tensor would keep the old value.
+            StatusError: a parameter is not NOT_AVAILABLE, so that its whole tensor would keep the old value.
             NeverSavedError: a parameter was never saved.
         """
         self.need(indices, Status.NOT_AVAILABLE, "loaded")
