@@ -36,8 +36,8 @@ Every other answer of that step has the role state.
 class PerceptronCase(TrainingCase):
     """Fixes a perceptron y = act(x W1^T + b1) W2^T + b2 and its training.
 
-    W1 and b1 are the weight and bias of the layer in_proj, W2 and b2 of out_proj. Subclasses say which rank holds which
-    shard. Each step has its own x and its own cotangent.
+    W1 and b1 are the weight and bias of the layer in_proj, and W2 and b2 are those of the layer out_proj. Subclasses
+    say which rank holds which shard. Each step has its own x and its own cotangent.
 
     Names of the answers, for the weight of in_proj:
 
@@ -54,17 +54,18 @@ class PerceptronCase(TrainingCase):
         storages                        if the weight is tied, 0-dim: how many storages a rank has for it; must be 1
 
     Attributes:
-        leading: Leading dims of the activations, one to three; x is (*leading, in_features).
+        leading: Leading dims of the activations, one to three. x has the shape (*leading, in_features).
         biases: The layers that have a bias, in the order of LAYERS. The values of biases are not zero.
         requires_grad: Which of 'x', 'in_proj.weight', 'in_proj.bias', 'out_proj.weight' and 'out_proj.bias' need a
             gradient, in this order.
-        tied: 'same': out_proj's weight is in_proj's, one parameter in two places, so that in_features, hidden_features
-            and out_features are equal; 'transposed': out_proj uses the transpose of in_proj's weight, so that
-            in_features and out_features are equal; '': two parameters. A tied weight is called in_proj.weight.
-        checkpointed: The part that the backward computes again, so that the forward does not store its tensors. '':
-            nothing; 'in_proj' or 'out_proj': this layer; 'hidden': in_proj and the activation together; 'wrapped': each
-            layer separately, in torch's wrapper module. If a layer is computed twice, the captures are from the second
-            time.
+        tied: Whether both layers share one weight, which is called in_proj.weight. If 'same', out_proj uses in_proj's
+            weight, so that in_features, hidden_features and out_features are equal. If 'transposed', out_proj uses the
+            transpose of in_proj's weight, so that in_features and out_features are equal. If '', each layer has its own
+            weight.
+        checkpointed: The part that the backward computes again, so that the forward does not store its tensors. If '',
+            nothing is computed again. If 'in_proj' or 'out_proj', this layer is. If 'hidden', in_proj and the
+            activation are, together. If 'wrapped', each layer is, separately, in torch's wrapper module. If a layer is
+            computed twice, the captures are from the second time.
         x_contiguous, cotangent_contiguous: Whether the harness passes x, or the cotangent, contiguous in memory.
     """
 
@@ -131,7 +132,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def narrowest(self) -> str:
-        """Returns the dtype that all values of an exact draw, and their sums, must fit in."""
+        """Returns the dtype that must be able to represent all values of an exact draw, and their sums."""
         return self.dtype
 
     @property
@@ -144,7 +145,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def num_hidden_parts(self) -> int:
-        """Returns the number of ranks that the hidden features are divided among.
+        """Returns the number of ranks among which the hidden features are divided.
 
         A sum over hidden features is divided among the same ranks.
         """
@@ -160,22 +161,26 @@ class PerceptronCase(TrainingCase):
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
 
     def computes_hidden_again(self, step: int) -> bool:
-        """True if the backward of that step recomputes the hidden activation, and in_proj with it."""
+        """True if the backward of that step recomputes in_proj and the hidden activation."""
         return self.checkpointed == "hidden" and self.hidden_requires_grad and not self.stops_at_hidden(step)
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters, such as 'in_proj.weight'; a tied weight once."""
+        """Returns the names of the parameters, such as 'in_proj.weight'. A tied weight has one name."""
         return tuple(name for name in self.place_names() if not self.tied or name != "out_proj.weight")
 
     def place_names(self) -> tuple[str, ...]:
-        """Returns the names under which the module has parameters, such as 'out_proj.weight'; a tied weight has two."""
+        """Returns the names under which the module has parameters, such as 'out_proj.weight'.
+
+        A tied weight has two names.
+        """
         kinds = [(layer, kind) for layer in LAYERS for kind in ("weight", "bias")]
         return tuple(f"{layer}.{kind}" for layer, kind in kinds if kind == "weight" or layer in self.biases)
 
     def parameter_at(self, place: str) -> str:
         """Returns the name of the parameter that the module has under the name `place`.
 
-        For a tied weight 'out_proj.weight' gives 'in_proj.weight'; otherwise `place` is the name.
+        If the weight is tied, the place 'out_proj.weight' has the parameter 'in_proj.weight'. Any other parameter has
+        the name of its place.
         """
         return "in_proj.weight" if self.tied and place == "out_proj.weight" else place
 
@@ -192,7 +197,7 @@ class PerceptronCase(TrainingCase):
         return False
 
     def graded_names(self, step: int) -> tuple[str, ...]:
-        """Returns the names of x and of parameters that require a gradient and get one in that step."""
+        """Returns the names of x and of parameters that require a gradient and get a gradient in that step."""
         stops = self.stops_at_hidden(step)
         return tuple(name for name in self.requires_grad if not stops or self.is_used_in_out_proj(name))
 
@@ -201,17 +206,17 @@ class PerceptronCase(TrainingCase):
         return tuple(name for name in self.graded_names(step) if name != "x")
 
     def captured_names(self, step: int = 1) -> tuple[str, ...]:
-        """Returns the names of one step's captured activations, and of their gradients if they have any."""
+        """Returns the names of one step's captured activations, and of the activations' gradients if there are any."""
         values = ("capture.in_proj.input", "capture.in_proj.output", "capture.out_proj.input")
         has_grad = self.hidden_requires_grad and not self.stops_at_hidden(step)
         return (*values, "grad.in_proj.output", "grad.out_proj.input") if has_grad else values
 
     def num_updates(self, name: str, step: int) -> int:
-        """Returns how often a trained parameter is updated in the steps from 1 to `step`."""
+        """Returns the number of updates of a trained parameter in the steps from 1 to `step`."""
         return sum(name in self.graded_names(each) for each in range(1, step + 1))
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which a rank answers `state` after an update.
+        """Returns the names of the parameters for which a rank returns `state` after an update.
 
         Args:
             state: 'param' for the parameter's value, or a state of the optimizer such as 'exp_avg'.
@@ -219,7 +224,7 @@ class PerceptronCase(TrainingCase):
         return self.trained_names()
 
     def names_after(self, step: int) -> Iterator[str]:
-        """Yields the names of the answers after update number `step`: parameters, then the optimizer's states."""
+        """Yields the names of the answers after update number `step`: the parameters, then the optimizer's states."""
         for state in self.state_names():
             yield from (f"step{step}.{state}.{name}" for name in self.names_left(state))
         if self.tied:
@@ -272,7 +277,7 @@ class PerceptronCase(TrainingCase):
     def _answered_later(self) -> Iterator[str]:
         """Yields the names of all answers except the output of step 1, the parameters before training, and `storages`.
 
-        They are in the order of the run: captures and gradients of a step, then its update, then the next step's
+        The names are in the order of the run: captures and gradients of a step, then its update, then the next step's
         output.
         """
         yield from self._once(1)
@@ -290,9 +295,9 @@ class PerceptronCase(TrainingCase):
 
 @functools.lru_cache(maxsize=2**12)  # called for every tensor of every case
 def base_of(name: str) -> str:
-    """Returns a name without its step and prefix: 'step2.grad.in_proj.weight' -> 'in_proj.weight', 'step2.x' -> 'x'.
+    """Returns a name without its step and prefix, such as 'in_proj.weight' for 'step2.grad.in_proj.weight'.
 
-    Gradients and captures of activations keep their prefix: 'grad.x', 'capture.in_proj.output'.
+    Gradients and captures of activations keep their prefix, as in 'grad.x' and 'capture.in_proj.output'.
     """
     parts = name.split(".")
     if parts[0].startswith("step"):

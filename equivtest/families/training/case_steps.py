@@ -20,18 +20,20 @@ MAX_STEPS = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingCase(Case):
-    """Fixes one forward and backward, or several with an optimizer's update after each.
+    """Fixes one forward and backward, or several steps with an optimizer's update after each.
 
     Attributes:
-        optimizer: The optimizer that updates the parameters; 'none': only one forward and backward.
-        steps: Number of steps, each a forward, a backward and an update; 1 without an optimizer, else 2 or more.
-        lr, momentum, weight_decay, foreach: Arguments of the optimizer; only SGD has a momentum.
-        variant: An option of the optimizer. 'nesterov', 'dampened': only for SGD with a momentum, the latter with the
-            dampening DAMPENING; 'amsgrad': only for AdamW; 'maximize': for both; '': none.
-        between_steps: An action after each update. 'reload': a new optimizer with another learning rate loads the state
-            of the old one; 'halve': a schedule halves the learning rate; '': nothing.
+        optimizer: The optimizer that updates the parameters. If 'none', the case has only one forward and backward.
+        steps: Number of steps. With an optimizer there are at least 2 steps, each with a forward, a backward and an
+            update. Without an optimizer there is 1 step.
+        lr, momentum, weight_decay, foreach: Arguments of the optimizer. Only SGD has a momentum.
+        variant: An option of the optimizer. SGD with a momentum may have 'nesterov' or 'dampened', which sets the
+            dampening DAMPENING. AdamW may have 'amsgrad'. Both optimizers may have 'maximize'. If '', the optimizer has
+            none of these options.
+        between_steps: An action after each update. If 'reload', a new optimizer with another learning rate loads the
+            state of the old optimizer. If 'halve', a schedule halves the learning rate. If '', there is no action.
         clip_norm: Gradients are scaled before each update so that their norm over all parameters is at most about this
-            number; 0: gradients are not clipped.
+            number. If 0, gradients are not clipped.
         norm_type: Type of the norm: '1', '2' or 'inf'.
     """
 
@@ -101,7 +103,7 @@ class TrainingCase(Case):
     def state_names(self) -> tuple[str, ...]:
         """Returns the names of the tensors that an update changes for each parameter.
 
-        They are 'param', then the optimizer's states.
+        The names are 'param', then the optimizer's states.
         """
         if self.optimizer == "adamw":
             return ("param", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.variant == "amsgrad" else ()))

@@ -23,28 +23,31 @@ MAX_MICRO_BATCHES = 8
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DataParallelCase(PerceptronCase):
-    """Fixes a perceptron under data parallelism: every rank has equally many rows of the batch.
+    """Fixes a perceptron under data parallelism. Every rank has the same number of rows of the batch.
 
     `leading` is the shape of one micro-batch on one rank. The first dim of the global x is leading[0] times the numbers
-    of ranks and of micro-batches: rank after rank, and for each rank micro-batch after micro-batch. A rank answers the
-    activations of all its micro-batches, in order. A parameter's gradient is the gradient of the whole batch divided by
-    the number of ranks; the gradient of x is not averaged.
+    of ranks and of micro-batches. The rows of one rank follow those of another, and within a rank, the rows of one
+    micro-batch follow those of another. A rank returns the activations of all its micro-batches, in order. A
+    parameter's gradient is the gradient of the whole batch divided by the number of ranks; the gradient of x is not
+    averaged.
 
     Attributes:
-        style: How parameters and their gradients lie on the ranks: 'ddp': replicated; 'fsdp2': sharded on one dim,
-            usually 0; 'zero3': flattened, padded and partitioned.
+        style: How parameters and their gradients lie on the ranks. If 'ddp', they are replicated. If 'fsdp2', they are
+            sharded on one dim, usually 0. If 'zero3', they are flattened, padded and partitioned.
         micro_batches: Number of forwards and backwards whose gradients are added up before each update.
-        syncs_every: fsdp2 only: whether gradients are reduced after every micro-batch, and not only after the last one.
-        reshards: fsdp2 only: whether a layer's parameters are released between forward and backward.
-        by_columns: fsdp2 only: names of the weights that are sharded on dim 1, in order; every rank must get equally
-            many columns.
-        small_buckets: ddp only: whether each gradient is reduced separately.
-        views: ddp only: whether gradients are views of the buckets.
-        padding: zero3 only: the value that fills the padding: 'nan', or 'large' for a finite number. Nothing writes
-            padding, so it must keep that value.
-        stopped_steps: Steps, ascending and after the first, whose backward ends at the hidden activation: in_proj takes
-            part in the forward alone, and an update does not change its parameters or their state.
-        fetch: zero3 only: the documented collective of the fetches; '' if none is documented.
+        syncs_every: Only for fsdp2. Whether gradients are reduced after every micro-batch, and not only after the last
+            one.
+        reshards: Only for fsdp2. Whether a layer's parameters are released between forward and backward.
+        by_columns: Only for fsdp2. Names of the weights that are sharded on dim 1, in order. Every rank must get the
+            same number of columns.
+        small_buckets: Only for ddp. Whether each gradient is reduced separately.
+        views: Only for ddp. Whether gradients are views of the buckets.
+        padding: Only for zero3. The value that fills the padding: 'nan', or 'large' for a finite number. Nothing writes
+            padding, so the padding must keep this value.
+        stopped_steps: Steps, in ascending order and without the first, whose backward ends at the hidden activation. In
+            such a step in_proj takes part in the forward alone, and the update does not change its parameters or their
+            state.
+        fetch: Only for zero3. The documented collective of the fetches; '' if no collective is documented.
     """
 
     style: Annotated[str, OneOf(STYLES)] = "ddp"
@@ -95,12 +98,12 @@ class DataParallelCase(PerceptronCase):
 
     @property
     def num_shards(self) -> int:
-        """Returns the number of ranks that a parameter is sharded among."""
+        """Returns the number of ranks among which a parameter is sharded."""
         return self.world_size
 
     @property
     def has_documented_collectives(self) -> bool:
-        """True if it is documented which collectives the ranks call."""
+        """True if the collectives that the ranks call are documented."""
         return self.style == "zero3" and bool(self.fetch)
 
     @property
@@ -123,10 +126,10 @@ class DataParallelCase(PerceptronCase):
         return step in self.stopped_steps
 
     def names_left(self, state: str) -> tuple[str, ...]:
-        """Returns the names of the parameters for which a rank answers `state` after an update.
+        """Returns the names of the parameters for which a rank returns `state` after an update.
 
-        `state` is 'param' or a state of the optimizer. Ranks answer 'param' for frozen parameters too, which no update
-        may change.
+        `state` is 'param' or a state of the optimizer. Ranks return 'param' for frozen parameters too, because no
+        update may change them.
         """
         return self.parameter_names() if state == "param" else self.trained_names()
 

@@ -17,9 +17,10 @@ class RefusedShardingCase(Refused, DataParallelCase):
     """Fixes a request to shard in_proj.weight that every rank must refuse with the same error.
 
     Attributes:
-        misfit: The requested sharding: 'dim': on a dim that the weight does not have; 'placement': whole on every rank;
-            'uneven': on dim 1, with unequal numbers of columns per rank; 'not_contiguous': on dim 0, with its columns
-            one after the other in memory.
+        misfit: The requested sharding. If 'dim', the weight is sharded on a dim that it does not have. If 'placement',
+            the weight is whole on every rank. If 'uneven', the weight is sharded on dim 1, with unequal numbers of
+            columns per rank. If 'not_contiguous', the weight is sharded on dim 0, but its columns lie one after the
+            other in memory.
 
     Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py, shard_placement_fn of fully_shard;
     FSDPParam._init_sharded_param in _fsdp_param.py (2.13.0).

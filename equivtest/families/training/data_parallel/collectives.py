@@ -20,8 +20,9 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
     fetch is one collective of the layer's partitions (all_gather) or of its padded parameters (all_reduce). A tied
     weight that the layer before has fetched is left out; if nothing remains, there is no collective. Every gradient
     takes one reduce_scatter of its padded elements. The backward passes through in_proj only if its output needs a
-    gradient. Recomputing the hidden activation fetches in_proj once more, except a weight that out_proj has too. If
-    gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or the largest magnitude.
+    gradient. When the hidden activation is recomputed, in_proj is fetched once more, except a weight that out_proj uses
+    too. If gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or the largest
+    magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
     forward and again for the backward, gradients are reduced and scattered.
@@ -43,7 +44,7 @@ def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
 
 
 def _fetched(case: DataParallelCase, padded: Mapping[str, int], layers: Sequence[str]) -> Iterator[int]:
-    """Yields the number of bytes of each layer's fetch, in order, without layers that have nothing to fetch.
+    """Yields the number of bytes of each layer's fetch, in order; leaves out layers that have nothing to fetch.
 
     A parameter that an earlier layer has fetched is not fetched again. `padded` has the number of bytes of each
     parameter, padding included.

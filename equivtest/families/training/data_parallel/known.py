@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
-    """True if in_proj runs one kernel on x and another one on a view of x that has the same elements.
+    """True if in_proj runs one kernel on x and another kernel on a view of x that has the same elements.
 
-    This happens if x is not contiguous, all its dims before tokens and features have size 1, and x needs a gradient,
-    but the weight does not. The outer strides of the view then fit the inner ones, but the strides of x do not
+    This happens if x is not contiguous, if all its dims before tokens and features have size 1, and if x needs a
+    gradient but the weight does not. The outer strides of the view then fit its inner strides, but those of x do not
     (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
     """
     *outer, tokens = case.leading

@@ -60,8 +60,8 @@ def refused_sharding_cases(draw: Draw, space: Space) -> RefusedShardingCase:
 def data_parallel_cases(draw: Draw, space: Space, *, style: str, fetch: str = "") -> DataParallelCase:
     """Draws cases of a perceptron under data parallelism.
 
-    Three in four train; in all some parameter needs a gradient. Collectives are recorded only if `fetch` names the
-    documented one. Shrinks to one forward and backward of one row.
+    Three in four cases train. In every case some parameter needs a gradient. Collectives are recorded only if `fetch`
+    names the documented collective. Shrinks to one forward and backward of one row.
     """
     return DataParallelCase(**_pick_data_parallel(draw, space, style, fetch))
 
@@ -111,7 +111,7 @@ def _pick_data_parallel(
 
 
 def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes to change, by name, each with the new value 2.
+    """Returns the sizes to change, by name. The new value of each is 2.
 
     In bfloat16 at most one size stays 1, because a sum of one element often cancels and is then inconclusive. In other
     dtypes no size is changed.
@@ -123,7 +123,7 @@ def _of_more_elements(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _tie(fields: Mapping[str, Any], tied: str) -> dict[str, Any]:
     """Returns the fields that a tied weight fixes, by name.
 
-    These are `tied`, the sizes, and which parameters need a gradient.
+    These fields are `tied`, the sizes, and the field that names the parameters that need a gradient.
     """
     if not tied:
         return {"tied": ""}
@@ -149,9 +149,10 @@ def _shard_columns(fields: Mapping[str, Any], columns: tuple[str, ...]) -> dict[
 
 
 def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Returns the draws' (mode, seed) for a tied weight, without modes in which the weight takes the whole significand.
+    """Returns the (mode, seed) of each draw for a tied weight, and replaces the modes 'wide-in' and 'wide-out'.
 
-    Such a mode is replaced, because a tied weight would be squared.
+    In the replaced modes the integers of the weight take all significand bits. A tied weight is multiplied by itself,
+    so the products would not be exact.
     """
     instead = {"wide-in": "wide-x", "wide-out": "wide-g"}
     return tuple((instead.get(mode, mode), seed) for mode, seed in values)
@@ -170,6 +171,6 @@ def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick_clipping(draw: Draw) -> dict[str, Any]:
-    """Draws the fields of gradient clipping; half of the draws do not clip."""
+    """Draws the fields of gradient clipping. In half of the draws gradients are not clipped."""
     clip_norm, norm_type = pick(draw, "clip_norm", CLIP_NORMS, bool), pick(draw, "norm_type", NORM_TYPES_DRAWN)
     return {"clip_norm": clip_norm, "norm_type": norm_type if clip_norm else "2"}

@@ -64,7 +64,7 @@ class DataParallelRun(PerceptronRun):
             self.keep(at_step(step, f"grad.{name}"), self.gradient(name))
 
     def run_micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor | None]:
-        """Runs one micro-batch on this rank's rows; returns its output, captures and the gradient of x, by name."""
+        """Runs one micro-batch on this rank's rows; returns the output, the captures and the gradient of x, by name."""
         case, rows = self.case, slice(index * self.case.leading[0], (index + 1) * self.case.leading[0])
         x = self.given[at_step(step, "x")].detach()[rows].requires_grad_("x" in case.requires_grad)
         with self.synchronization(is_last=index == case.micro_batches - 1):
@@ -82,7 +82,7 @@ class DataParallelRun(PerceptronRun):
         """Returns the context in which one micro-batch runs.
 
         The context decides whether the backward reduces gradients over the ranks or only adds them up on this rank.
-        `is_last` is True for the last micro-batch of a step, which must reduce.
+        `is_last` is True for the last micro-batch of a step, whose backward must reduce the gradients.
         """
         return nullcontext()
 
@@ -113,7 +113,10 @@ class Fsdp2Run(DataParallelRun):
         return self.shard(Mlp(self.case, self.given), self.mesh)
 
     def shard(self, model: Mlp, mesh: DeviceMesh) -> nn.Module:
-        """Applies `fully_shard` to the layers, then to the model. Tied layers share one group of parameters."""
+        """Applies `fully_shard` to the layers, then to the model.
+
+        Tied layers share one group of parameters.
+        """
         model.wrap()
         self.by_columns = [model.get_parameter(name) for name in self.case.by_columns]
         layers = [model.get_submodule(layer) for layer in LAYERS]
@@ -134,11 +137,11 @@ class Fsdp2Run(DataParallelRun):
         return sharded
 
     def placement(self, parameter: nn.Parameter) -> Any:
-        """Returns the placement by which a parameter is sharded, or None for FSDP2's default, shards of dim 0."""
+        """Returns the placement by which a parameter is sharded; None for FSDP2's default, which shards dim 0."""
         return Shard(1) if any(parameter is each for each in self.by_columns) else None
 
     def policy(self) -> MixedPrecisionPolicy:
-        """Returns the mixed-precision policy. Here it keeps all dtypes as they are."""
+        """Returns the mixed-precision policy, which in this class changes no dtype."""
         return MixedPrecisionPolicy()
 
     def synchronization(self, *, is_last: bool) -> AbstractContextManager[None]:

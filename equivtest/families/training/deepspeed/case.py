@@ -28,18 +28,19 @@ OF_STAGE_3 = (
 class EngineCase(DataParallelCase):
     """Fixes a data-parallel case of style zero3 with options of DeepSpeed's engine.
 
-    No option except `gradient_clipping` may change an answer. Sizes count elements of whole parameters. A layer's
-    parameters are fetched before its forward and before its backward, and released after each, unless an option says
-    otherwise.
+    No option except `gradient_clipping` may change an answer. Sizes count elements of whole parameters. If no option
+    says otherwise, a layer's parameters are fetched before its forward and before its backward, and released after
+    both.
 
-    In stages 1 and 2 every rank has whole parameters. The trained ones form one flat tensor, and each rank updates one
-    range of it, which may begin and end within a parameter. A rank answers the gradients and optimizer states of its
-    range, and zeros elsewhere: the answers of all ranks add up to the whole tensor.
+    In stages 1 and 2 every rank has whole parameters. The trained parameters form one flat tensor, and each rank
+    updates one range of this tensor, which may begin and end within a parameter. A rank returns the gradients and
+    optimizer states of its range, and zeros for all other elements. So the ranks' tensors add up to the whole tensor.
 
     Attributes:
-        stage: The tensors that the ranks divide. 3: parameters, gradients and optimizer states; 2: gradients and
-            optimizer states; 1: optimizer states, and the elements of gradients that these states need.
-        persistence_numel: Parameters of up to this many elements stay fetched until the update.
+        stage: The tensors that the ranks divide. In stage 3 they are parameters, gradients and optimizer states. In
+            stage 2 they are gradients and optimizer states. In stage 1 they are optimizer states, and the elements of
+            gradients that these states need.
+        persistence_numel: Number of elements up to which a parameter stays fetched until the update.
         prefetch_numel: Number of elements that are fetched ahead, from the second forward on.
         reuse_numel: A parameter stays fetched after its use if at most this many elements are used before its next use,
             from the second forward on.
@@ -48,14 +49,15 @@ class EngineCase(DataParallelCase):
         reduce_scatter: True if gradients are reduced by reduce_scatter, False if by all_reduce.
         sequential: Whether a fetch by all_gather takes one collective per parameter.
         leaf: Whether the whole model is fetched and released together, as one module.
-        sub_group_numel: Number of elements of parameters that are updated together; 1: each parameter alone.
-        saved_after: After the update of the step with this number the engine saves everything. A new engine, built with
-            other values, loads the saved state and continues. 0: nothing is saved.
-        predivide_factor: Gradients are divided by this number before they are reduced, and multiplied by it afterwards.
+        sub_group_numel: Number of elements of parameters that are updated together. If 1, each parameter is updated
+            alone.
+        saved_after: Number of the step after whose update the engine saves everything. A new engine, built with other
+            values, then loads the saved state and continues. If 0, nothing is saved.
+        predivide_factor: Number by which gradients are divided before they are reduced, and multiplied afterwards.
         prescales: Whether gradients are divided by the number of ranks before they are reduced. If so,
             `predivide_factor` has no effect.
         gradient_clipping: Limit for the norm of all gradients together. Before each update, gradients with a larger
-            norm are scaled down to it; 0: never.
+            norm are scaled down to this norm. If 0, gradients are never scaled.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
     """

@@ -1,11 +1,11 @@
-"""Computes what DeepSpeed's engine must answer, if it scales or clips its gradients.
+"""Computes the right answers of DeepSpeed's engine, if the engine scales or clips its gradients.
 
 Letters: w ranks, N elements and P parameters of the whole model, u unit roundoff of float32.
 
     norm = sqrt(sum g^2) over all parameters      c = max(1, (norm + 1e-6) / limit)      g becomes g (1 / c)
 
-A factor f divides gradients before they are reduced and multiplies them afterwards. It changes only roundings: up to
-four for the two scalings and their reciprocals, none if f is a power of two.
+A factor f divides gradients before they are reduced and multiplies them afterwards. The factor changes only roundings.
+The two scalings and their reciprocals have up to four roundings. If f is a power of two, they have none.
 
 Clipping starts from the averaged gradients g that the ranks really had. Each parameter's norm is taken in float64.
 After that, each operation counts as one rounding of float32, though some are in float64: the sum of squares is stored,
@@ -55,7 +55,7 @@ class EngineReference(Reference):
     def sums(self, operations: Operations) -> Averages:
         """Returns the operations that average parameters' gradients over the ranks.
 
-        They count the roundings of `predivide_factor`.
+        The operations count the roundings of `predivide_factor`.
         """
         case = self.case
         if not case.predivides:
@@ -98,7 +98,7 @@ def roundings(num_parameters: int, num_ranks: int, arithmetic: Arithmetic) -> in
 
     First the terms of the norm are stored and reduced, and a root is taken. Then each group of parameters is squared
     and summed, and a root is taken again. The quotient has four more roundings. Squaring doubles the errors, and the
-    second root halves them again; the first root is assumed not to halve any.
+    second root halves them again; the first root is assumed to halve no error.
     """
     of_root = int(2 * arithmetic.libm_ulp)
     return num_ranks + of_root + (num_parameters + 1 + of_root) + 4

@@ -39,7 +39,7 @@ def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     Narrower parameters would have a float32 master copy. The mesh is always the whole world, because the engine uses
     the world's group. Trained cases have at least three steps, because parameters are fetched ahead from the second
     step on. Sizes lie around the number of elements of a parameter. Shrinks to one forward and backward without
-    persistent parameters, with DeepSpeed's defaults otherwise.
+    persistent parameters and with DeepSpeed's defaults for all other options.
     """
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))
@@ -87,9 +87,10 @@ def _pick_scaling(draw: DrawFn, world_size: int, *, reduce_scatter: bool) -> dic
 
 
 def _pick_numel(draw: DrawFn, name: str, numels: Sequence[int], kinds: Sequence[str]) -> int:
-    """Draws a number of elements: just below, at or above one of `numels`, or smaller or larger than all of them.
+    """Draws a number of elements: just below, at or above one of `numels`, or smaller or larger than all `numels`.
 
-    `kinds` names the choices: 'nothing', 'below', 'at', 'above' and 'everything', some of them several times.
+    `kinds` names the choices: 'nothing', 'below', 'at', 'above' and 'everything'. A choice that `kinds` names several
+    times is drawn more often.
     """
     kind = pick(draw, name, kinds)
     numel = numels[pick(draw, f"{name}: of", NUMEL_OF) % len(numels)]

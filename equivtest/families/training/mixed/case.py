@@ -25,9 +25,9 @@ class MixedCase(DataParallelCase):
 
     Attributes:
         param_dtype: 'bfloat16' or 'float16' (NARROW).
-        reduce_dtype: 'float32', 'bfloat16' or 'float16'; '': param_dtype.
-        output_dtype: 'float32' or param_dtype; '': param_dtype.
-        casts_inputs: Whether FSDP2 casts inputs to param_dtype; if not, x already has that dtype, and so have outputs.
+        reduce_dtype: 'float32', 'bfloat16' or 'float16'. If '', this is param_dtype.
+        output_dtype: 'float32' or param_dtype. If '', this is param_dtype.
+        casts_inputs: Whether FSDP2 casts inputs to param_dtype. If not, x and the outputs have param_dtype already.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy (2.13.0).
     """
@@ -62,14 +62,14 @@ class MixedCase(DataParallelCase):
     def is_within(self, dtypes: Collection[str]) -> bool:
         """True if a run with these dtypes may draw the case, because they include all dtypes of the case.
 
-        If a run has no dtype of NARROW, the case may have any of NARROW.
+        If a run has no dtype of NARROW, the case may have any dtype of NARROW.
         """
         others = () if set(NARROW) & set(dtypes) else NARROW
         return super().is_within((*dtypes, *others))
 
     @property
     def reduced_dtype(self) -> str:
-        """Returns the dtype that gradients are reduced in."""
+        """Returns the dtype in which gradients are reduced."""
         return self.reduce_dtype or self.param_dtype
 
     @property

@@ -1,12 +1,12 @@
-"""Computes what a perceptron under FSDP2 with mixed precision must answer: as other perceptrons do, but with casts.
+"""Computes the right answers of a perceptron under FSDP2 with mixed precision, which has casts.
 
 Letters: P is param_dtype, R the dtype of reductions, O the dtype of the layers' outputs. Parameters are float32.
 
-A cast has one right value: it rounds to nearest, or widens. So the operands of a layer follow from the ranks' values:
-x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P. A layer's product is stored in
-P and then widened to O. The activation is computed and stored in O, and then rounded to P. Gradients are stored in P,
-per micro-batch. After a cast to R they are added, divided and reduced in R; the final cast to float32 rounds nothing.
-Clipping and the updates use float32.
+A cast has one right value, because it rounds to nearest, or widens. So the operands of a layer follow from the ranks'
+values: x, the cotangent, the parameters and the gradient of in_proj's output, each rounded to P. A layer's product is
+stored in P and then widened to O. The activation is computed and stored in O, and then rounded to P. Gradients are
+stored in P, per micro-batch. After a cast to R they are added, divided and reduced in R; the final cast to float32
+rounds nothing. Clipping and the updates use float32.
 
 Source: torch/distributed/fsdp/_fully_shard: _fsdp_state.py, _pre_forward and _post_forward, for inputs and
 outputs; _fsdp_param.py, init_dtype_attrs and to_accumulated_grad_if_needed; _fsdp_collectives.py,
@@ -91,7 +91,7 @@ class MixedReference(Reference):
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
         """Returns the activation of `before`, rounded to `param_dtype`.
 
-        It is computed in the dtype of the layers' outputs.
+        The activation is computed in the dtype of the layers' outputs.
         """
         found = super().activation(replace(operations, dtype=self.case.activation_dtype), before)
         if self.case.activation_dtype == operations.dtype:

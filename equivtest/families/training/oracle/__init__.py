@@ -1,10 +1,10 @@
-"""Computes what a perceptron of two layers must answer in each step of its training.
+"""Computes the right answers of a perceptron of two layers in each step of its training.
 
 Letters: T tokens, K in_features, H hidden_features, N out_features. With x (T, K), W1 (H, K), W2 (N, H) and a cotangent
 G (T, N): a = x W1^T + b1, h = act(a), y = h W2^T + b2; grad h = G W2, grad a = act'(a) grad h, grad x = (grad a) W1,
 grad W1 = (grad a)^T x, grad W2 = G^T h, and the gradient of a bias is the sum over tokens. Under sequence parallelism
-the sums over H and T are divided among the ranks. Under data parallelism only the sums over T are, and the ranks' sums
-are averaged.
+the sums over H and T are divided among the ranks. Under data parallelism only the sums over T are divided, and the
+ranks' sums are averaged.
 
 If the ranks' values are known, each operation is judged alone, from the operands that the ranks really had. So the
 allowed error of an earlier operation is not passed on, and nothing grows with depth or steps. If every operation is
@@ -50,12 +50,12 @@ def expect_mlp(case: PerceptronCase, index: int, held: Held | None = None) -> Ex
 
 
 def expect_by(kind: type[Reference], case: PerceptronCase, index: int, held: Held | None) -> Expected:
-    """Returns every answer of every step, each step starting from the state that the step before it left.
+    """Returns the right value of every answer of every step. Each step starts from the state after the step before.
 
     Args:
         kind: Class that computes the answers.
-        held: Each rank's answers. If given, each operation is judged from the ranks' operands. Otherwise it takes the
-            float64 result of the operation before, which equals the ranks' value only if everything is exact.
+        held: Each rank's answers. If not None, each operation is judged from the ranks' operands. If None, an operation
+            takes the float64 result of the operation before, which equals the ranks' value only if everything is exact.
 
     Raises:
         InexactData: the drawn values break the conditions of exactness.
@@ -72,7 +72,10 @@ class TokenSums:
     operations: Operations
 
     def product(self, left: torch.Tensor, right: torch.Tensor) -> Found:
-        """Returns left @ right, a sum over tokens: the last dim of `left` and the first dim of `right`."""
+        """Returns left @ right, a sum over tokens.
+
+        The tokens are the last dim of `left` and the first dim of `right`.
+        """
         return self.operations.product(left, right, split="tokens")
 
     def total(self, terms: torch.Tensor) -> Found:
@@ -87,8 +90,8 @@ class Reference:
     Leading dims are flattened into one dim of tokens.
 
     Attributes:
-        given: Global tensors of the case's dtype.
-        held: Each rank's answers; None if they are unknown.
+        given: The drawn global tensors, which have the case's dtype.
+        held: Each rank's answers; None if the answers are unknown.
         is_real: True if the values are real numbers, so that results are rounded.
     """
 
@@ -134,8 +137,8 @@ class Reference:
     def add(self, name: str, result: Found, *, is_exact: bool = False) -> torch.Tensor:
         """Records an expected answer, and returns the value that the next operation takes as its operand.
 
-        The next operation takes the ranks' value, so that errors do not add up. If that value is unknown, or if
-        `is_exact` and the result allows no error, it takes the value in `result`.
+        The next operation takes the ranks' value, so that errors do not add up. If the ranks' value is unknown, the
+        next operation takes the value of `result`. It does so too if `is_exact` is True and `result` allows no error.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):
@@ -145,7 +148,7 @@ class Reference:
 
     @property
     def hidden_split(self) -> str:
-        """Returns 'contraction' if a sum over the hidden features is divided among the ranks, else ''."""
+        """Returns 'contraction' if a sum over the hidden features is divided among the ranks; '' if it is not."""
         return "contraction" if self.case.num_hidden_parts > 1 else ""
 
     def sums(self, operations: Operations) -> Averages | TokenSums:
@@ -155,11 +158,11 @@ class Reference:
         return TokenSums(operations)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor that a layer multiplies if its input is `tensor`: here `tensor` itself."""
+        """Returns the tensor that a layer multiplies if its input is `tensor`. In this class it is `tensor` itself."""
         return tensor
 
     def activation(self, operations: Operations, before: torch.Tensor) -> Found:
-        """Returns the hidden activation, out_proj's input; `before` is in_proj's output."""
+        """Returns the hidden activation, which is out_proj's input. `before` is in_proj's output."""
         return operations.activation(self.case.activation, before)
 
     def activation_grad(self, operations: Operations, before: torch.Tensor, cotangent: torch.Tensor) -> Found:
@@ -167,7 +170,7 @@ class Reference:
         return operations.activation_grad(self.case.activation, before, cotangent)
 
     def clip(self, step: int, operations: Operations, gradients: Mapping[str, Operand]) -> Mapping[str, Operand]:
-        """Returns the parameters' gradients that the update takes: clipped, or `gradients` if the case does not clip.
+        """Returns the clipped gradients of the parameters, or `gradients` if the case does not clip.
 
         Records the norm and the clipped gradients as expected answers.
         """
@@ -186,7 +189,7 @@ class Reference:
     def leave(self, step: int, name: str, parameter: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
         """Records that this step's update changes neither a parameter nor its optimizer state.
 
-        Call it for a frozen parameter, or for one without a gradient in this step.
+        Call this method for a frozen parameter, or for a parameter without a gradient in this step.
         """
         self.found[f"step{step}.param.{name}"] = Found.copy_of(parameter)
         for kind in self.case.state_names():
@@ -204,7 +207,7 @@ class Reference:
     ) -> torch.Tensor:
         """Returns the parameter after the update of `step`, and replaces its optimizer state in `state`.
 
-        Records both as expected answers.
+        Records the parameter and the state as expected answers.
         """
 
         def add(kind: str, result: Found) -> torch.Tensor:
@@ -230,7 +233,7 @@ class Reference:
         """Records the expected answers of one step's forward and backward; returns the gradients by name.
 
         Args:
-            parameters: Weights and biases by name, float64, global, before the step.
+            parameters: Weights and biases before the step, by name. They are global float64 tensors.
         """
         case, product, sums = self.case, operations.product, self.sums(operations)
         x = self.taken(self.given[at_step(step, "x")].reshape(-1, case.in_features).double())

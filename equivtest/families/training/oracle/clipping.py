@@ -6,14 +6,14 @@ multiplied by min(1, c / (N + 1e-6)).
 
 For p = inf the norm is one of the elements' magnitudes, and nothing rounds. For p = 1 a sum of magnitudes is exact if
 they are integers of few enough bits (`equivtest.oracle.exact`). Otherwise the bound is derived here, for every program
-that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign, so every
-rounding is relative. A term in a subset of n terms has the error gamma(n, u_a). A stored norm is the root of a sum; its
-error in S is p (u_o + f u_a), where f u_a is the error of the root function.
+that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign, so every error
+is relative. A term in a subset of n terms has the error gamma(n, u_a). A stored norm is the root of a sum. Its rounding
+causes an error of p (u_o + f u_a) in S, where f u_a is the error of the root function.
 
 The subsets are the ranks' shards of a tensor. They are joined along one axis of the mesh after the other: each rank
 stores the power of its norm, a collective adds w powers, and the root is stored. At last the norms of the tensors are
-joined. A power that underflows counts as a rounding. A power that overflows although the norm does not is no rounding:
-a correct subject computes it in more bits, or scales.
+joined. A power that underflows counts as a rounding. If a power overflows although the norm does not, this is an error
+of the subject: a correct subject computes the power in more bits, or scales the terms.
 
 A gradient whose factor is certainly 1 is a copy. Otherwise the factor has three roundings (the sum, its reciprocal, the
 product with c), and the gradient's product has one.
@@ -44,9 +44,9 @@ def total_norm(gradients: Sequence[torch.Tensor], norm_type: str, axes: Iterable
     """Returns the norm of all elements of all gradients, a 0-dim tensor, with its bound.
 
     Args:
-        gradients: float64, global, any shapes; at least one element together.
+        gradients: Global float64 tensors of any shapes. Together they have at least one element.
         norm_type: '1', '2' or 'inf'.
-        axes: Number of ranks along each mesh axis that norms are reduced over, one after the other.
+        axes: Number of ranks along each mesh axis over which norms are reduced, one axis after the other.
     """
     elements = torch.cat([gradient.reshape(-1) for gradient in gradients]).abs()
     if norm_type == "inf":
@@ -88,9 +88,9 @@ def _norm_within(
 
 
 def _reach(norm: torch.Tensor, p: float, relative: float, absolute: float) -> torch.Tensor:
-    """Returns a bound for the error of the norm, 0-dim. The norm is the p-th root of a sum of powers.
+    """Returns a bound for the error of the norm, as a 0-dim tensor.
 
-    `relative` * sum + `absolute` is the error of that sum.
+    The norm is the p-th root of a sum of powers. The error of this sum is `relative` * sum + `absolute`.
     """
     power = norm.pow(p)
     share = relative + absolute / power
@@ -102,8 +102,8 @@ def clipped(gradient: torch.Tensor, norm: torch.Tensor, max_norm: float, arithme
     """Returns the gradient after clipping, with its bound.
 
     Args:
-        gradient: float64, global, any shape.
-        norm: The ranks' value of the norm over all parameters: 0-dim, float64.
+        gradient: Global float64 tensor of any shape.
+        norm: The ranks' value of the norm over all parameters, a 0-dim float64 tensor.
         max_norm: Largest norm that is not clipped.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta

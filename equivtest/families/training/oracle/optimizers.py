@@ -1,8 +1,8 @@
-"""Bounds one step of SGD and of AdamW, from a given state.
+"""Bounds one step of SGD and of AdamW from the state before the step.
 
 Kernels compute in the accumulate dtype and store each result once. A hyperparameter may be rounded to the storage dtype
-before it is used. AdamW is enclosed in intervals: its quotient is far from linear if the second moment is near zero, so
-first-order bounds would not hold.
+before it is used. AdamW's results are enclosed in intervals, because its quotient is far from linear if the second
+moment is near zero. First-order bounds would not hold there.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0), _single_tensor and _multi_tensor forms;
 intervals: Moore, Kearfott and Cloud, Introduction to Interval Analysis, chapter 2.
@@ -60,7 +60,7 @@ def sgd_step(
 ) -> dict[str, Bounded]:
     """Returns 'param' and, with momentum, 'momentum_buffer' after one step of SGD, with bounds.
 
-    `momentum_buffer=None` means that this is the first step.
+    `momentum_buffer` is the buffer before the step. If it is None, this is the first step.
     """
     step = grad
     if options.weight_decay:
@@ -95,8 +95,8 @@ def _sum_of(
 ) -> Bounded:
     """Returns left_factor * left + factor * right with its bound.
 
-    One rounding is counted for each factor, for each product and for the stored sum. With `stored=2` the right product
-    has one more rounding, because it is stored separately.
+    One rounding is counted for each factor, for each product and for the stored sum. If `stored` is 2, the right
+    product has one more rounding, because a kernel stores it separately.
     """
     a, b, e_a, e_b = value_of(left), value_of(right), error_of(left), error_of(right)
     terms_a, terms_b = abs(left_factor) * (a.abs() + e_a), abs(factor) * (b.abs() + e_b)
@@ -129,7 +129,7 @@ class Interval:
         return cls(value - error, value + error)
 
     def widened(self, relative: float, underflow: float) -> Interval:
-        """Returns the interval, wider by `relative` times its ends and by `underflow`.
+        """Returns the interval, widened by `relative` times its ends and by `underflow`.
 
         Elements that are certainly zero stay zero. The roundings of this float64 evaluation are included.
         """
@@ -151,7 +151,10 @@ class Interval:
         return Interval(torch.maximum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def over(self, other: Interval) -> Interval:
-        """Returns the quotient by a positive interval; it is unbounded for elements where `other` may contain zero."""
+        """Returns the quotient by a positive interval.
+
+        The quotient is unbounded for elements for which `other` may contain zero.
+        """
         corners = torch.stack([a / b for a in (self.low, self.high) for b in (other.low, other.high)])
         lost = other.low <= 0
         low = torch.where(lost, -torch.inf, corners.amin(0))
@@ -171,7 +174,7 @@ def adamw_step(
     Args:
         moments: 'exp_avg' and 'exp_avg_sq' before the step. With amsgrad also 'max_exp_avg_sq', whose root then divides
             the step instead of the root of 'exp_avg_sq'.
-        num_steps: Number of steps including this one, at least 1: the exponent of the bias corrections.
+        num_steps: Number of steps including this step, at least 1. It is the exponent of the bias corrections.
     """
     u_o, u_a, eta = arithmetic.u_o, arithmetic.u_a, arithmetic.eta
     exp_avg, exp_avg_sq, *largest = moments
@@ -217,8 +220,8 @@ def _adamw_exact(
 def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
     """Encloses AdamW's first moment after the step, which torch computes by lerp, in an interval per element.
 
-    With m = `exp_avg` and g = `grad`, torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, else g - beta1 (g - m). The
-    terms may cancel.
+    With m = `exp_avg` and g = `grad`, torch computes m + (1 - beta1)(g - m) if beta1 > 0.5, and g - beta1 (g - m) if
+    not. The terms may cancel.
     """
     m, g = Interval.of(exp_avg), Interval.of(grad)
     size_m, size_g = (torch.maximum(i.low.abs(), i.high.abs()) for i in (m, g))
@@ -233,8 +236,8 @@ def _first_moment(exp_avg: Operand, grad: Operand, options: AdamOptions, arithme
 def _second_moment(exp_avg_sq: Operand, grad: Operand, options: AdamOptions, arithmetic: Arithmetic) -> Interval:
     """Encloses AdamW's second moment after the step in an interval per element.
 
-    It is beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`. The left product has two roundings and the
-    right one three; both products and their sum are stored.
+    The second moment is beta2 v + (1 - beta2) g g, where v = `exp_avg_sq` and g = `grad`. The left product has two
+    roundings, and the right product has three. Both products and their sum are stored.
     """
     v, g = Interval.of(exp_avg_sq), Interval.of(grad)
     squares = torch.stack([g.low**2, g.high**2])

@@ -1,4 +1,4 @@
-"""Computes what a weight shared by both layers of a perceptron must give: its form in out_proj, and its gradient.
+"""Computes, for a weight that both layers of a perceptron share, its form in out_proj and its gradient.
 
 Letters: R rows of the batch, H hidden_features, K = N in_features and out_features; W (H, K), a' the gradient of
 in_proj's output, G the cotangent, h the hidden activation.
@@ -26,7 +26,7 @@ ONE_STORAGE = Found(torch.tensor(1.0, dtype=torch.float64), None, "equal: one pa
 
 
 def weight_of_out_proj(case: PerceptronCase, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the weight (out_features, hidden_features) that the second layer multiplies by."""
+    """Returns the weight (out_features, hidden_features) by which the second layer multiplies."""
     weight = parameters[case.parameter_at("out_proj.weight")]
     return weight.T if case.tied == "transposed" else weight
 
@@ -37,12 +37,12 @@ def grad_of_tied(
     in_use: tuple[torch.Tensor, torch.Tensor],
     out_use: tuple[torch.Tensor, torch.Tensor],
 ) -> Found:
-    """Returns the tied weight's gradient, averaged over the ranks: (hidden_features, in_features).
+    """Returns the tied weight's gradient (hidden_features, in_features), averaged over the ranks.
 
     Args:
-        in_use: Gradient of in_proj's output and its input x, one row per row of the batch; the gradient has no elements
-            if the backward does not reach in_proj.
-        out_use: Cotangent and hidden activation, one row per row of the batch.
+        in_use: Gradient of in_proj's output, and in_proj's input x, each with one row per row of the batch. The
+            gradient has no elements if the backward does not reach in_proj.
+        out_use: Cotangent and hidden activation, each with one row per row of the batch.
     """
     pairs = [in_use] if in_use[0].numel() else []
     pairs.append(out_use if case.tied == "same" else (out_use[1], out_use[0]))
@@ -62,11 +62,13 @@ def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
 
 
 def _in_units_of(first: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `left` and `right` after a power of two was moved from one to the other; their product stays the same.
+    """Returns `left` and `right` after a power of two was moved from one tensor to the other.
+
+    The product of the two tensors stays the same.
 
     A tensor's unit is the largest power of two that divides all its elements. The returned `left` has the unit of
-    `first`, so that the left factors of several products can be joined in one tensor with that unit. Both are returned
-    unchanged if a tensor has no unit.
+    `first`, so that the left factors of several products can be joined in one tensor with that unit. If a tensor has no
+    unit, both tensors are returned unchanged.
     """
     try:
         power = 2.0 ** (find_integers("first", first).exponent - find_integers("left", left).exponent)

@@ -1,7 +1,7 @@
 """Computes one optimizer update of one parameter, from the gradient and the state that the ranks really had.
 
-Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0): the momentum buffer begins as the first
-gradient, both moments of AdamW as zeros.
+Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0): the momentum buffer begins as the first gradient, and both
+moments of AdamW begin as zeros.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def sgd_momentum(
     momentum: torch.Tensor | None,
     gradient: Operand,
 ) -> Found:
-    """Returns SGD's momentum buffer after an update; `momentum` is the buffer before it, None at the first update.
+    """Returns SGD's momentum buffer after an update.
+
+    `momentum` is the buffer before the update; None at the first update.
 
     The buffer becomes case.momentum * buffer + (1 - dampening) * (gradient + weight_decay * parameter). At the first
     update there is no buffer to add, and nothing is dampened.
@@ -65,7 +67,8 @@ def sgd_parameter(
 ) -> Found:
     """Returns parameter - lr * step, where `step` is the momentum buffer or the gradient.
 
-    If `decays`, `step` is a gradient without weight decay, so weight_decay * parameter is added to it first.
+    If `decays` is True, `step` is a gradient without weight decay, so weight_decay * parameter is added to `step`
+    first.
     """
     weight_decay = case.weight_decay if decays else 0.0
     terms = [(1.0, parameter), (-lr, step), (-lr * weight_decay, parameter)]
@@ -105,7 +108,7 @@ def _weighted_sum(
 ) -> Found:
     """Returns the weighted sum of `terms`.
 
-    It is exact if every term is known exactly and nothing rounds; otherwise it is `bounded()`.
+    The sum is exact if every term is known exactly and nothing rounds. Otherwise the result is `bounded()`.
     """
     known = [(factor, term) for factor, term in terms if isinstance(term, torch.Tensor)]
     return operations.weighted_sum(known, bounded) if len(known) == len(terms) else Found.within(bounded())
@@ -120,10 +123,12 @@ def adamw(
     gradient: Operand,
     lr: float,
 ) -> dict[str, Found]:
-    """Returns 'param' and the optimizer's states after update `number`, counted from 1, always with bounds.
+    """Returns 'param' and the optimizer's states after update number `number`, each with its bound.
+
+    Updates are counted from 1.
 
     Args:
-        moments: 'exp_avg', 'exp_avg_sq' and with amsgrad 'max_exp_avg_sq', before the update.
+        moments: 'exp_avg', 'exp_avg_sq' and, with amsgrad, 'max_exp_avg_sq' before the update.
     """
     options = AdamOptions(lr, weight_decay=case.weight_decay)
     after = adamw_step(parameter, moments, gradient, number, options, operations.arithmetic)

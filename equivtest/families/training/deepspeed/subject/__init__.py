@@ -1,6 +1,6 @@
 """Subjects that train a perceptron with DeepSpeed's ZeRO-3 engine and torch's optimizers.
 
-Each rank answers its own partitions; nothing is gathered for the judgement.
+Each rank returns its own partitions. Nothing is gathered for the judgement.
 
 Source: deepspeed/runtime/engine.py and runtime/zero/stage3.py; deepspeed/utils/tensor_fragment.py,
 safe_get_local_fp32_param and its like (0.19.8).
@@ -46,7 +46,7 @@ def deepspeed_mlp_all_reduce(case: EngineCase, mesh: DeviceMesh, given: Given) -
 
 
 def run(case: EngineCase, mesh: DeviceMesh, given: Given, *, by_all_reduce: bool) -> Answers:
-    """Creates a stage 3 engine, trains with it, destroys it, and returns its answers."""
+    """Creates a stage 3 engine, trains with the engine, destroys the engine, and returns its answers."""
     return live(DeepSpeedRun(case, mesh, given, by_all_reduce=by_all_reduce))
 
 
@@ -77,8 +77,9 @@ def shared_folder(mesh: DeviceMesh) -> Iterator[str]:
 def number_alike(init: Any, mesh: DeviceMesh) -> None:
     """Makes all ranks count the parameters of their next engine from the same number.
 
-    DeepSpeed counts the parameters of a process and compares the counts between ranks. It refuses an engine if one rank
-    has partitioned more parameters before than another rank, for example in a mesh without the other ranks (0.19.8).
+    DeepSpeed counts the parameters of a process and compares the counts between ranks. DeepSpeed refuses an engine if
+    one rank has partitioned more parameters before than another rank, for example in a mesh without the other ranks
+    (0.19.8).
     """
     following = torch.tensor(init.param_id, device=mesh.device_type)
     dist.all_reduce(following, dist.ReduceOp.MAX, mesh.get_group())
@@ -149,7 +150,7 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def sequentially(self) -> dict[str, bool]:
-        """Returns the option `stage3_allgather_sequential` if the case requests it, else {}.
+        """Returns the option `stage3_allgather_sequential` if the case requests this option; {} if not.
 
         DeepSpeed has this option since 0.18.
         """

@@ -42,7 +42,9 @@ def deepspeed_fetch_all_gather(
 def deepspeed_fetch_all_reduce(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor]
 ) -> dict[str, Placed]:
-    """Partitions parameters with DeepSpeed and fetches them by all_reduce, which it uses for two or more together.
+    """Partitions parameters with DeepSpeed and fetches them by all_reduce.
+
+    DeepSpeed uses all_reduce only if it fetches two or more parameters together.
 
     Returns the partitions and the fetched parameters, by name.
     """
@@ -90,7 +92,8 @@ def run_fetch(
 def joined_deepspeed(device_type: str) -> ModuleType:
     """Imports DeepSpeed and joins it to the process group of this rank; returns the module.
 
-    DeepSpeed would compile an operator for inference when it joins. No subject uses that operator, so it is not built.
+    When DeepSpeed joins, it compiles an operator for inference. No subject uses that operator, so this function
+    prevents the compilation.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_SIZE": world_size}

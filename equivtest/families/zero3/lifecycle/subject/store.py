@@ -53,7 +53,10 @@ class Store:
         self.fetching: list[tuple[tuple[int, ...], Fetch]] = []
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """Returns this rank's partition of a parameter's gradient, added up since the last step; None if there is none."""
+        """Returns this rank's partition of a parameter's gradient; None if the parameter has no gradient.
+
+        The gradient is added up since the last step.
+        """
         return self.gradients.partitions.get(str(index))
 
     def launch(self, indices: Sequence[int]) -> None:
