@@ -1,4 +1,4 @@
-"""Runs a perceptron and its training on one rank: the base of all subjects, for any parallel style.
+"""Runs a perceptron and its training on one rank. This is the base of all subjects, for any parallel style.
 
 Source: torch.nn.Linear, torch.optim.SGD and AdamW, torch.utils.checkpoint (2.13.0).
 """
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
     """The unsharded module, replicated on every rank, as a user builds it before parallelizing it.
 
     Attributes:
-        stops_at_hidden: Whether the backward ends at the hidden activation; set before the forward.
+        stops_at_hidden: Whether the backward ends at the hidden activation. The caller sets this before the forward.
     """
 
     stops_at_hidden = False
@@ -78,7 +78,7 @@ class Mlp(nn.Module):
 
 
 class TransposedLinear(nn.Linear):
-    """A linear layer whose weight has the shape (in_features, out_features), as the tied weight of in_proj has."""
+    """A linear layer whose weight has the shape (in_features, out_features), like the tied weight of in_proj."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the output (*leading, out_features) for x (*leading, in_features)."""
@@ -86,7 +86,7 @@ class TransposedLinear(nn.Linear):
 
 
 class PerceptronRun:
-    """Runs a case on this rank: builds the parallel module, trains it, and collects the answers of each step."""
+    """Builds the parallel module on this rank, trains the module, and collects the answers of each step."""
 
     def __init__(self, case: PerceptronCase, mesh: DeviceMesh, given: Given) -> None:
         self.case, self.mesh, self.given = case, mesh, given
@@ -109,7 +109,7 @@ class PerceptronRun:
         return self.model.get_parameter(name)
 
     def updated(self) -> list[torch.Tensor]:
-        """Returns the tensors to create the optimizer with, one per trained parameter."""
+        """Returns the tensors with which the optimizer is created, one per trained parameter."""
         return [self.trained(name) for name in self.case.trained_names()]
 
     def make_optimizer(self) -> torch.optim.Optimizer:
@@ -145,7 +145,7 @@ class PerceptronRun:
         return self.found
 
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
-        """Does what the case says between two steps, and returns the optimizer for the step after `step`.
+        """Runs the case's action `between_steps`, and returns the optimizer for the step after `step`.
 
         A subclass may replace the engine here.
         """
@@ -160,7 +160,7 @@ class PerceptronRun:
         return loading
 
     def count_storages(self) -> torch.Tensor:
-        """Returns the number of storages in which this rank has the tied weight: 0-dim, of the case's dtype."""
+        """Returns a 0-dim tensor of the case's dtype: the number of storages in which this rank has the tied weight."""
         held = {self.memory(name).untyped_storage().data_ptr() for name in ("in_proj.weight", "out_proj.weight")}
         return torch.tensor(len(held), dtype=DTYPES[self.case.dtype], device=self.mesh.device_type)
 
@@ -173,7 +173,7 @@ class PerceptronRun:
         return found.to_local() if isinstance(found, DTensor) else found
 
     def run_step(self, step: int) -> None:
-        """Runs forward and backward of one step, on that step's x and cotangent, and records their answers."""
+        """Runs forward and backward of one step, on that step's x and cotangent, and records the answers."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -197,14 +197,17 @@ class PerceptronRun:
                 self.keep(f"step{step}.clipped.{name}", self.gradient(name))
 
     def clip(self) -> torch.Tensor:
-        """Scales the gradients in place. Returns the norm of all gradients before scaling: 0-dim, replicated."""
+        """Scales the gradients in place.
+
+        Returns the norm of all gradients before scaling, as a replicated 0-dim tensor.
+        """
         case = self.case
         parameters = [self.trained(name) for name in case.trained_names()]
         norm = nn.utils.clip_grad_norm_(parameters, case.clip_norm, float(case.norm_type), foreach=case.foreach)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def gradient(self, name: str) -> torch.Tensor | None:
-        """Returns this rank's shard of a parameter's gradient, or None if it has no gradient."""
+        """Returns this rank's shard of a parameter's gradient; None if the parameter has no gradient."""
         return self.model.get_parameter(name).grad
 
     def keep_state(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -226,7 +229,10 @@ class PerceptronRun:
         return found
 
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Records a copy of the tensor as the answer `name`. A plain tensor gets the layout that the case requires."""
+        """Records a copy of the tensor as the answer `name`.
+
+        A plain tensor gets the layout that the case requires.
+        """
         if tensor is None:
             self.found[name] = None
             return
@@ -234,7 +240,7 @@ class PerceptronRun:
         self.found[name] = copy if isinstance(copy, DTensor) else Placed(copy, self.layouts[name])
 
     def _capture(self) -> None:
-        """Registers hooks that record the layers' inputs and outputs, and their gradients, without changing them."""
+        """Registers hooks that record, but do not change, the layers' inputs and outputs and the gradients of both."""
         in_proj, out_proj = self.model.get_submodule("in_proj"), self.model.get_submodule("out_proj")
         in_proj.register_forward_pre_hook(lambda _, args: self._remember("in_proj.input", args[0], with_grad=False))
         in_proj.register_forward_hook(lambda _, args, output: self._remember("in_proj.output", output))

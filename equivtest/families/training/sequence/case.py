@@ -14,13 +14,13 @@ from equivtest.layout import Layout, Shard
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MlpCase(PerceptronCase):
-    """Fixes a perceptron with x and output sharded along the sequence, and both weights along the hidden features.
+    """Fixes a perceptron with x and output sharded along the sequence, and weights sharded along the hidden features.
 
     Attributes:
         sequence_dim: The leading dim that is divided among the ranks.
-        x_is_dtensor: Pass x as a DTensor; required for uneven shards, since torch
-            computes the global shape of a plain tensor as local size times ranks.
-        use_local_output: Option of in_proj's style: whether the hidden activation is a plain tensor.
+        x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
+            shape of a plain tensor as local size times ranks.
+        use_local_output: Option of in_proj's style. If True, the hidden activation is a plain tensor.
     """
 
     sequence_dim: int = 0
@@ -63,7 +63,7 @@ class MlpCase(PerceptronCase):
 
     @property
     def shard_kind(self) -> str:
-        """Returns the worse one of two kinds of shards: of the sequence and of the hidden features.
+        """Returns the worse of two kinds of shards: the kind of the sequence's shards and that of the hidden features.
 
         A kind is 'even', 'uneven' or 'empty', which is the worst.
         """

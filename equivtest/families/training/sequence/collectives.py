@@ -12,10 +12,11 @@ from equivtest.oracle.collectives import Collectives, distribute_parameters, exp
 def mlp_collectives(case: MlpCase, rank: int) -> Collectives:
     """Returns the collectives of one rank.
 
-    Parameters are distributed, then each step has two collectives forward and two backward. Forward, x is gathered
-    along the sequence for in_proj, and the partial output of out_proj is reduced and scattered along it. Backward, the
-    cotangent is gathered, since a partial sum's gradient is replicated, and the gradient of x, a partial sum, is
-    reduced and scattered. No other tensor, and no update, takes a collective.
+    Parameters are distributed first. Then each step has two collectives in the forward and two in the backward. In the
+    forward, x is gathered along the sequence for in_proj, and the partial output of out_proj is reduced and scattered
+    along the sequence. In the backward, the cotangent is gathered, because a partial sum's gradient is replicated, and
+    the gradient of x, which is a partial sum, is reduced and scattered. No other tensor, and no update, takes a
+    collective.
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py
     (2.13.0); the backward by the chain rule.

@@ -1,9 +1,9 @@
 """Subject that trains a perceptron under torch's sequence parallelism.
 
-Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel
-(2.13.0), put together as in torch's tensor parallel tutorial: the input arrives divided along the
-sequence, is gathered for in_proj, and the output of out_proj is reduced and scattered along it.
-A correct plan computes, and trains, what the unsharded module does.
+Source: torch/distributed/tensor/parallel/style.py, classes ColwiseParallel and RowwiseParallel (2.13.0), put together
+as in torch's tensor parallel tutorial: the input arrives divided along the sequence, is gathered for in_proj, and the
+output of out_proj is reduced and scattered along it. A correct plan computes the outputs, gradients and updates of the
+unsharded module.
 """
 
 from __future__ import annotations

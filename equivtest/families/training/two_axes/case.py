@@ -1,6 +1,6 @@
 """Defines `TwoAxisCase`: a perceptron under HSDP, or under FSDP2 with tensor parallelism, on a mesh of two axes.
 
-Letters: d ranks on the first axis, t on the second, M micro-batches; K in_features, H hidden_features.
+Letters: d ranks on the first axis, t ranks on the second axis, M micro-batches; K in_features, H hidden_features.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class TwoAxisCase(DataParallelCase):
     """Fixes a data-parallel case on a mesh of two axes, whose ranks are numbered row by row.
 
     Attributes:
-        mesh: (d, t): d rows of t ranks.
-        style: 'fsdp2_tp': the t ranks of a mesh row divide the hidden features. The d ranks of a mesh column divide
-            each of the resulting shards of a parameter once more, on dim 0. All ranks of a mesh row have the same part
-            of the batch; each mesh row has a different part. 'hsdp': the t ranks of a mesh row divide each parameter,
-            usually on dim 0; all mesh rows have the same shards. Every rank has its own part of the batch.
-        use_local_output: fsdp2_tp only: whether the hidden activation is a plain tensor; torch then computes its global
-            size as local size times t, so that t must divide H.
+        mesh: (d, t), for d rows of t ranks.
+        style: How the ranks divide parameters and batch. If 'fsdp2_tp', the t ranks of a mesh row divide the hidden
+            features. The d ranks of a mesh column divide each of the resulting shards of a parameter once more, on dim
+            0. All ranks of a mesh row have the same part of the batch, and each mesh row has a different part. If
+            'hsdp', the t ranks of a mesh row divide each parameter, usually on dim 0, and all mesh rows have the same
+            shards. Every rank has its own part of the batch.
+        use_local_output: Only for fsdp2_tp. Whether the hidden activation is a plain tensor. If so, torch computes its
+            global size as local size times t, so that t must divide H.
     """
 
     mesh: Annotated[Shape, Dims(2, 2)] = (1, 1)
@@ -77,7 +78,7 @@ class TwoAxisCase(DataParallelCase):
     def _parameter_layout(self, base: str, shape: Shape) -> Layout:
         """Returns the layout of the parameter `base`.
 
-        For fsdp2_tp it shards dim 0 along the second axis first, then each shard along the first axis.
+        For fsdp2_tp the layout shards dim 0 along the second axis first, then each shard along the first axis.
         """
         if self.style == "hsdp":
             return Layout((Replicate(), Shard(self._shard_dim(base))))

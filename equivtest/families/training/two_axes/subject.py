@@ -1,8 +1,8 @@
 """Subjects that train a perceptron by torch on a mesh of two axes: FSDP2 with tensor parallelism, and HSDP.
 
 Source: torch's tutorial of two-dimensional parallelism: ColwiseParallel and RowwiseParallel
-(torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other; fully_shard
-on both for HSDP (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
+(torch/distributed/tensor/parallel/style.py) on one axis, then fully_shard on the other axis; fully_shard on both axes
+for HSDP (torch/distributed/fsdp/_fully_shard/_fully_shard.py, 2.13.0).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Fsdp2TpRun(Fsdp2Run):
     def of_both_axes(self, tensor: DTensor) -> DTensor:
         """Returns the activation as a DTensor on both mesh axes, with the rows of the whole batch.
 
-        Uses no collective.
+        This method uses no collective.
         """
         whole = torch.empty((self.case.mesh[0] * tensor.shape[0], *tensor.shape[1:]), device="meta")
         placements, local = (Shard(0), *tensor.placements), tensor.to_local().detach()

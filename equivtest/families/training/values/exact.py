@@ -4,18 +4,18 @@ Letters: T tokens, K in_features, H hidden_features, N out_features, p significa
 x (T, K), W1 (H, K), b1 (H,), W2 (N, H), b2 (N,), G (T, N) the cotangent.
 
 Every tensor holds integers times one power of two. ReLU keeps integers, so the forward and the backward are sums of
-products of integers; if the magnitudes of the terms of each sum add up to at most 2**p, no order, no blocking and no
-division among ranks can round. Because products of three tensors soon exceed 16 bits, W1, W2 and G may be sparse: at
-most `cap` nonzero elements in each row and column. The oracle checks the sums of every draw.
+products of integers. If the magnitudes of the terms of each sum add up to at most 2**p, no order, no blocking and no
+division among ranks can round. Because products of three tensors soon exceed 16 bits, W1, W2 and G may be sparse, with
+at most `cap` nonzero elements in each row and column. The oracle checks the sums of every draw.
 
-DTensor divides a replicated bias by w when it makes it partial, so b2 is a multiple of w.  If
-gradients are averaged over the ranks, G is a multiple too: of w's odd part if nothing is trained,
-since halving is exact, and else of w, so that the updates keep their unit.
+DTensor divides a replicated bias by w when it makes it partial, so b2 is a multiple of w. If gradients are averaged
+over the ranks and nothing is trained, G is a multiple of w's odd part, because halving is exact. If something is
+trained, G is a multiple of w, so that the updates keep their unit.
 
 In training, a gradient times the learning rate of 2**-k is an integer in the unit of its parameter. The magnitudes are
 1, so that the parameters after the first update are integers of few bits. The oracle finds out if the sums of the next
-step are exact as well. In float16, whose largest number is 65504, cotangents are smaller by a power of two that leaves
-no update above `_LARGEST_UPDATE`: the products of the next step would overflow.
+step are exact as well. In float16, whose largest number is 65504, products of the next step could overflow. So
+cotangents are divided by a power of two after which no update exceeds `_LARGEST_UPDATE`.
 
 Source: derived here except Partial._partition_value in
 torch.distributed.tensor.placement_types (2.13.0).
@@ -43,9 +43,9 @@ def draw_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 
     Modes:
         dense: Odd integers, as dense and as large as the sums allow.
-        wide-x, wide-in, wide-out, wide-g: x, in_proj's weight, out_proj's weight or the cotangent takes the whole
-            significand; each hidden feature depends on one feature, each output on one hidden feature, and each
-            output's gradient on one token.
+        wide-x, wide-in, wide-out, wide-g: The integers of x, of in_proj's weight, of out_proj's weight or of the
+            cotangent take all significand bits of the dtype. Each hidden feature depends on one feature, each output
+            depends on one hidden feature, and each output's gradient depends on one token.
     """
     mode, seed = case.values[index]
     shape = (math.prod(case.batch) // case.num_sums, case.in_features, case.hidden_features, case.out_features)
@@ -84,7 +84,7 @@ def _divisor(case: PerceptronCase) -> int:
 
 
 def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor]:
-    """Draws the integers of both layers' weights and biases, by parameter name, int64."""
+    """Draws int64 tensors for both layers' weights and biases, by parameter name."""
     sources = {name: generator(mode, seed, name) for name in ("w1", "b1", "w2", "b2")}
     low = {name: _lowest(mode, name, getattr(plan, name)) for name in ("w1", "w2")}
     cap1, w1 = (min(plan.cap1, plan.cap2), min(plan.w1, plan.w2)) if plan.tied else (plan.cap1, plan.w1)
@@ -97,12 +97,12 @@ def _draw_parameters(plan: Plan, mode: str, seed: int) -> dict[str, torch.Tensor
 
 
 def _draw_step(plan: Plan, mode: str, seed: int, step: int, num_sums: int) -> dict[str, torch.Tensor]:
-    """Draws the integers of x and cotangent for one step, by name, int64.
+    """Draws int64 tensors for x and the cotangent of one step, by name.
 
-    The batch has `num_sums` equal parts. If there are several, every other part of the cotangent has a finer unit (a
-    smaller power of two), because only the sums within a part must be exact. After an update sums are rounded, and a
-    sum over tokens that nearly cancels would give no conclusion. So in later steps most rows of a feature have one
-    sign.
+    The batch has `num_sums` equal parts. If there are several parts, every second part of the cotangent has a finer
+    unit (a smaller power of two), because only the sums within a part must be exact. After an update sums are rounded,
+    and a sum over tokens that nearly cancels would give no conclusion. So in later steps most rows of a feature have
+    one sign.
     """
     x_name, g_name = at_step(step, "x"), at_step(step, "cotangent")
     x_source, g_source = generator(mode, seed, x_name), generator(mode, seed, g_name)
@@ -128,15 +128,16 @@ def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 def _lowest(mode: str, name: str, largest: int) -> int:
     """Returns the smallest magnitude to draw for the tensor `name`, whose largest magnitude is `largest`.
 
-    That is 1, or above half the largest if the tensor takes the whole significand in this mode.
+    This is 1. If the tensor's integers take all significand bits in this mode, it is a number above half of `largest`.
     """
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
 
 def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Returns integers (num_rows, num_columns), int64, of which at most `cap` in each row and column are not zero.
+    """Returns an int64 matrix with at most `cap` nonzero elements in each row and column.
 
-    These are odd, from `low` to `high` in magnitude, at random places.
+    The matrix has the shape (num_rows, num_columns). The nonzero elements are odd, have magnitudes from `low` to
+    `high`, and lie at random places.
     """
     longer = max(num_rows, num_columns)
     rows = permutation(num_rows, source) * (longer // num_rows)
@@ -148,9 +149,9 @@ def _sparse(num_rows: int, num_columns: int, cap: int, low: int, high: int, sour
 def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: int) -> None:
     """Changes the signs of weights and biases of hidden features, in place, so that tokens activate them.
 
-    Each feature belongs to a token: the next feature to the next token. If the feature's sum of products is negative
-    for its token, all signs of the feature change, except in every fourth feature. With random signs a case of one
-    token and one hidden feature would be zero half of the time.
+    Each feature belongs to a token, and the next feature belongs to the next token. If the feature's sum of products is
+    negative for its token, all signs of the feature change, except in every fourth feature. With random signs a case of
+    one token and one hidden feature would be zero half of the time.
     """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
@@ -165,8 +166,8 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
     """Returns the largest magnitude of an element of the first step's parameter gradients, summed over all tokens.
 
-    This is the magnitude for the integers, before they are multiplied by powers of two. A tied weight has two
-    gradients, one per layer; their sum counts too.
+    This is the magnitude before the integers are multiplied by powers of two. A tied weight has two gradients, one per
+    layer, and the sum of both counts too.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)
@@ -178,9 +179,9 @@ def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
 
 
 def _exponents(case: PerceptronCase, mode: str, seed: int) -> dict[str, int]:
-    """Returns by name the exponent of the power of two that each tensor's integers are multiplied by.
+    """Returns, by name, the exponent of the power of two by which each tensor's integers are multiplied.
 
-    x has the same exponent in every step, and so has the cotangent.
+    x has the same exponent in every step, and the cotangent too has the same exponent in every step.
     """
     names = ("x", "in_proj.weight", "out_proj.weight", "cotangent")
     span = 1 - _LOWEST_EXPONENT

@@ -21,13 +21,14 @@ class Plan:
 
     Attributes:
         tokens, features, hidden, outputs: Numbers of tokens, in_features, hidden_features and out_features.
-        x, w1, b1, w2, b2, g: The largest magnitude in x, the weight and bias of in_proj (1) and of out_proj (2), and
-            the cotangent (g), each an odd number. b1 is 0 without a bias; b2 is later multiplied by the world size.
-        cap1, cap2, cap_g: Largest number of nonzero elements in a row, and in a column, of both weights and the
-            cotangent.
+        x, w1, b1, w2, b2, g: The largest magnitude in x, in the weight and bias of in_proj (1) and of out_proj (2), and
+            in the cotangent (g). Each is an odd number, except that b1 is 0 if in_proj has no bias. b2 is later
+            multiplied by the world size.
+        cap1, cap2, cap_g: Largest number of nonzero elements in a row, and in a column, of in_proj's weight, of
+            out_proj's weight and of the cotangent.
         averaged: Factor by which the cotangent is later multiplied.
-        tied: True if out_proj's weight is in_proj's or its transpose. The one weight then has the smaller cap and the
-            smaller magnitude of both.
+        tied: True if out_proj's weight is in_proj's weight or its transpose. The shared weight then has the smaller of
+            the two caps and the smaller of the two magnitudes.
     """
 
     tokens: int
@@ -48,10 +49,10 @@ class Plan:
     tied: bool = False
 
     def sums(self) -> dict[str, int]:
-        """Returns caps -> largest sum of the magnitudes of the terms behind one element of an answer.
+        """Maps caps to the largest sum of the magnitudes of the terms behind one element of an answer.
 
-        A key names the caps, numbers of nonzero elements, that the sum depends on: 'cap1 cap2' is for the output, which
-        sums products with both weights.
+        A key names the caps on which the sum depends. A cap is a number of nonzero elements. The key 'cap1 cap2', for
+        example, is for the output, which sums products with both weights.
         """
         before = min(self.features, self.cap1) * self.x * self.w1 + self.b1
         after = min(self.hidden, self.cap2) * self.w2 * before + self.b2 * self.world_size
@@ -88,10 +89,10 @@ def choose_plan(
 ) -> Plan:
     """Returns how large and how dense the tensors of one draw are.
 
-    In mode dense, as many elements are nonzero as fit with magnitudes of 1. Then magnitudes grow as far as they fit, or
-    stay 1 if `small`. In a mode wide-*, each row and column has one nonzero element, and one tensor is as large as
-    fits. out_proj's weight and the cotangent are multiplied by hidden features of up to 1 + (in_proj's bias), and so
-    take one bit less if there is a bias. The gradient of a tied weight is a sum over both layers.
+    In mode dense, as many elements are nonzero as fit with magnitudes of 1. Then magnitudes grow as far as they fit. If
+    `small` is True, they stay 1. In a mode wide-*, each row and column has one nonzero element, and one tensor is as
+    large as fits. out_proj's weight and the cotangent are multiplied by hidden features of up to 1 + (in_proj's bias).
+    So they have one bit less if there is a bias. The gradient of a tied weight is a sum over both layers.
 
     Args:
         limit: Largest sum of the magnitudes of the terms behind one element: 2**p for p significand bits.
@@ -111,7 +112,7 @@ def choose_plan(
 
 
 def _thinner(plan: Plan, limit: int) -> Plan:
-    """Returns a plan with fewer nonzero elements: it lowers the largest cap that a sum above `limit` depends on."""
+    """Returns a plan with fewer nonzero elements; lowers the largest cap on which a sum above `limit` depends."""
     names = {name for caps, total in plan.sums().items() if total > limit for name in caps.split()}
     name = max(sorted(names), key=lambda name: getattr(plan, name))
     cap = getattr(plan, name)

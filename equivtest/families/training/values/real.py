@@ -4,7 +4,7 @@ Letters: K in_features, H hidden_features, as in `equivtest.families.training.se
 `equivtest.families.linear.values.real` says how numbers are drawn.
 
 A gradient of a parameter is a sum over tokens. If its terms lie around zero, the sum may be far smaller than the terms.
-Rounding errors of 16 bits may then be as large as the sum, and a tensor of one element would prove nothing. So most
+In 16 bits, rounding errors may then be as large as the sum, and a tensor of one element would prove nothing. So most
 elements of each feature of x and of the cotangents have the same sign. The sign is drawn for each feature and kept in
 every step. The terms then mostly add up instead of cancelling, and so do the gradients that an optimizer averages over
 steps.
@@ -27,15 +27,15 @@ _FEW = 3  # elements of a weight, which a few steps of AdamW may reduce to almos
 
 
 def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws global x, parameters and each step's cotangent: nearly normal numbers, each tensor with its own scale.
+    """Draws the global x, the parameters and each step's cotangent as nearly normal numbers of several scales.
 
-    Weights are divided by the root of the number of summed terms, as layers are initialised, so that the activation
-    gets arguments of either sign on both sides of its bend. The weights of most hidden features get signs so that a
-    token activates the feature, each feature by a different token. Cotangents are divided by the number of tokens that
-    a gradient sums over, like the gradient of a mean, because training continues from the updated parameters, and
-    float16 overflows soon. AdamW moves a bias by its learning rate, for any gradient. So out_proj's bias begins on the
-    side of zero from which it moves away. in_proj's bias, and a weight of few elements, begin with magnitudes of one or
-    more.
+    Each tensor has its own scale. Weights are divided by the root of the number of summed terms, as layers are
+    initialised, so that the activation gets arguments of either sign on both sides of its bend. The weights of most
+    hidden features get such signs that a token activates the feature. Each feature has a different token. Cotangents
+    are divided by the number of tokens that a gradient sums over, like the gradient of a mean, because training
+    continues from the updated parameters, and float16 overflows soon. AdamW moves a bias by the learning rate, for any
+    gradient. So out_proj's bias begins on the side of zero from which it moves away. The elements of in_proj's bias,
+    and of a weight of few elements, begin with magnitudes of at least 1.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
@@ -63,9 +63,9 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
 def _activate(given: dict[str, torch.Tensor], case: PerceptronCase, first: int) -> None:
     """Changes the signs of weights and biases of hidden features, so that tokens activate them.
 
-    Each feature belongs to a token: the first feature to token number `first`, the next feature to the next token. If
-    the feature's sum of products is negative for its token, all signs of the feature change, except in every fourth
-    feature.
+    Each feature belongs to a token. The first feature belongs to token number `first`, and the next feature belongs to
+    the next token. If the feature's sum of products is negative for its token, all signs of the feature change, except
+    in every fourth feature.
     """
     x, weight = given["x"].reshape(-1, case.in_features), given["in_proj.weight"]
     hidden = torch.arange(case.hidden_features, device="cpu")

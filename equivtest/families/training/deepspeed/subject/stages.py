@@ -52,7 +52,7 @@ class StagesRun(DeepSpeedRun):
 
 
 def operand(parameter: Any, held: torch.Tensor | None) -> torch.Tensor:
-    """Returns a tensor of the parameter's shape, with this rank's elements `held` at their places, else zeros."""
+    """Returns a tensor of the parameter's shape, with zeros except for this rank's elements `held`."""
     whole = torch.zeros(parameter.shape, dtype=parameter.dtype)
     if held is not None:
         place = parameter._hp_mapping.lp_fragment_address

@@ -26,22 +26,23 @@ HIDDEN_DIM = {"in_proj.weight": 0, "in_proj.bias": 0, "out_proj.weight": 1}
 def fsdp2_tp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
     """Returns the collectives of one rank, along its row and along its column of the mesh.
 
-    The mesh has d x t ranks: t ranks in a row divide the hidden features, d ranks in a column divide each such shard. T
-    is the number of tokens of one micro-batch; H, K and N are the numbers of hidden, in- and out-features.
+    The mesh has d x t ranks. The t ranks of a row divide the hidden features, and the d ranks of a column divide each
+    such shard. T is the number of tokens of one micro-batch. H, K and N are the numbers of hidden, in- and
+    out-features.
 
     When parameters are distributed along the row, the row's first rank scatters t shards of each parameter, with ceil(H
-    / t) hidden features each. It broadcasts out_proj's bias, which has no hidden features. Along the column each rank
-    cuts out its own shard without a collective.
+    / t) hidden features each. The first rank broadcasts out_proj's bias, because this bias has no hidden features.
+    Along the column each rank cuts out its own shard without a collective.
 
-    The rest happens in each micro-batch. Forward: each layer takes an all_gather along the column. If this column of
-    the mesh has r rows of a parameter, each rank gives ceil(r / d) rows, padding included. An element of the output is
-    a sum of H products; an all_reduce of T N numbers along the row completes it.
+    All other collectives run in each micro-batch. In the forward, each layer takes an all_gather along the column. If
+    this column of the mesh has r rows of a parameter, each rank gives ceil(r / d) rows, padding included. An element of
+    the output is a sum of H products. An all_reduce of T N numbers along the row completes this sum.
 
-    Backward: released parameters are gathered again. Each rank of a row computes x's gradient only from its own hidden
-    features, so an all_reduce of T K numbers along the row adds these terms. The output's gradient is whole on each
-    rank and takes no collective. If gradients are reduced, each layer takes one reduce_scatter of its gradients along
-    the column; its input is d times as large as the rank's shards of the layer. No other gradient crosses a row,
-    because each rank already has what its hidden features need.
+    In the backward, released parameters are gathered again. Each rank of a row computes x's gradient only from its own
+    hidden features, so an all_reduce of T K numbers along the row adds these terms. The output's gradient is whole on
+    each rank and takes no collective. If gradients are reduced, each layer takes one reduce_scatter of its gradients
+    along the column. The input of the reduce_scatter is d times as large as the rank's shards of the layer. No other
+    gradient crosses a row, because each rank already has all terms for its hidden features.
 
     An axis of one rank takes no collective, except that parameters are still distributed along a row of one rank.
 

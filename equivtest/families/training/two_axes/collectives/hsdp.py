@@ -16,13 +16,13 @@ from equivtest.tensors import DTYPES
 
 
 def hsdp_collectives(case: TwoAxisCase, rank: int) -> Collectives:
-    """Returns the collectives of one rank: each micro-batch gathers every layer along the row.
+    """Returns the collectives of one rank, which gather every layer along the row in each micro-batch.
 
     Layers that were released are gathered again in the backward. Tied layers are gathered and reduced together. If
     gradients are reduced, a layer's gradients take one reduce_scatter along the row and one all_reduce of the rank's
-    shard along the column. Each of the t ranks of a row has ceil(rows / t) rows of a parameter, padded, or 1 / t of its
-    columns. A row of one rank gathers and scatters nothing; a column of one rank still takes its all_reduce. The
-    backward gathers the next layer ahead, whether or not gradients reach it.
+    shard along the column. Each of the t ranks of a mesh row has ceil(rows / t) rows of a parameter, padding included,
+    or 1 / t of its columns. A mesh row of one rank gathers and scatters nothing. A mesh column of one rank still takes
+    its all_reduce. The backward gathers the next layer ahead, whether or not gradients reach it.
 
     Source: Rajbhandari et al., ZeRO (2020), section 5.3, for the gathered and reduced tensors;
     FSDPParamGroup.unshard and post_backward, _prefetch_unshard, in

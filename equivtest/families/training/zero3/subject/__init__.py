@@ -52,13 +52,13 @@ class Zero3Run(DataParallelRun):
         return model
 
     def held(self, name: str, partition: torch.Tensor) -> torch.Tensor:
-        """Returns `partition`, this rank's part of a parameter, without its padding, as a view."""
+        """Returns a view of `partition`, which is this rank's part of a parameter, without its padding."""
         start = self.mesh.get_local_rank() * partition.numel()
         numel = self.engine.partitioned(name).numel
         return partition.detach()[: max(0, min(partition.numel(), numel - start))]
 
     def padded(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Returns a new partition: the elements of `held`, filled up with padding."""
+        """Returns a new partition with the elements of `held`, filled up with padding."""
         partition = torch.full_like(self.parameter(name), self.padding, requires_grad=False)
         partition[: held.numel()] = held
         return partition
@@ -77,7 +77,9 @@ class Zero3Run(DataParallelRun):
         return self.engine.gradients.partitions.get(name)
 
     def update(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Updates the partitions once. No layer may be whole during the update, because it would keep the old values.
+        """Updates the partitions once.
+
+        No layer may be whole during the update, because a whole layer would keep the old values.
 
         Raises:
             RuntimeError: a layer is still whole.
@@ -98,7 +100,10 @@ class Zero3Run(DataParallelRun):
         return norm
 
     def global_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the norm of all ranks' `gradients`, partitions without padding: 0-dim, of the case's dtype."""
+        """Returns the norm of all ranks' `gradients` as a 0-dim tensor of the case's dtype.
+
+        `gradients` are partitions without padding.
+        """
         return global_norm(gradients, float(self.case.norm_type), self.mesh)
 
     def state_held(self, optimizer: torch.optim.Optimizer, state: str, name: str) -> torch.Tensor | None:

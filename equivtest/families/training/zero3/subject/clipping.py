@@ -1,7 +1,7 @@
-"""Clips gradients by the norm of all gradients under ZeRO-3, where each rank has partitions of the gradients.
+"""Clips gradients by the norm of all gradients under ZeRO-3, when each rank has partitions of the gradients.
 
-The powers of the partitions' norms are added over the ranks, or the largest magnitude is taken. Both are computed in
-float64: the square of a number with fewer bits neither overflows nor underflows there.
+The powers of the partitions' norms are added over the ranks, or the largest magnitude is taken. The sum and the maximum
+are computed in float64, in which the square of a number with fewer bits neither overflows nor underflows.
 
 Source: deepspeed/runtime/zero/stage3.py (0.19.8), get_grad_norm_direct.
 """
@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def global_norm(gradients: Sequence[torch.Tensor], norm_type: float, mesh: DeviceMesh) -> torch.Tensor:
-    """Returns the norm over the elements of all ranks' gradients: 0-dim, of the gradients' dtype.
+    """Returns the norm over the elements of all ranks' gradients, as a 0-dim tensor of the gradients' dtype.
 
     Args:
-        gradients: This rank's partitions without padding, any number of elements; at least one tensor.
+        gradients: This rank's partitions without padding. There is at least one tensor; a tensor may have no elements.
     """
     elements = torch.cat([gradient.detach().reshape(-1) for gradient in gradients]).double().abs()
     if math.isinf(norm_type):

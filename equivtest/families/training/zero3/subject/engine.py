@@ -1,10 +1,10 @@
-"""Hooks ZeRO-3 into a module: fetches and releases its layers, and reduces their gradients.
+"""Hooks ZeRO-3 into a module. The hooks fetch and release the module's layers, and reduce the layers' gradients.
 
 In the forward, a layer is whole while it runs. In the backward, a layer becomes whole when the gradient of its output
-is known. It is released when the gradient of an earlier layer's output is known, or at the end of the backward, because
-the layer has been used by then. A parameter that several layers share is whole from the first of these layers until the
-last, and so is fetched once forward and once backward. Autograd adds up the gradients of all uses of a parameter before
-they are reduced.
+is known. The layer is released when the gradient of an earlier layer's output is known, or at the end of the backward,
+because the layer has been used by then. A parameter that several layers share is whole from the first of these layers
+until the last. So it is fetched once in the forward and once in the backward. Autograd adds up the gradients of all
+uses of a parameter before they are reduced.
 
 Source: deepspeed/runtime/zero/parameter_offload.py (0.19.8), its pre and post hooks of modules.
 """
@@ -70,9 +70,9 @@ class Engine:
         layer.fetch()
 
     def _hook_gradients(self, name: str, module: nn.Module, hooked: Collection[nn.Parameter]) -> None:
-        """Hooks each parameter that is not in `hooked`, so that its gradient is reduced once it is complete.
+        """Hooks each parameter that is not in `hooked`, so that its gradient is reduced when the gradient is complete.
 
-        Call it while the parameters are whole, because autograd records the parameters' shapes then.
+        Call this method while the parameters are whole, because autograd records their shapes during the call.
         """
         for kind, parameter in module.named_parameters():
             if parameter.requires_grad and parameter not in hooked:
@@ -103,7 +103,9 @@ class Engine:
 
 
 def tell_shared(layers: Sequence[Layer]) -> None:
-    """Sets `earlier` and `later` of each layer: the kinds of parameters that earlier and later layers share with it.
+    """Sets the attributes `earlier` and `later` of each layer.
+
+    They are the kinds of parameters that earlier layers and later layers share with the layer.
 
     A kind is 'weight' or 'bias'. `layers` are in the forward's order.
     """

@@ -1,7 +1,8 @@
-"""Holds the parameters of one layer under ZeRO-3: their partitions, and the whole parameters while they are fetched.
+"""Holds the partitions of one layer's parameters under ZeRO-3, and the whole parameters while they are fetched.
 
-While they are not fetched, the module's parameters have no elements. For the backward, autograd saves a reference to a
-whole parameter instead of the parameter itself. So the backward uses the whole parameter that is fetched at that time.
+While the parameters are not fetched, the module's parameters have no elements. For the backward, autograd saves a
+reference to a whole parameter instead of the parameter itself. So the backward uses the whole parameter that is fetched
+at that time.
 
 Source: DeepSpeed's statuses, ZeroParamStatus in deepspeed/runtime/zero/partition_parameters.py
 (0.19.8); torch.autograd.graph.saved_tensors_hooks (2.13.0).
@@ -36,13 +37,14 @@ class Layer:
     """Partitions a module's parameters, and fetches and releases them together.
 
     A kind is a parameter's name, such as 'weight'. A parameter that an earlier or a later layer shares is partitioned
-    once: the first layer to run fetches it, the last one releases it.
+    once. The first of these layers to run fetches the parameter, and the last layer releases it.
 
     Args:
-        module: The module; its parameters are whole, and lose their elements.
-        fetcher: Makes the parameters whole again, all with one collective.
+        module: The module. Its parameters are whole at first. The constructor takes their elements away.
+        fetcher: Function that makes all parameters whole again with one collective.
         padding: Fill value of the partitions' padding.
-        partitions: Partitions of the layers before this one; the layer adds the partitions of its parameters.
+        partitions: Partitions of the layers before this layer. The constructor adds the partitions of this layer's
+            parameters.
 
     Attributes:
         earlier, later: Kinds whose parameter an earlier or a later layer shares.
@@ -70,7 +72,7 @@ class Layer:
 
     @property
     def is_available(self) -> bool:
-        """True if the parameters are whole, except those that another layer shares and has released."""
+        """True if all parameters are whole, except parameters that another layer shares and has released."""
         present = {kind for kind, parameter in self.partitioned.items() if parameter.status is Status.AVAILABLE}
         return bool(present) and self.partitioned.keys() - self.earlier - self.later <= present
 
@@ -106,14 +108,17 @@ class Layer:
         self._empty(dropped)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor | SavedView:
-        """Returns what autograd saves for a tensor: a `SavedView` for a view of a whole parameter, else the tensor."""
+        """Returns the object that autograd saves for a tensor.
+
+        For a view of a whole parameter this is a `SavedView`. For any other tensor it is the tensor itself.
+        """
         for kind, parameter in self.partitioned.items():
             if parameter.whole is not None and _begins_with(tensor, parameter.whole):
                 return SavedView(kind, tensor.size(), tensor.stride())
         return tensor
 
     def unpack(self, saved: torch.Tensor | SavedView) -> torch.Tensor:
-        """Returns the saved tensor, or for a `SavedView` the same view of the parameter that is fetched now."""
+        """Returns the saved tensor. For a `SavedView`, returns the same view of the parameter that is fetched now."""
         if isinstance(saved, torch.Tensor):
             return saved
         return self._whole(saved.kind).as_strided(saved.size, saved.stride)
