@@ -1,1 +1,1 @@
-"""The common base of all families: what a case is, how its values are drawn, and what subjects share."""
+"""The common base of all families: cases, the drawing of their values, and functions that subjects share."""

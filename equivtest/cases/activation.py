@@ -11,9 +11,9 @@ X_ALONE = ((), ("x",))
 
 
 class ActivationCase(Case):
-    """A case whose fields say which tensors need a gradient, and if x and the cotangent are contiguous in memory.
+    """A case with fields for the tensors that need a gradient, and for the memory format of x and the cotangent.
 
-    The subclass declares the fields, in its own order.
+    The subclass declares these fields, in an order that it chooses.
     """
 
     requires_grad: tuple[str, ...]
@@ -21,6 +21,6 @@ class ActivationCase(Case):
     cotangent_contiguous: bool
 
     def given(self, name: str, shape: Shape, layout: Layout) -> CaseTensor:
-        """Describes a tensor that the harness passes; the case's fields set its requires_grad and memory format."""
+        """Describes a tensor that the harness passes. The case's fields set its requires_grad and memory format."""
         is_contiguous = {"x": self.x_contiguous, "cotangent": self.cotangent_contiguous}.get(name, True)
         return CaseTensor(shape, layout, needs_grad=name in self.requires_grad, is_contiguous=is_contiguous)

@@ -1,12 +1,12 @@
 """Axes: the values that a field of a case is drawn from, declared beside the field.
 
 `num_embeddings: Annotated[int, Within(1, 64), SIZES]` declares the axis SIZES, which draws sizes near multiples of the
-world size.  Two kinds of fields have an axis without declaring one: `style: Annotated[str, OneOf(STYLES)]` is drawn
-from the styles, and a bool from True and False.
+world size.  Two kinds of fields have an axis without declaring it: `style: Annotated[str, OneOf(STYLES)]` is drawn from
+STYLES, and a bool is drawn from True and False.
 
-An axis has a table, which lists the values to draw from, its entries.  The first entry is the simplest; for a bool and
-for `OneOf` it is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.  All
-other profiles take entries from a covering array (`equivtest.search.covering`).
+An axis has a table of entries, which are the values to draw from. The first entry is the simplest. For a bool and for
+`OneOf` the first entry is the default of the field.  The profile `soak`, and shrinking, let Hypothesis choose entries.
+All other profiles take entries from a covering array (`equivtest.search.covering`).
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ def free(entry: object) -> None:
 
 
 def is_several(number: int) -> bool:
-    """Returns True if the number is above one."""
+    """True if the number is above one."""
     return number > 1
 
 
 def kind_of_mesh(mesh: Shape) -> tuple[bool, ...]:
-    """Returns for each axis True if it has several ranks: `(2, 1) -> (True, False)`.
+    """Returns, for each axis of the mesh, True if the axis has several ranks: `(2, 1) -> (True, False)`.
 
-    A covering array has each of these classes of meshes, not each mesh.
+    As a `Label`, this function makes a covering array combine each of these classes of meshes, and not each mesh, with
+    other values.
     """
     return tuple(map(is_several, mesh))
 
 
 class Draw(Protocol):
-    """Picks an entry of each table: one that Hypothesis chooses, or one that a row of a covering array has."""
+    """Picks an entry of each table. Hypothesis chooses the entry, or a row of a covering array determines it."""
 
     def pick(self, name: str, table: Sequence[T], label: Label = itself) -> T:
-        """Returns an entry of `table`, which begins with the simplest.
+        """Returns an entry of `table`, whose first entry is the simplest.
 
         Args:
-            name: Name of the axis, a different one in each call for the same case.
+            name: Name of the axis. Each call for the same case must have another name.
             label: Function from an entry to its class, such as the residue of a size.
         """
         ...
@@ -80,12 +81,12 @@ class Axis:
 
 
 def table(*entries: Any, label: Label = itself) -> Axis:
-    """Returns the axis of these entries; an entry that is listed twice is drawn twice as often."""
+    """Returns the axis of these entries. An entry that is listed twice is drawn twice as often."""
     return Axis(lambda draw, name, fields: draw.pick(name, entries, label))
 
 
 def table_of(entries: Callable[[Fields], Sequence[Any]], label: Label = itself) -> Axis:
-    """Returns an axis whose entries `entries` computes from the fields drawn before."""
+    """Returns an axis whose entries are the result of `entries` for the fields that were drawn before."""
     return Axis(lambda draw, name, fields: draw.pick(name, tuple(entries(fields)), label))
 
 
@@ -115,7 +116,7 @@ def edge_sizes(world_size: int) -> tuple[int, ...]:
 def residues(world_size: int) -> Label:
     """Returns a `Label` that puts the size of a dim into one of four classes, by how `world_size` ranks divide it.
 
-    The classes are 'divisible', 'fewer than ranks', 'empty shard' (on the last rank), and 'uneven'.
+    The classes are 'divisible', 'fewer than ranks', 'empty shard' if the last rank has no element, and 'uneven'.
     """
 
     def residue(size: int) -> str:
@@ -146,12 +147,14 @@ SIZES = Axis(pick_size)
 def pick_shape(
     draw: Draw, name: str, world_size: int, num_dims_table: tuple[int, ...], *, covers: bool = True
 ) -> Shape:
-    """Draws a shape: one dim, which is drawn too, has a size from `edge_sizes`; all other dims are small.
+    """Draws a shape.
+
+    The size of one dim comes from `edge_sizes`. All other dims are small. The choice of that dim is drawn too.
 
     Args:
         num_dims_table: Numbers of dims to draw from.
-        covers: If False, a covering array treats all shapes as one value, so that it does not need every combination
-            of a shape with the values of other axes.
+        covers: If False, a covering array treats all shapes as one value, so that the array need not combine each shape
+            with each value of other axes.
     """
     num_dims = draw.pick(f"{name}: dims", num_dims_table, itself if covers else free)
     max_size = MAX_INNER if num_dims > 2 else max(edge_sizes(world_size))
@@ -172,7 +175,7 @@ def shapes(num_dims_table: tuple[int, ...]) -> Axis:
 
 
 def shards(num_dims: int) -> tuple[str, ...]:
-    """Lists one placement per dim, which shards that dim: 2 -> ('shard(0)', 'shard(1)')."""
+    """Lists, for each dim, the placement that shards this dim: 2 -> ('shard(0)', 'shard(1)')."""
     return tuple(f"shard({dim})" for dim in range(num_dims))
 
 
@@ -182,10 +185,12 @@ def is_even(shape: Shape, layout: str, world_size: int) -> bool:
 
 
 def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, bool]:
-    """Returns the table for the field `x_is_dtensor`: (False, True) if x has equally large shards, else (True, True).
+    """Returns the table for the field `x_is_dtensor`.
+
+    The table is (False, True) if all shards of x have the same size, and (True, True) if they differ in size.
 
     An uneven x is always a DTensor, because torch cannot infer the global shape from a plain uneven shard.  Both tables
-    have two entries, so that Hypothesis makes one choice for every x.  If it made a choice only for an even x,
+    have two entries, so that Hypothesis makes one choice for every x. If Hypothesis made a choice only for an even x,
     shrinking could drop this choice only together with all later choices.
     """
     return not is_even(shape, layout, world_size), True
@@ -193,7 +198,10 @@ def dtensor_or_plain(shape: Shape, layout: str, world_size: int) -> tuple[bool, 
 
 @cache
 def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Lists subsets of names: all names five times, then every other subset once, the empty subset last."""
+    """Lists subsets of names.
+
+    The subset of all names comes first, five times. Every other subset comes once, the empty subset last.
+    """
     others = [subset for num in range(len(names) - 1, -1, -1) for subset in combinations(names, num)]
     return (names,) * 5 + tuple(others)
 
@@ -202,7 +210,8 @@ def subsets(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 def kinds_of_gradients(names: tuple[str, ...]) -> Label:
     """Returns a `Label` with five classes of subsets of `names`, whose first name is the input.
 
-    The classes are 'all', 'none', 'input alone', 'no input' (others alone), and 'some' (the input and some others).
+    The classes are 'all', 'none', 'input alone', 'no input' for other names without the input, and 'some' for the input
+    with some other names.
     """
 
     def kind(subset: tuple[str, ...]) -> str:
@@ -214,7 +223,10 @@ def kinds_of_gradients(names: tuple[str, ...]) -> Label:
 
 
 def gradients(names: Callable[[Fields], tuple[str, ...]]) -> Axis:
-    """Returns the axis of a field with the tensors that need a gradient: in most draws all `names`, else any subset."""
+    """Returns the axis of a field with the names of the tensors that need a gradient.
+
+    Most draws have all `names`. The other draws have any subset of them.
+    """
 
     def pick(draw: Draw, name: str, fields: Fields) -> Any:
         return draw.pick(name, subsets(names(fields)), kinds_of_gradients(names(fields)))
@@ -246,12 +258,12 @@ MEMBERS_DRAWN: tuple[int | None, ...] = (None,) * 25 + (0, 1, 2, 3, 4)
 def pick_members(draw: Draw, world_size: int, drawn: tuple[int | None, ...] = MEMBERS_DRAWN) -> tuple[int, ...]:
     """Draws the field `members`: the processes that make up the mesh.
 
-    In five of six draws the field is (), which is the whole world in order.  Else it is one of MEMBERS[world_size], or
-    the ranks in reversed order if MEMBERS has no entry for the world size.
+    In five of six draws the field is (), which stands for the whole world in order. In the other draws the field is an
+    entry of MEMBERS[world_size]. If MEMBERS has no entry for the world size, the field is the ranks in reversed order.
 
     Args:
-        drawn: The table to draw from.  An entry is None, which stands for (), or an index into MEMBERS[world_size],
-            taken modulo its length.
+        drawn: The table to draw from. An entry is None, which stands for (), or an index into MEMBERS[world_size],
+            modulo the length of MEMBERS[world_size].
     """
     meshes = MEMBERS.get(world_size, (tuple(reversed(range(world_size))),))
     number = draw.pick("members", drawn, _kinds_of_mesh(meshes))
@@ -280,7 +292,9 @@ RUN = ("values", "poison", "repeats", "records", "members")
 def draw_fields(
     draw: Draw, names: Collection[str], case_type: type[Case], space: Space, fixed: Fields
 ) -> dict[str, Any]:
-    """Returns field -> value: the values in `fixed`, and drawn values for world size, dtype and the fields in `names`.
+    """Returns field -> value, with the values in `fixed` and drawn values for all other fields.
+
+    The drawn fields are the world size, the dtype and the fields in `names`.
 
     Fields are drawn in the order in which the class declares them, except that the fields in RUN come last.
     """
@@ -295,7 +309,7 @@ def draw_fields(
 
 @cache
 def axes_of(case_type: Any) -> dict[str, Axis]:
-    """Returns field -> axis, for the fields that have one, in the order in which they are drawn."""
+    """Returns field -> axis, for each field with an axis, in the order in which fields are drawn."""
     hints: dict[str, tuple[Any, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():

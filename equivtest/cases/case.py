@@ -39,7 +39,9 @@ POISONS = ("large", "nan", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some fields of a case that belong together; `repr` and JSON write them among the case's other fields.
+    """Some fields of a case that belong together.
+
+    `repr` and JSON write these fields among the case's other fields.
 
     A case declares a part with a default: `training: Training = Training()`.
     """
@@ -54,26 +56,25 @@ class Part:
 class Case:
     """One example as plain data: the layout of its tensors, and one or more draws of values for them.
 
-    A subclass describes the tensors (`describe_tensors`).  Names are fixed: the harness
-    provides `x`, `weight`, `cotangent`, and a subject answers `output`, `grad.x`,
-    `param.weight`.  Fields hold numbers, strings, bools and tuples of these, so that `repr` is
-    code and JSON loses nothing.
+    A subclass describes the tensors (`describe_tensors`). The tensors have fixed names: the harness passes tensors such
+    as `x`, `weight` and `cotangent`, and a subject returns tensors such as `output`, `grad.x` and `param.weight`. The
+    values of fields are numbers, strings, bools and tuples of these, so that `repr` is code and JSON loses nothing.
 
-    A new case is checked in this order: the rules of each field (`cases.rules`), requirements
-    between fields (`check_fields`), the shapes and layouts, and requirements on these (`check_layouts`).
+    A new case is checked in this order: the rules of each field (`cases.rules`), requirements between fields
+    (`check_fields`), the shapes and layouts, and requirements between shapes or layouts (`check_layouts`).
 
     Attributes:
-        world_size: Number of ranks, 1 to limits.MAX_WORLD_SIZE.
+        world_size: Number of ranks, from 1 to limits.MAX_WORLD_SIZE.
         dtype: Name of the dtype of every tensor, one of limits.DTYPES.
         values: (mode, seed) of each draw; the class's VALUE_MODES lists the modes.
         poison: Value with which the ranks fill new memory: 'large' for large finite numbers, 'nan',
             or 'none' to leave the memory as it is.
-        repeats: True if the ranks run draw 0 once more after the others.
-        records: True if the ranks record the collectives of the subject.  True is seldom drawn, so
-            that most cases judge the backend without the recorder.
-        members: The processes of the mesh, in mesh order: with (3, 1), rank 0 is process 3.  At the
-            same time the other processes of the world run the case too, in as many meshes of the
-            same size as they fill; see `groups`.  Empty: the mesh is the world, in order.
+        repeats: True if the ranks run draw 0 once more after all other draws.
+        records: True if the ranks record the collectives of the subject.  The value True is seldom drawn, so that most
+            cases judge the backend without the recorder.
+        members: The processes of the mesh, in mesh order. If `members` is (3, 1), rank 0 is process 3. At the same time
+            the other processes of the world run the case too, in as many meshes of the same size as they can fill: see
+            `groups`. If empty, the mesh is the world, in order.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = ("dense",)
@@ -113,20 +114,22 @@ class Case:
 
     @classmethod
     def modes_drawn(cls) -> tuple[tuple[str, ...], ...]:
-        """Lists combinations of modes for the draws of one case: each mode alone once, and all modes together 16 times.
+        """Lists combinations of modes for the draws of one case.
+
+        Each mode alone is listed once, and the combination of all modes 16 times.
 
         A combination that is listed more often is drawn more often.  A class may define MODES_DRAWN instead.
         """
         return cls.MODES_DRAWN or (*((mode,) for mode in cls.VALUE_MODES), *[cls.VALUE_MODES] * 16)
 
     def check_fields(self) -> None:
-        """Raises Misuse unless the fields fit together; each field alone was checked before."""
+        """Raises Misuse unless the fields fit together. Each field alone was checked before."""
 
     def check_layouts(self) -> None:
-        """Raises Misuse unless the tensors fit together; each tensor's layout was checked before."""
+        """Raises Misuse unless the tensors fit together. Each tensor's layout was checked before."""
 
     def __repr__(self) -> str:
-        """Returns code that makes the case again; fields at their default are left out.
+        """Returns code that makes the case again. Fields with their default value are left out.
 
         Subclasses pass repr=False to `dataclass`, so that they inherit this method.
         """
@@ -149,21 +152,21 @@ class Case:
 
     @property
     def mesh_shape(self) -> Shape:
-        """Number of ranks along each mesh axis; the product is the world size."""
+        """Number of ranks along each mesh axis. The product of these numbers is the world size."""
         return (self.world_size,)
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes; empty if they have no names."""
+        """Names of the mesh axes. Empty if the axes have no names."""
         return ()
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Names of the dtypes that the subject computes in, each once."""
+        """Names of the dtypes in which the subject computes. Each name occurs once."""
         return (self.dtype,)
 
     def is_within(self, dtypes: Collection[str]) -> bool:
-        """True if the case needs only `dtypes`, so that a run with these dtypes may draw it."""
+        """True if the case needs only `dtypes`. Then a run with these dtypes may draw the case."""
         return set(self.dtypes) <= set(dtypes)
 
     @property
@@ -178,9 +181,9 @@ class Case:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Processes of each mesh that runs the case, in mesh order; `members` first.
+        """Processes of each mesh that runs the case, in mesh order. The first mesh is `members`.
 
-        Processes that are too few for another mesh run nothing.
+        If the remaining processes are too few for another mesh, they run nothing.
         """
         if not self.members:
             return (tuple(range(self.world_size)),)
@@ -189,7 +192,7 @@ class Case:
         return (self.members, *(tuple(others[start : start + self.world_size]) for start in starts))
 
     def on_raise(self) -> list[str]:
-        """Returns lines of advice for the message if the subject raises on every rank."""
+        """Returns lines of advice for the message of a failure in which the subject raises on every rank."""
         return []
 
     def name_rank(self, process: int) -> str:
@@ -202,23 +205,23 @@ class Case:
         return f"rank {group.index(process)} of {self.world_size} (process {process})"
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
-        """Describes every tensor by name: first the tensors that the subject gets, then its answers.
+        """Describes every tensor by name: first the tensors that the subject gets, then those that it must return.
 
-        Both have the order of the subject's arguments.
+        Both groups have the order of the subject's arguments.
         """
         raise NotImplementedError
 
     @cached_property
     def tensors(self) -> dict[str, CaseTensor]:
-        """Result of `describe_tensors`, which is called once."""
+        """Result of `describe_tensors`. The result is cached."""
         return self.describe_tensors()
 
     def shapes(self) -> dict[str, Shape]:
-        """Returns name -> global shape of every tensor that the harness passes or a subject answers."""
+        """Returns name -> global shape of every tensor that the harness passes or a subject returns."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
     def layouts(self) -> dict[str, Layout]:
-        """Returns name -> layout, in the contract, of every tensor that the harness passes or a subject answers."""
+        """Returns name -> the contract's layout of every tensor that the harness passes or a subject returns."""
         return {name: tensor.layout for name, tensor in self.tensors.items()}
 
     def given_names(self) -> tuple[str, ...]:
@@ -226,7 +229,7 @@ class Case:
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_given)
 
     def answer_names(self) -> tuple[str, ...]:
-        """Returns the names of the tensors that the subject must answer, no more and no fewer."""
+        """Returns the names of exactly those tensors that the subject must return."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.is_answered)
 
     def given_flags(self) -> dict[str, bool]:
@@ -235,35 +238,35 @@ class Case:
 
     @property
     def shard_kind(self) -> str:
-        """How the ranks divide the case's most uneven tensor: 'even', 'uneven', or 'empty' if a shard is empty."""
+        """How the ranks divide the case's most uneven tensor: 'even', 'uneven', or 'empty' if some shard is empty."""
         return self.worst_shard_kind(self.tensors)
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Words for what the case covers, such as 'even' or 'uneven'.
+        """Words that describe the case for the coverage of a search, such as 'even' or 'uneven'.
 
         The cases that a search draws for one number of ranks must together have every word that the property lists.
         """
         return frozenset({"even" if self.shard_kind == "even" else "uneven"})
 
     def worst_shard_kind(self, names: Iterable[str]) -> str:
-        """Returns how the ranks divide the most uneven of these tensors: 'even', 'uneven' or 'empty'."""
+        """Returns how the ranks divide the most uneven one of the named tensors: 'even', 'uneven' or 'empty'."""
         placed = [self.tensors[name] for name in names]
         kinds = {shard_kind(tensor.shape, tensor.layout, self.mesh_shape) for tensor in placed}
         return next(kind for kind in ("empty", "uneven", "even") if kind in kinds)
 
     @property
     def trains(self) -> bool:
-        """True if parameters are updated, so that there is a step after the first."""
+        """True if the subject updates parameters, so that the case may have several steps."""
         return False
 
     @property
     def leaves_gradients(self) -> bool:
-        """True if the subject must answer some gradient."""
+        """True if the subject must return some gradient."""
         return any(tensor.role == "gradient" for tensor in self.tensors.values())
 
     def fixes_bits(self, draw: int) -> bool:
-        """True if the oracle knows the right bits of at least one answer to draw number `draw`.
+        """True if the oracle knows the right bits of at least one returned tensor in draw number `draw`.
 
         Claims that compare bits apply only to such draws.
         """
@@ -271,7 +274,7 @@ class Case:
 
     @property
     def draws_at_random(self) -> bool:
-        """True if the answers depend on random numbers that the ranks draw, as in dropout.
+        """True if the returned tensors depend on random numbers that the ranks draw, as in dropout.
 
         Claims that test these random numbers statistically apply only to such cases.
         """
@@ -279,21 +282,26 @@ class Case:
 
     @property
     def needs_fresh_ranks(self) -> bool:
-        """True if the case needs ranks that run nothing before and nothing after it."""
+        """True if the case needs ranks that run nothing before the case and nothing after it."""
         return False
 
     @property
     def sets_up_its_ranks(self) -> bool:
-        """True if the case runs a function that sets up its ranks.  Ranks that decline may keep a partial set-up."""
+        """True if the case runs a function that sets up its ranks.
+
+        Ranks that decline the case may then keep a partial set-up.
+        """
         return False
 
     @property
     def fixes_layouts(self) -> bool:
-        """True if the contract fixes how parameters are divided; if not, the subject decides."""
+        """True if the contract fixes how parameters are divided. If False, the subject decides this."""
         return True
 
     def without(self, refused: Collection[str]) -> Case | None:
-        """Returns a variant of the case that calls none of these collectives; None if the case has no such variant.
+        """Returns a variant of the case that calls none of the `refused` collectives.
+
+        The result is None if the case has no such variant.
 
         Args:
             refused: Collectives that the backend refused, each as 'dtype:name'.
@@ -302,12 +310,12 @@ class Case:
 
     @property
     def refusal(self) -> str:
-        """Why the case lies outside the contract, or '' if it lies within."""
+        """The reason why the case is outside the contract, or '' if the case is within the contract."""
         return ""
 
 
 class Refused:
-    """First base class of case classes that lie outside the contract: every rank must refuse their cases."""
+    """First base class of each case class whose cases are outside the contract. Every rank must refuse such cases."""
 
 
 def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sentence)
@@ -317,14 +325,14 @@ def require(holds: bool, message: str) -> None:  # noqa: FBT001  (reads as a sen
 
 
 def fields_of(case: Case | Part) -> dict[str, Any]:
-    """Returns name -> value of all fields, with the fields of each part in place of the part."""
+    """Returns name -> value of all fields. The fields of each part replace the part."""
     return _flat({field.name: getattr(case, field.name) for field in dataclasses.fields(case)})
 
 
 def defaults_of(case_type: type[Case]) -> dict[str, Any]:
     """Returns name -> default of all fields, with the fields of each part.
 
-    The default of a field that has none is dataclasses.MISSING.
+    If a field has no default, the result has dataclasses.MISSING for it.
     """
     return _flat({field.name: field.default for field in dataclasses.fields(case_type)})
 
@@ -335,7 +343,7 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts fields of a case into its parts: {'optimizer': 'm:sgd'} -> {'training': Training(optimizer='m:sgd'), ...}.
+    """Puts the fields of parts into `Part`s: {'optimizer': 'm:sgd'} -> {'training': Training(optimizer='m:sgd'), ...}.
 
     Raises:
         TypeError: no case of this type has such a field.
@@ -355,17 +363,17 @@ def parts_from(case_type: type[Case], fields: Mapping[str, Any]) -> dict[str, An
 
 
 def replicated(num_axes: int = 1) -> Layout:
-    """Returns the layout of a tensor that every rank holds whole."""
+    """Returns the layout of a tensor that every rank has as a whole."""
     return Layout((Replicate(),) * num_axes)
 
 
 def to_data(case: Case) -> dict[str, Any]:
-    """Returns a case as JSON-ready data: its class, the schema version, its fields."""
+    """Returns a case as data for JSON: its class, the schema version and its fields."""
     return {"schema": SCHEMA_VERSION, "type": type(case).__name__, "fields": msgspec.to_builtins(_written(case))}
 
 
 def _written(case: Case) -> dict[str, Any]:
-    """Returns the fields in a form that JSON, which has no infinity, can hold."""
+    """Returns the fields in a form for JSON, which has no infinity."""
     return {name: INFINITY if value == math.inf else value for name, value in fields_of(case).items()}
 
 
@@ -437,17 +445,17 @@ def from_code(text: str) -> Case:
 
 
 def at_step(step: int, name: str) -> str:
-    """Returns the name that a tensor of step 1 has in another step: (2, 'output') -> 'step2.output'."""
+    """Returns the name, in another step, of a tensor of step 1: (2, 'output') -> 'step2.output'."""
     return name if step == 1 else f"step{step}.{name}"
 
 
 def in_one_step(name: str) -> str:
-    """Returns the name that a tensor has in step 1: 'step2.output' -> 'output'."""
+    """Returns the name, in step 1, of a tensor of any step: 'step2.output' -> 'output'."""
     return re.sub(r"^step\d+\.", "", name)
 
 
 def import_cases() -> None:
-    """Imports the case classes of every family, so that `CASE_TYPES` has them."""
+    """Imports the case classes of every family, which adds the classes to `CASE_TYPES`."""
     for part in ("case", "case_refused"):
         modules_of(part)
 

@@ -17,15 +17,14 @@ class CaseTensor:
     Attributes:
         shape: Global shape.
         layout: How the ranks share the tensor.
-        role: 'given': the harness passes it to the subject.  The subject answers all others:
-            'kept': the harness passes it too, under the same name;
-            'output': a result; claims judge its layout as well as its values;
-            'state': other tensors of the ranks, such as parameters and captured tensors;
-            'gradient': a gradient after a backward;
-            'trained': a clipped gradient, an updated parameter, or any answer of a step after the first;
-            'memory': the amount of memory of a rank.
-        needs_grad: requires_grad of a tensor that the harness passes.
-        is_contiguous: True if a tensor that the harness passes is contiguous in memory.
+        role: The purpose of the tensor. If 'given', the harness passes the tensor to the subject. The subject returns
+            the tensors of all other roles. If 'kept', the harness also passes the tensor, under the same name. If
+            'output', the tensor is a result, and claims judge its layout as well as its values. If 'state', it is
+            another tensor of the ranks, such as a parameter or a captured tensor. If 'gradient', it is a gradient after
+            a backward. If 'trained', it is a clipped gradient, an updated parameter, or any tensor that a step after
+            the first returns. If 'memory', it is the amount of memory of a rank.
+        needs_grad: requires_grad of the tensor, if the harness passes it.
+        is_contiguous: True if the tensor is contiguous in memory when the harness passes it.
     """
 
     shape: tuple[int, ...]
@@ -41,5 +40,5 @@ class CaseTensor:
 
     @property
     def is_answered(self) -> bool:
-        """True if the subject answers the tensor."""
+        """True if the subject returns a value for the tensor."""
         return self.role != "given"

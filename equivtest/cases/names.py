@@ -1,4 +1,4 @@
-"""Finds subjects by name, because only the name of code crosses process borders."""
+"""Finds subjects by name, because processes send each other names instead of code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resolve(name: str) -> Subject:
         name: A short registered name, or 'package.module:function'.
 
     Raises:
-        Misuse: there is no such name, module or function.
+        Misuse: no subject has the name, or the module or function does not exist.
     """
     path = SUBJECTS.get(name, name)
     if ":" not in path:
@@ -46,7 +46,7 @@ def resolve(name: str) -> Subject:
 
 
 def require_fit(function: Subject, case: object) -> None:
-    """Raises Misuse if the subject takes other arguments, or cases of another class."""
+    """Raises Misuse if the subject takes other arguments than a subject must take, or cases of another class."""
     require_arguments(function, "the subject", ("case", "mesh", "given"))
     wanted = _class_of_cases(function)
     if wanted is not None and not isinstance(case, wanted):
@@ -54,7 +54,7 @@ def require_fit(function: Subject, case: object) -> None:
 
 
 def _class_of_cases(function: Subject) -> type | None:
-    """Returns the class in the annotation of the subject's first parameter; None if no class can be found there."""
+    """Returns the class in the annotation of the subject's first parameter, or None if there is no such class."""
     function = inspect.unwrap(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -6,7 +6,10 @@ from equivtest.layout import Layout, Partial, Replicate, Shard
 
 
 def partial_axes(layout: Layout) -> tuple[int, ...]:
-    """Returns the mesh axes along which a layout is partial: each rank has an operand, none has the reduced tensor."""
+    """Returns the mesh axes along which a layout is partial.
+
+    Along a partial axis each rank has an operand, and no rank has the reduced tensor.
+    """
     return tuple(axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial))
 
 
@@ -18,9 +21,9 @@ def without_partial(layout: Layout) -> Layout:
 def stacked(layout: Layout) -> Layout:
     """Returns the layout of the tensor that stacks all ranks' operands of a reduction.
 
-    For each partial axis the tensor has a leading dim of the axis's size, sharded along that axis: if the reduced
-    tensor has the shape `shape` and is partial along one axis of 4 ranks, the stacked shape is (4, *shape).  All other
-    axes divide the dims of `shape` as before.
+    For each partial axis the stacked tensor has a leading dim of the axis's size, and this dim is sharded along the
+    axis. For example, if the reduced tensor has the shape `shape` and is partial along one axis of 4 ranks, the stacked
+    shape is (4, *shape). All other axes divide the dims of `shape` as before.
     """
     axes = partial_axes(layout)
     return Layout(

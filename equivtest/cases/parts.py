@@ -1,8 +1,10 @@
-"""Finds the parts of a family by their names: a family is a folder of `equivtest/families/`, and no list names it.
+"""Finds the parts of each family by their names.
 
-A family has a `case` module and optional ones beside it: `strategy`, `values`, `oracle`, `collectives` and
-`subject`.  Any other folder within it is a variant of the family: parts that
-the variant lacks come from the folder above.  Users' programs have their parts in `equivtest/programs/`.
+A family is a folder of `equivtest/families/`. No list of families exists.
+
+A family has a module `case`, and may have the modules `strategy`, `values`, `oracle`, `collectives` and `subject`. Any
+other folder within the family's folder is a variant of the family. Parts that the variant lacks come from the folder
+above. The parts for your programs are in `equivtest/programs/`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class ByCase(Generic[P, R]):
     """A function with a separate body for each class of cases, chosen by the class of the first argument.
 
     A family registers the body for its class in one of the modules that `parts` names, such as 'oracle'.  A call first
-    imports these modules of the family, so that the caller need not.  Another package registers the body for its class
-    in any module that it imports.
+    imports these modules of the family, so that the caller need not import them. Another package registers the body for
+    its class in any module that the package imports.
     """
 
     def __init__(self, body: Callable[Concatenate[Any, P], R], parts: tuple[str, ...]) -> None:
@@ -38,13 +40,13 @@ class ByCase(Generic[P, R]):
         self._body_of = functools.singledispatch(body)
 
     def __call__(self, case: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Calls the body of the case's class, or of the nearest class that it derives from."""
+        """Calls the body for the case's class, or for the nearest base class that has a body."""
         case_type: type = type(case)
         _load(case_type, self._parts)
         return self._body_of(case, *args, **kwargs)
 
     def register(self, body: F) -> F:
-        """Registers a body for the class in the annotation of its first parameter; returns the body."""
+        """Registers a body for the class in the annotation of the body's first parameter, and returns the body."""
         self._body_of.register(body)
         return body
 
@@ -67,7 +69,10 @@ def packages() -> tuple[str, ...]:
 
 @functools.cache
 def modules_of(part: str) -> tuple[ModuleType, ...]:
-    """Imports and returns the module `part` of every family, with the modules within it if it is a folder."""
+    """Imports and returns the module `part` of every family.
+
+    If `part` is a folder, the result has the modules within the folder too.
+    """
     names = (f"{package}.{part}" for package in packages())
     found = (importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
     return tuple(itertools.chain.from_iterable(map(_with_modules_within, found)))

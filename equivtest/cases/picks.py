@@ -1,4 +1,4 @@
-"""Makes strategies of Hypothesis from the axes of cases; also defines draws that families share."""
+"""Makes strategies of Hypothesis from the axes of cases, and defines draws that families share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class Drawing:
 
 @cache
 def _entries(name: str, table: tuple[T, ...], types: tuple[type, ...]) -> SearchStrategy[tuple[str, T]]:
-    """Makes the strategy of a table once, because that takes time; `types` keeps True and 1 apart in the cache."""
+    """Makes the strategy of a table.
+
+    The strategy is cached, because making it takes time. `types` keeps True and 1 apart in the cache.
+    """
     return st.sampled_from([(name, entry) for entry in table])
 
 
@@ -72,8 +75,9 @@ class Cases(Generic[C]):
     """The cases of a family; a call with a `Space` returns a strategy of Hypothesis.
 
     Attributes:
-        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`; further arguments by keyword.
-        dangerous: Names of axes; a conformance run has every combination of values of any three of them.
+        build: Function (draw, space, ...) -> case, which picks entries by any `Draw`. Further arguments are passed by
+            keyword.
+        dangerous: Names of axes. A conformance run has every combination of values of any three of these axes.
     """
 
     def __init__(self, build: Callable[..., C], dangerous: tuple[str, ...] = ()) -> None:
@@ -81,7 +85,7 @@ class Cases(Generic[C]):
         self.build, self.dangerous = build, dangerous
 
     def __call__(self, space: Space, **more: Any) -> SearchStrategy[C]:
-        """Returns the strategy of the cases in a space; `more` are further arguments of `build`."""
+        """Returns the strategy of the cases in a space. `more` has further arguments of `build`."""
         return _built(self.build, space, more)
 
 
@@ -96,10 +100,13 @@ def cases_of(
     without: Collection[str] = (),
     dangerous: tuple[str, ...] = (),
 ) -> Cases[C]:
-    """Returns the cases of a class, drawn from the axes of its fields; a call of the result may fix fields by keyword.
+    """Returns the cases of a class, drawn from the axes of its fields.
+
+    A call of the result may fix fields by keyword.
 
     Args:
-        only: Fields that are drawn, beside the world size, the dtype and the values; empty: all that have an axis.
+        only: Fields that are drawn, beside the world size, the dtype and the values. If empty, all fields that have an
+            axis are drawn.
         without: Fields that are not drawn.
         dangerous: Same as in `Cases`.
     """
@@ -112,14 +119,17 @@ def cases_of(
 
 
 def builder_of(cases: Callable[[Space], SearchStrategy[Any]]) -> Callable[[Draw, Space], Case] | None:
-    """Returns the `build` of `Cases`, with its fixed arguments; None if `cases` is a plain function of Hypothesis."""
+    """Returns the `build` of `Cases`, with its fixed arguments.
+
+    The result is None if `cases` is a plain function of Hypothesis.
+    """
     if isinstance(cases, functools.partial) and isinstance(cases.func, Cases):
         return functools.partial(cases.func.build, **cases.keywords)
     return cases.build if isinstance(cases, Cases) else None
 
 
 def dangerous_axes(cases: Callable[[Space], SearchStrategy[Any]]) -> tuple[str, ...]:
-    """Returns the axes of which a conformance run combines the values three at a time, see `Cases`."""
+    """Returns the axes whose values a conformance run combines three at a time: see `Cases`."""
     return getattr(getattr(cases, "func", cases), "dangerous", ())
 
 
@@ -138,16 +148,18 @@ def _pick(draw: Draw, name: str, table: Sequence[T], label: Label = itself) -> T
 
 
 def _pick_x_is_dtensor(draw: Draw, shape: tuple[int, ...], input_layout: str, world_size: int) -> bool:
-    """Draws True or False if all shards of x have the same size.
+    """Draws the field `x_is_dtensor`.
 
-    If not, the result is True, because torch cannot infer the global shape from a plain uneven shard.
+    If all shards of x have the same size, the result is True or False.
+
+    If the sizes differ, the result is True, because torch cannot infer the global shape from a plain uneven shard.
     """
     needed = not is_even(shape, input_layout, world_size)
     return draw.pick("x_is_dtensor", (False, True)) or needed
 
 
 def _pick_gradients(draw: Draw, names: tuple[str, ...]) -> dict[str, Any]:
-    """Draws fields of a case with a backward: which of `names` need a gradient, and which tensors are contiguous."""
+    """Draws the fields for the tensors in `names` that need a gradient, and for the tensors that are contiguous."""
     return {
         "requires_grad": draw.pick("requires_grad", subsets(names), kinds_of_gradients(names)),
         "x_contiguous": draw.pick("x_contiguous", (True, False)),
@@ -161,7 +173,7 @@ def _pick_run(
     """Draws the fields that every case has besides its mathematics: values, poison, repeats, records and members.
 
     Args:
-        records: Values to draw `records` from; if empty, the fields have no `records`.
+        records: Values to draw `records` from. If empty, the result has no field `records`.
     """
     fields: dict[str, Any] = {
         "values": axes.pick_values(draw, modes_table),

@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 
 class Rule(Protocol):
-    """Requirement on one field's value; the case checks requirements between fields."""
+    """Requirement on the value of one field. The case checks requirements between fields."""
 
     def broken(self, value: Any) -> str:
-        """Returns the requirement if the value breaks it, else ''."""
+        """Returns the requirement if the value breaks it, or '' if the value fulfils it."""
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Requires one of a few values."""
+    """Requires that the value is one of a few values."""
 
     values: tuple[Any, ...]
 
@@ -28,7 +28,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Within:
-    """Requires a number in least..most, or of at least `least` if there is no `most`; for a tuple, each number."""
+    """Requires a number from `least` to `most`.
+
+    If `most` is None, the number may be any number of at least `least`. For a tuple, each number must fulfil this.
+    """
 
     least: float
     most: float | None = None
@@ -58,7 +61,10 @@ class Dims:
 
 @dataclass(frozen=True)
 class SomeOf:
-    """Requires a tuple of some, all or none of `values`, each at most once, in the order of `values`."""
+    """Requires a tuple of any number of `values`.
+
+    Each value may occur at most once, and the order is that of `values`.
+    """
 
     values: tuple[Any, ...]
 
@@ -68,9 +74,11 @@ class SomeOf:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Joins the values by commas: unchanged if all are texts, and none is empty, else as code.
+    """Joins the values by commas.
 
-    An empty text would be invisible if it were unchanged.
+    If all values are texts and none is empty, they are joined unchanged. Otherwise each value is written as code.
+
+    As code, an empty text is visible.
     """
     values = tuple(values)
     are_seen = all(isinstance(value, str) and value for value in values)
@@ -89,7 +97,10 @@ def broken_rules(case: Any) -> Iterator[str]:
 
 @functools.cache
 def _rules(case_type: Any) -> tuple[tuple[str, tuple[Rule, ...]], ...]:
-    """Returns (field, its rules); a base class's rules hold if a class declares the field again without rules."""
+    """Returns (field, its rules) for each field with rules.
+
+    If a class declares a field again without rules, the base class's rules hold.
+    """
     rules: dict[str, tuple[Rule, ...]] = {}
     for base in reversed(case_type.__mro__):
         for name, hint in get_annotations(base, eval_str=True).items():

@@ -1,4 +1,4 @@
-"""Functions that many subjects use: add layouts to answers, make DTensors without a collective, run the backward."""
+"""Functions for many subjects, which add layouts to results, make DTensors without a collective, or run a backward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def run_backward(output: torch.Tensor, case: Case, mesh: DeviceMesh, cotangent: 
 
 
 def under_contract(case: Case, found: Mapping[str, torch.Tensor | None]) -> Answers:
-    """Returns the answers: DTensors unchanged, plain tensors with the layout of the case's contract."""
+    """Returns the tensors in `found` as a subject returns them.
+
+    DTensors stay unchanged. Plain tensors get the layout of the case's contract.
+    """
     contract = case.layouts()
     return {
         name: tensor if tensor is None or isinstance(tensor, DTensor) else Placed(tensor, contract[name])
@@ -54,8 +57,8 @@ def dtensor_of(
 ) -> DTensor:
     """Makes a DTensor of a global shape from this rank's local tensor, without a collective.
 
-    Its strides come from a whole tensor in the harness's memory format.  Strides from the local tensor would
-    differ between ranks if a shard is empty or has dims of size 1, and so would the ranks' collectives.
+    Its strides come from a whole tensor in the harness's memory format.  If a shard is empty or has dims of size 1,
+    strides from the local tensor would differ between ranks, and then the ranks would call different collectives.
     """
     whole = torch.empty(shape, device="meta")
     if whole.dim() > 1 and not is_contiguous:
@@ -64,9 +67,9 @@ def dtensor_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a detached copy of a tensor's present value, made without a collective.
+    """Returns a detached copy of a tensor, made without a collective.
 
-    `DTensor.clone` is no such copy: it adds the operands of a sum, in a collective.
+    `DTensor.clone` is not used, because it adds the operands of a partial tensor in a collective.
 
     Source: torch.distributed.tensor (2.13.0), clone of Partial(), which gives Replicate().
     """
@@ -82,7 +85,7 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 def flattened_mesh(device_type: str, mesh_shape: tuple[int, ...]) -> DeviceMesh:
     """Makes a mesh of the whole world, with ranks in the harness's order, and flattens it to one more axis, 'both'.
 
-    It is not the harness's own mesh, because a flattened mesh stays with its root mesh for good.
+    The function does not flatten the harness's own mesh, because a flattened mesh stays with its root mesh for good.
     """
     mesh = init_device_mesh(device_type, mesh_shape, mesh_dim_names=("outer", "inner"))
     mesh._flatten("both")
@@ -94,13 +97,16 @@ def own_operand(given: torch.Tensor, whole: layout.Layout) -> torch.Tensor:
 
     Args:
         given: This rank's shard of the tensor that stacks all ranks' operands.
-        whole: Layout of the reduced tensor, partial along at least one axis.
+        whole: Layout of the reduced tensor. The layout is partial along at least one axis.
     """
     return given.detach()[(0,) * len(partial_axes(whole))]
 
 
 def torch_placement(case: Case, name: str) -> Placement:
-    """Returns the contract's placement of `name` as torch's; the last dim is -1, as users write it."""
+    """Returns the contract's placement of tensor `name` as a placement of torch.
+
+    If the placement shards the last dim, that dim is -1, as users write it.
+    """
     placement = case.layouts()[name].placements[0]
     if isinstance(placement, layout.Shard):
         return Shard(-1 if placement.dim == len(case.shapes()[name]) - 1 else placement.dim)
@@ -108,12 +114,12 @@ def torch_placement(case: Case, name: str) -> Placement:
 
 
 def placements_of(whole: layout.Layout) -> list[Placement]:
-    """Returns a layout as torch's placements."""
+    """Converts a layout to placements of torch."""
     return list(map(placement_of, whole.placements))
 
 
 def placement_of(placement: layout.Placement) -> Placement:
-    """Returns one placement as torch's."""
+    """Converts one placement to a placement of torch."""
     if isinstance(placement, layout.Shard):
         return Shard(placement.dim)
     return Partial(placement.op) if isinstance(placement, layout.Partial) else Replicate()

@@ -1,7 +1,7 @@
 """Records the inputs and outputs of each submodule of a module, and the gradients of these tensors.
 
 The code calls a submodule a part. Within a part this module also records the operands and the result of each attention
-and of each grouped matrix product, and for each call of topk its operand and the indices that it chose.
+and of each grouped matrix product. For each call of topk it records the operand and the chosen indices.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Function(NamedTuple):
 
     Attributes:
         name: Suffix of the names under which its operands and result are recorded.
-        operands: Names of the recorded parameters of the function.
-        chooses: True if the result consists of chosen elements of the operand, as topk's does; then the indices of
-            these elements are recorded instead of the result.
+        operands: Names of the function's parameters whose arguments are recorded.
+        chooses: True if the result consists of chosen elements of the operand, as in topk. Then the indices of these
+            elements are recorded instead of the result.
     """
 
     name: str
@@ -66,7 +66,7 @@ def is_operand(name: str) -> bool:
 def parts_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields each submodule except the root once, with its name in the unsharded module.
 
-    In place of a submodule within wrappers, yields its outermost wrapper.
+    If a submodule is within wrappers, the outermost wrapper is yielded instead of the submodule.
     """
     own_name, seen = own_names(module), {""}
     for name, part in module.named_modules():
@@ -85,7 +85,7 @@ def tensors_of(path: str, number: int, given: object, what: str = "") -> list[tu
         path: Name of the submodule.
         number: Number of the call, from 0.
         given: A tensor, or nested containers of tensors.
-        what: Suffix of the name; '' for outputs.
+        what: Suffix of the name. It is '' for outputs.
     """
     leaves = tree_leaves(given)
     call = (f"{path}#{number + 1}" if number else path) + what
@@ -101,11 +101,11 @@ class Known(NamedTuple):
 
     Attributes:
         reference: Function that returns the tensor, or None after its memory was released.
-        value: Name of its value.
-        gradient: Name of the gradient, summed over all uses of the tensor; '' if each part that takes the tensor gets a
-            separate gradient with another name.
-        is_owed: True if a part returned or took the tensor, so a parallel module must have it too; False if only a
-            function did.
+        value: Name of the tensor's value.
+        gradient: Name of the gradient, summed over all uses of the tensor. It is '' if each part that takes the tensor
+            has a separate gradient with another name.
+        is_owed: True if a part returned or took the tensor, so that a parallel module must have the tensor too. False
+            if only a function returned or took the tensor.
     """
 
     reference: Callable[[], torch.Tensor | None]
@@ -119,11 +119,12 @@ class Boundaries(TorchFunctionMode):
 
     If one part returns a tensor and another takes it, the tensor is recorded once, as the first part's output. An input
     that no operation computed, such as an input of the module itself, is not recorded. The class is also a torch
-    function mode: so it records the operands of `FUNCTIONS` within the part that calls them.
+    function mode, so that it can record the operands of `FUNCTIONS` within the part that calls the function.
 
     If a part takes a tensor that no part returned, the part gets a view of the tensor. The view's gradient comes from
     this part alone, not from other users of the tensor. This agrees with parallel parts that wrap their input, as
-    SequenceParallel wraps a plain tensor as a DTensor: the wrapper's gradient comes from that part alone, too.
+    SequenceParallel wraps a plain tensor as a DTensor. The gradient of the wrapped input comes from that part alone,
+    too.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -184,39 +185,46 @@ class Boundaries(TorchFunctionMode):
         raise NotImplementedError
 
     def owe_nothing(self, name: str) -> None:
-        """Does nothing here; a subclass may record that `name` need not exist in a parallel module.
+        """Does nothing. A subclass may record that the tensor `name` need not exist in a parallel module.
 
-        Called for each operand and result of one of `FUNCTIONS` that no part takes or returns.
+        This method is called for each operand and result of one of `FUNCTIONS` that no part takes or returns.
         """
 
     def refer_to(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-        """Returns a function that returns the tensor, and that keeps it alive, so that no other tensor gets its id."""
+        """Returns a function that returns the tensor.
+
+        The function keeps the tensor alive, so that no other tensor gets the tensor's id.
+        """
         return lambda: tensor
 
     def is_given(self, tensor: torch.Tensor, what: str) -> bool:
-        """True if a tensor counts as given to the module, not computed by it; such tensors are not recorded.
+        """True if a tensor counts as an input of the module, which the module has not computed.
+
+        Such a tensor is not recorded.
 
         Args:
-            what: INPUT if the tensor is an input of a part; '' if it is an output; else a suffix of `FUNCTIONS`.
+            what: INPUT if the tensor is an input of a part, '' if the tensor is an output of a part, otherwise a suffix
+                of `FUNCTIONS`.
         """
         return is_given(tensor, what)
 
     def apart(self, operand: Any) -> Any:
         """Returns the tensor that is passed to one of `FUNCTIONS` in place of `operand`.
 
-        Here that is `operand` itself; a subclass may return a copy.
+        This class returns `operand` itself. A subclass may return a copy.
         """
         return operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if a part that returns its input `tensor` unchanged shall return a copy, recorded as its output `name`.
+        """True if a part that returns its input `tensor` unchanged must return a copy. The copy is the output `name`.
 
-        Here the result is False: the part returns the tensor itself, which keeps the name that it had as an input.
+        In this class the result is False, so the part returns the tensor itself, and the tensor keeps the name that it
+        had as an input.
         """
         return False
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns the values and indices that topk chose along a dim; a subclass may record or replace the choice."""
+        """Returns the values and indices that topk chose along a dim. A subclass may record or replace the choice."""
         return choice(operand)
 
     @property
@@ -243,7 +251,7 @@ class Boundaries(TorchFunctionMode):
         return own if apart else None
 
     def _take_all(self, path: str, number: int, leaves: list[Any]) -> dict[int, torch.Tensor]:
-        """Records the inputs of a part; returns id of an input -> the view of it that is passed to the part instead.
+        """Records the inputs of a part. Returns id of an input -> the view that is passed to the part in its place.
 
         A tensor that a part takes at several places of one call stays as it is: some modules check if two inputs are
         the same tensor, as nn.MultiheadAttention does (torch 2.13.0), and a parallel module may wrap each place.
@@ -289,10 +297,11 @@ class Boundaries(TorchFunctionMode):
 
 
 def view_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the whole tensor as a view: autograd keeps the view's gradient apart from other users of the tensor.
+    """Returns a view of the whole tensor, whose gradient autograd keeps apart from other uses of the tensor.
 
-    If a part writes to the view, it writes to the tensor, and autograd knows. A copy or detach() would lose the write
-    or its gradient. Tensor.view_as refuses uneven shards of a DTensor (torch 2.13.0); transpose needs no sizes.
+    If a part writes to the view, the part writes to the tensor, and autograd records this. A copy or detach() would
+    lose the write or its gradient. The view comes from transpose, which needs no sizes. Tensor.view_as refuses uneven
+    shards of a DTensor (torch 2.13.0).
     """
     return tensor.transpose(0, 0)
 
@@ -300,8 +309,8 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
 def copied_of(given: object, chosen: Collection[int]) -> object:
     """Returns `given`, the output of an unsharded part, with copies of the tensors whose ids are in `chosen`.
 
-    These are inputs that the part returns unchanged. A parallel part may return different tensors instead: an expert,
-    for example, may send a part of the tokens to each rank.
+    The tensors in `chosen` are inputs that the part returns unchanged. A parallel part may return different tensors
+    instead. For example, an expert may send some of the tokens to each rank.
     """
     with torch.enable_grad():  # a copy requires a gradient if the tensor does
         return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in chosen else each, given)
@@ -313,21 +322,24 @@ def is_in_backward() -> bool:
 
 
 def is_given(tensor: torch.Tensor, what: str) -> bool:
-    """True if a tensor counts as given to the module, because no operation of autograd computed it.
+    """True if a tensor counts as an input of the module, because no operation of autograd computed the tensor.
 
-    An output or operand (`what` is not INPUT) that requires no gradient never counts as given.  It may have been
-    computed and then detached: topk, for example, needs only the values of its operand.
+    An output or operand (`what` is not INPUT) that requires no gradient never counts as an input of the module. The
+    module may have computed the tensor and then detached it. For example, topk needs only the values of its operand.
     """
     return tensor.grad_fn is None and (what == INPUT or tensor.requires_grad)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor after any pending collective on it has ended; later writes to it do not change the copy."""
+    """Copies a tensor after any pending collective on it has ended.
+
+    Later writes to the tensor do not change the copy.
+    """
     return tensor.detach().clone()
 
 
 def answers_of(values: Mapping[str, Any], gradients: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges values and gradients into answers: 'x' becomes 'boundary.x', and its gradient 'grad.boundary.x'."""
+    """Merges values and gradients in one dict: 'x' becomes 'boundary.x', and the gradient of 'x' 'grad.boundary.x'."""
     found = {f"{BOUNDARY}{name}": value for name, value in values.items()}
     return found | {f"grad.{BOUNDARY}{name}": gradient for name, gradient in gradients.items()}
 
@@ -342,7 +354,7 @@ class Capture(Boundaries):
         gradients: Name of a gradient -> result of `keep` for the gradient.
 
     Args:
-        keep: Function that returns what to keep of a tensor: a copy by default.
+        keep: Function from a tensor to the object to keep. By default this object is a copy of the tensor.
     """
 
     def __init__(self, module: nn.Module, keep: Callable[[torch.Tensor], Any] = copied) -> None:
@@ -366,7 +378,7 @@ class Capture(Boundaries):
         return found
 
     def named(self) -> dict[str, Any]:
-        """Returns answer -> result of `keep` for its tensor: see `answers_of` for the names."""
+        """Returns name -> result of `keep` for each tensor. `answers_of` makes the names."""
         return answers_of(self.values, self.gradients)
 
     def _came_back(self, gradients: dict[str, Any], name: str, gradient: torch.Tensor) -> None:
@@ -390,10 +402,10 @@ class Facts(Capture):
 
 @functools.lru_cache(maxsize=256)
 def boundaries_of(program: Program) -> Mapping[str, Fact]:
-    """Returns answer -> shape and dtype, for all inputs, outputs and gradients of an unsharded module's submodules.
+    """Returns name -> shape and dtype, for all inputs, outputs and gradients of an unsharded module's submodules.
 
     Raises:
-        Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.
+        Misuse: the module cannot be built, does not take such inputs, or returns an output that cannot be judged.
     """
     facts_of(program)  # raises if the module does not fit
     module = in_dtype(call_builder(program.build), program.dtype)

@@ -1,4 +1,7 @@
-"""Checks if a module's bound can show an error; if not, finds the part that makes the bound too wide, and a way out."""
+"""Checks if a module's bound can show an error.
+
+If not, the module finds the part that makes the bound too wide, and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,15 @@ ALL_BEFORE = "; the bounds of all parts before it are narrow enough"
 
 
 class TooWide(Misuse):
-    """Raised if a case allows no conclusion; `explained` adds the first part with too wide a bound, and remedies.
+    """Raised if a case allows no conclusion.
+
+    `explained` adds to the message the first part with too wide a bound, and remedies.
 
     Attributes:
         what: The reason, as text.
         way_out: A remedy that the message always names, beside the remedies that `explained` finds.
-        first: The first part, in the order of the run, with a bound that is too wide; '' if no part was judged, None if
-            the reason is not a bound.
+        first: The first part, in the order of the run, with a bound that is too wide. It is '' if no part was judged,
+            and None if the reason is not a bound.
     """
 
     def __init__(self, case: ModuleCase, what: str, way_out: str, first: str | None = None) -> None:
@@ -43,13 +48,16 @@ class TooWide(Misuse):
         super().__init__(self.told())
 
     def told(self, where: str = "", ways: str = "") -> str:
-        """Returns the message, with the place of the fault, `where`, and remedies, `ways`: texts, '' if unknown."""
+        """Returns the message with `where`, the place of the fault, and `ways`, the remedies.
+
+        Either text is '' if it is unknown.
+        """
         case = self.case
         return f"{case.build}: in {case.dtype}, with {case.takes}{self.what}{where}: {ways}{self.way_out}"
 
 
 def require_bounds(case: ModuleCase) -> None:
-    """Raises Misuse if the allowed error of some answer is too wide for a conclusion."""
+    """Raises Misuse if the allowed error of some judged tensor is too wide for a conclusion."""
     tensors = expect(case, 0).tensors
     wide = [name for name, tensor in tensors.items() if is_too_wide(tensor)]
     answers = [name for name in wide if not tensors[name].is_inner]
@@ -84,15 +92,16 @@ def reason_in(case: Case) -> str:
 
 
 def explained(error: Misuse) -> str:
-    """Returns the message of a refusal, with the part at fault, and with dtypes and shapes that allow a conclusion."""
+    """Returns the message of `error`, with the part at fault, and with dtypes and shapes that allow a conclusion."""
     return error.told(*_looked_into(error.case, error.first)) if isinstance(error, TooWide) else str(error)
 
 
 @functools.lru_cache(maxsize=64)
 def _looked_into(case: ModuleCase, first: str | None) -> tuple[str, str]:
-    """Returns (the place at which the bound becomes too wide, remedies), both in words for the message.
+    """Returns two texts for the message: the place at which the bound becomes too wide, and remedies.
 
-    Finds remedies by trying by_parts, the widest dtype and smaller shapes.  The remedies are '' if none of these helps.
+    The function finds remedies by trying `by_parts`, the widest dtype and smaller shapes. If none of these helps, the
+    remedies are ''.
     """
     ways = ""
     if not case.judge.by_parts and would_do(case, by_parts=True):
@@ -122,8 +131,8 @@ def _where(case: ModuleCase, first: str) -> str:
 def _smaller(case: ModuleCase) -> Iterator[ModuleCase]:
     """Yields cases with one size as small as possible, for each size; then cases with all sizes as small as possible.
 
-    Each of them comes twice: in the dtype of `case` and in float64.  The last dim of a single x keeps its size,
-    because the module fixes it, like a number of features.
+    Each case is yielded twice: in the dtype of `case` and in float64. If the module has a single input x, the last dim
+    of x keeps its size, because the module may fix that size, such as a number of features.
     """
     fewest = case.training.micro_batches * (case.num_parts if case.has_own_rows else 1)
     arguments = case.arguments

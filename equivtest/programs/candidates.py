@@ -1,4 +1,7 @@
-"""Finds the cases of your module that can be judged: on integers, as a whole within a bound, or part by part."""
+"""Finds the cases of your module that can be judged.
+
+Such a case is judged on integers, as a whole within a bound, or part by part.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 class Candidate(NamedTuple):
-    """The fields of a case that can be judged, without mesh, dtype and the fields that all cases of a search share.
+    """Fields of a case that can be judged.
+
+    A candidate has no mesh, no dtype and none of the fields that all cases of a search share.
 
     Attributes:
         mode: Exact integers or real values.
@@ -42,14 +47,17 @@ class Candidate(NamedTuple):
 
 
 class CandidateSearch(NamedTuple):
-    """The input of a search for cases that can be judged: a module, the shapes or sizes to try, and shared fields.
+    """The input of a search for cases that can be judged.
+
+    The input has a module, the shapes or sizes to try, and the fields that all cases share.
 
     Attributes:
-        build, parallelize: Names of the functions, as in `ModuleCase`; parallelize is '' in `unsharded`.
-        varied: The field of a case that candidates differ in, 'x_shape' or 'sizes'.
-        choices: The values of that field, the simplest first.
+        build, parallelize: Names of the functions, as in `ModuleCase`. In `unsharded` the name `parallelize` is ''.
+        varied: The field in which candidates differ, 'x_shape' or 'sizes'.
+        choices: The values of the field `varied`, the simplest value first.
         fields: Fields that all cases share.
-        by_parts: True if each part is judged alone; None: only if no other way gives a conclusion.
+        by_parts: True if each part is judged alone. If None, each part is judged alone only if no other way gives a
+            conclusion.
     """
 
     build: str
@@ -61,7 +69,7 @@ class CandidateSearch(NamedTuple):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes; empty if the mesh has one axis without a name."""
+        """Names of the mesh axes. Empty if the mesh has one axis without a name."""
         return tuple(dict(self.fields).get("axes", ()))
 
     @property
@@ -76,18 +84,18 @@ class CandidateSearch(NamedTuple):
 
     @property
     def tries_parts(self) -> bool:
-        """True if cases are judged by parts, or may be."""
+        """True if cases are judged by parts, or may be judged by parts."""
         return self.by_parts is not False
 
     @property
     def shortest(self) -> dict[str, int]:
-        """Fields that shorten a trial: one step is enough, because every step starts from the ranks' values."""
+        """Fields that shorten a trial. One step is enough, because every step starts from the ranks' values."""
         return {"steps": 1} if self.is_stepped else {}
 
     def make(self, **fields: Any) -> ModuleCase:
         """Makes a case of the module with these fields and the fields that all cases share.
 
-        Its mesh has all ranks of the world.  If the module is trained, its values are real numbers.
+        The case's mesh has all ranks of the world. If the module is trained, the case has real values.
         """
         common = {"values": ((REAL_MODE, 0),)} if self.is_stepped else {}
         common |= dict(self.fields)
@@ -176,7 +184,8 @@ def tried(
 def refusals(search: CandidateSearch, batch: str, dtypes: tuple[str, ...]) -> dict[str, str]:
     """Returns dtype -> reason, for each dtype in which the unsharded module does not run.
 
-    Empty if no case can be made in any of `dtypes`: then the module or the inputs are wrong, not the dtype.
+    If no case can be made in any of `dtypes`, the result is empty, because then the module or the inputs are wrong, not
+    the dtype.
     """
     make = functools.partial(search.make, world_size=1, batch=batch, mesh=(1,) * len(search.axes), **search.shortest)
     for dtype, choice in itertools.product(dtypes, search.choices):
@@ -228,7 +237,7 @@ def _tried_on(
 def _too_narrow(
     search: CandidateSearch, make: Callable[..., ModuleCase], dtypes: Sequence[str], choices: Sequence[Any]
 ) -> Misuse:
-    """Makes the error for a step that cannot be judged in these dtypes; it names dtypes with a narrow bound."""
+    """Makes the error for a step that cannot be judged in these dtypes. The error names dtypes with a narrow bound."""
     fields = [(dtype, choice) for dtype in REAL_DTYPES for choice in choices]
     would = dict.fromkeys(dtype for dtype, choice in fields if would_do(make(dtype=dtype, **{search.varied: choice})))
     way_out = f"use --dtypes {','.join(would)}, which is enough" if would else "judge a smaller module"
@@ -244,7 +253,8 @@ def _by_parts(
 ) -> tuple[ByDtype, list[Misuse]]:
     """Returns dtype -> candidates that are judged part by part, and the reasons why other dtypes have none.
 
-    Tries the simplest choice in one process: the bound of a part depends little on shapes and ranks.
+    The function tries only the simplest choice, in one process, because the bound of a part depends little on shapes
+    and ranks.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
@@ -303,7 +313,8 @@ def _fitting(
 
     Args:
         require_fit: Raises Misuse for a case that cannot be judged.
-        gives_up: True to stop if the first case does not fit: it has the simplest choice, so no other case fits either.
+        gives_up: True to stop if the first case is not accepted. That case has the simplest choice, so no other case
+            would be accepted either.
     """
     fitting: ByDtype = {}
     reasons: list[Misuse] = []
@@ -326,7 +337,10 @@ def _fitting(
 
 @functools.lru_cache(maxsize=256)
 def _reason_against_parts(case: ModuleCase) -> Misuse | None:
-    """Returns what `require_bounds` raises, or None; cached, because every world size checks the same cases again."""
+    """Returns the exception that `require_bounds` raises, or None.
+
+    The result is cached, because every world size checks the same cases again.
+    """
     try:
         require_bounds(case)
     except PropertyMisuse:

@@ -1,4 +1,4 @@
-"""Cases of a module that ran in a user's own job, in the forwards and backwards of one step."""
+"""Cases of a module that ran in your own job, in the forwards and backwards of one step."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class StartedFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class CapturedCase(ModuleCase):
-    """A case whose values come from the ranks: none are drawn, and `parallelize` is never called.
+    """A case whose values come from the ranks. No value is drawn, and `parallelize` is never called.
 
     Attributes:
-        started: Outputs that got a gradient from outside of the module; the case has this gradient as a cotangent.
+        started: Outputs that got a gradient from outside of the module. The case has this gradient as a cotangent.
         with_gradient: Inputs that have a gradient.
         further: For each micro-batch after the first, its values of the fields in `OWN`, which replace the values of
             this case. The gradients of parameters are sums over all micro-batches.
@@ -62,17 +62,17 @@ class CapturedCase(ModuleCase):
         return self.with_gradient
 
     def with_further(self, others: Sequence[CapturedCase]) -> CapturedCase:
-        """Returns a case of several micro-batches: the one of this case, then the ones of `others`, in order."""
+        """Returns a case with several micro-batches: first this case's micro-batch, then those of `others` in order."""
         return replace(self, further=tuple(tuple(getattr(each, name) for name in OWN) for each in others))
 
     def is_of_all(self, name: str) -> bool:
-        """True if a tensor is a parameter or its gradient, and so belongs to all micro-batches."""
+        """True if a tensor is a parameter or a parameter's gradient, and so belongs to all micro-batches."""
         return name.removeprefix("param.").removeprefix("grad.") in self.parameter_names()
 
     def describe_tensors(self) -> dict[str, CaseTensor]:
         """Describes the tensors of every micro-batch.
 
-        All micro-batches share the parameters and their gradients, which occur once.
+        All micro-batches share the parameters and their gradients, so each of these tensors occurs once.
         """
         tensors = super().describe_tensors()
         for number, own in enumerate(self.further, 2):
@@ -85,7 +85,7 @@ class CapturedCase(ModuleCase):
 
 @dataclass(frozen=True, kw_only=True, repr=False, init=False)
 class UpdateCase(ModuleCase):
-    """One update of a user's own optimizer, in which nothing runs forward.
+    """One update of the optimizer in your own job. No forward runs.
 
     Attributes:
         left: (name, shape) of each tensor that is judged after the update, such as a parameter.

@@ -1,6 +1,6 @@
-"""A case of a user's module: one named function builds the module, another parallelizes it.
+"""A case of your module. One named function builds the module, and another named function parallelizes it.
 
-The unsharded module is the reference: it determines the number and shapes of parameters, and the outputs.
+The unsharded module is the reference. It determines the number and shapes of parameters, and the outputs.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ REAL_DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModuleCase(MeshCase):
-    """A module y = f(x), judged by y and by the gradients of x and of every parameter, for a given cotangent of y.
+    """A module y = f(x), which is judged by y and by the gradients of x and of every parameter.
 
-    Values are odd integers, on which the reference is exact if f only adds and multiplies (the oracle refuses data that
-    some operation could round), or real numbers, on which it has a bound.
+    The backward starts from a drawn cotangent of y.
 
-    A module that takes one x has x_shape and no other inputs.  Any other module names its inputs:
+    Values are odd integers or real numbers. On odd integers the reference is exact if f only adds and multiplies. The
+    oracle refuses integers that some operation could round. On real numbers the reference has a bound.
+
+    If a module takes one x, its case has x_shape and no other inputs. For any other module the case names the inputs:
 
         ModuleCase(..., inputs=(("ids", "ids(11)", ("batch", "seq")),), sizes=(("batch", 2), ("seq", 3)))
 
@@ -60,15 +62,15 @@ class ModuleCase(MeshCase):
     fields: `ModuleCase(..., optimizer="my.module:sgd")`.
 
     Attributes:
-        build: 'package.module:NAME' of a function without arguments that makes the unsharded module; its parameters
-            that require a gradient are trained.
+        build: 'package.module:NAME' of a function without arguments that makes the unsharded module. The module's
+            parameters that require a gradient are trained.
         parallelize: 'package.module:NAME' of a function (module, mesh) -> module.
-        batch: 'whole': every rank gets the whole x, and gives the whole output.  'mean of parts': every rank gets
-            different rows, one at least, as torch.chunk divides them.  The rank gives what the unsharded module gives
-            on these rows alone, and a parameter's gradient is the mean over the ranks.  'sum of parts': the same, but
-            the gradient is the sum over the ranks.  'parts of the whole': every rank gets different rows, and `step`
-            leaves the gradients, and reports the numbers, that the unsharded module gives on the whole batch.  Named
-            inputs are divided if their first dim is 'batch'.
+        batch: How the ranks divide the batch. If 'whole', every rank gets the whole x and returns the whole output. If
+            'mean of parts', every rank gets different rows, as torch.chunk divides them, and at least one row. The rank
+            returns the outputs of the unsharded module on these rows alone, and a parameter's gradient is the mean over
+            the ranks. If 'sum of parts', the gradient is the sum over the ranks instead of the mean. If 'parts of the
+            whole', every rank gets different rows, and `step` leaves the gradients, and reports the numbers, of the
+            unsharded module on the whole batch. Named inputs are divided if their first dim is 'batch'.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = (EXACT_MODE, REAL_MODE)
@@ -86,7 +88,10 @@ class ModuleCase(MeshCase):
         self.__post_init__()
 
     def but(self, **changes: Any) -> Self:
-        """Returns a copy of the case with some fields changed, also fields of its parts, such as `optimizer`."""
+        """Returns a copy of the case with some fields changed.
+
+        The fields may be those of a part, such as `optimizer`.
+        """
         return replace(self, **changes)
 
     def check_fields(self) -> None:
@@ -132,7 +137,7 @@ class ModuleCase(MeshCase):
         )
 
     def accepts_none(self, answer: str) -> bool:
-        """True if the subject may return no gradient in place of zeros for this answer."""
+        """True if the subject may return no gradient instead of a gradient of zeros for the tensor `answer`."""
         what, _, name = answer.partition(".")
         return what == "grad" and any(fnmatchcase(name, pattern) for pattern in self.judge.zero_or_none)
 
@@ -186,7 +191,7 @@ class ModuleCase(MeshCase):
 
     @property
     def is_divided(self) -> bool:
-        """True if the unsharded module runs on each rank's rows separately."""
+        """True if the unsharded module runs separately on the rows of each rank."""
         return self.batch in (MEAN_OF_PARTS, SUM_OF_PARTS) and self.judge.state != WHOLE_BATCH
 
     @property
@@ -198,7 +203,7 @@ class ModuleCase(MeshCase):
     def past_open(self) -> bool:
         """True if the oracle continues from the ranks' value at a boundary even if the bound there is too wide.
 
-        A boundary is an input or output of a submodule; `equivtest.programs.oracle.forced` has this oracle.
+        A boundary is an input or output of a submodule. See `equivtest.programs.oracle.forced`.
         """
         return False
 
@@ -208,7 +213,7 @@ class ModuleCase(MeshCase):
 
     @property
     def shard_kind(self) -> str:
-        """Always 'even': the case declares no layout of parameters, and uneven rows of the batch do not count."""
+        """Always 'even'. The case declares no layout of parameters, and uneven rows of the batch do not count."""
         return "even"
 
     def on_raise(self) -> list[str]:
@@ -216,7 +221,9 @@ class ModuleCase(MeshCase):
 
     @property
     def aspects(self) -> frozenset[str]:
-        """Words for what the case covers: 'even' if the ranks can divide the sizes evenly, else 'uneven'.
+        """Words that describe the case for the coverage of a search.
+
+        One word is 'even' if the ranks can divide the sizes evenly, and 'uneven' if they cannot.
 
         Further words name the mesh, such as 'mesh (2, 2)', and each option, such as 'bias=False'.
         """
@@ -238,7 +245,7 @@ class ModuleCase(MeshCase):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the batch; 1 if it has none."""
+        """Number of rows of the batch. It is 1 if the batch has no rows."""
         return self.arguments.num_rows
 
     @property
@@ -247,7 +254,7 @@ class ModuleCase(MeshCase):
 
     @property
     def num_shares(self) -> int:
-        """Number of partial sums that a sum over the batch may be split into."""
+        """Number of partial sums into which a sum over the batch may be split."""
         return self.world_size * self.training.micro_batches
 
     @property
@@ -260,7 +267,9 @@ class ModuleCase(MeshCase):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Number of rows of each part of the batch, as torch.chunk divides it; all rows if the batch is whole.
+        """Number of rows of each part of the batch, as torch.chunk divides the batch.
+
+        If the batch is not divided, the only part has all rows.
 
         Source: torch.chunk (2.13.0).
         """
@@ -285,12 +294,12 @@ class ModuleCase(MeshCase):
 
     @property
     def facts(self) -> Facts:
-        """Shapes and dtypes of the outputs, parameters and buffers of the unsharded module: see `Facts`."""
+        """Shapes and dtypes of the outputs, parameters and buffers of the unsharded module. See `Facts`."""
         return facts_of(self.program)
 
     @property
     def program(self) -> Program:
-        """The unsharded module on the whole batch, or on the first rank's rows if it runs rank by rank."""
+        """The unsharded module on the whole batch, or on the first rank's rows if the module runs rank by rank."""
         return self.program_of(self.rows[0] if self.is_divided else self.num_rows)
 
     def input_shapes(self) -> dict[str, Shape]:
@@ -318,18 +327,24 @@ class ModuleCase(MeshCase):
         return self.row_names() if self.has_own_rows else ()
 
     def parameter_names(self) -> tuple[str, ...]:
-        """Names of the unsharded module's parameters, as `named_parameters` lists them: a tied one once."""
+        """Names of the unsharded module's parameters, as `named_parameters` lists them.
+
+        A tied parameter is listed once.
+        """
         return tuple(self.facts.parameters)
 
     def boundaries(self) -> Mapping[str, Fact]:
-        """Returns answer -> shape and dtype for all parts' inputs, outputs and gradients; empty unless by_parts."""
+        """Returns name -> shape and dtype for the inputs, outputs and gradients of all parts.
+
+        The result is empty unless `by_parts` is True.
+        """
         return boundaries_of(self.program) if self.judge.by_parts else {}
 
     def stacked_names(self) -> tuple[str, ...]:
-        """Names the answers for which each part of a divided batch has a separate tensor, and not rows of one tensor.
+        """Names the judged tensors that exist separately for each part of a divided batch, without common rows.
 
-        Examples are buffers, and outputs that are one number.  The case describes the tensors of all parts as one
-        tensor, stacked along a new first dim.  Empty if the batch is not divided.
+        Examples are buffers, and outputs that are one number. The case describes the tensors of all parts as one
+        tensor, stacked along a new first dim. If the batch is not divided, the result is empty.
         """
         if not self.is_divided:
             return ()
@@ -383,7 +398,7 @@ class ModuleCase(MeshCase):
         return given
 
     def _answered_once(self) -> dict[str, CaseTensor]:
-        """Describes the answers of one forward and backward."""
+        """Describes the tensors that the subject must return after one forward and backward."""
         facts, divided, shapes = self.facts, self.divided_names(), self.input_shapes()
         with_rows = self.outputs_with_rows()
         answers = {
@@ -404,15 +419,15 @@ class ModuleCase(MeshCase):
         return answers
 
     def _of_each(self, shape: Shape, role: Role) -> CaseTensor:
-        """Describes the stack, along a new first dim, of the tensors of `shape` of all parts of a divided batch.
+        """Describes a stack, along a new first dim, of one tensor of shape `shape` for each part of a divided batch.
 
-        If the batch is not divided, describes one tensor of that shape.
+        If the batch is not divided, the method describes one tensor of that shape.
         """
         shape = (self.num_parts, *shape) if self.is_divided else shape
         return self._placed(shape, has_rows=self.is_divided, role=role)
 
     def outputs_with_rows(self) -> tuple[str, ...]:
-        """Names the outputs of the whole batch that are divided by rows among the ranks.
+        """Names the outputs whose rows are divided among the ranks.
 
         Raises:
             Misuse: An output's shape depends on the batch in another way.
@@ -456,10 +471,11 @@ def require_parts(case: ModuleCase) -> None:
 
 
 def whole_outputs(case: ModuleCase) -> dict[str, Shape]:
-    """Returns name -> shape of each output after the rows of all ranks are joined; a number counts as one row.
+    """Returns name -> shape of each output after the rows of all ranks are joined. A number counts as one row.
 
     Raises:
-        Misuse: the module does not take a rank's rows, or an output of the parts is not a tensor divided by rows.
+        Misuse: the module does not take a rank's rows, or an output on the parts is not a tensor whose rows are
+            divided.
     """
     return _whole_outputs(tuple(case.program_of(num_rows) for num_rows in case.rows), case.takes)
 

@@ -50,10 +50,10 @@ _imported: dict[tuple[str, str], tuple[int, object]] = {}
 
 
 class CheckFailed(EquivtestError, AssertionError):
-    """A claim of a program does not hold.
+    """Raised if a claim of a program does not hold.
 
     Attributes:
-        result: The `Result` of the whole check, with the claims that hold too.
+        result: The `Result` of the whole check, which also has the claims that hold.
     """
 
     def __init__(self, result: Result) -> None:
@@ -63,13 +63,15 @@ class CheckFailed(EquivtestError, AssertionError):
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The result of a check.  It is true if all is well, so that `assert equivtest.check(...)` is a test.
+    """The result of a check.
+
+    The result is true if no claim fails and some claim holds, so that `assert equivtest.check(...)` is a test.
 
     Attributes:
-        claims: Claim -> 'holds', 'fails', 'known failure', or 'open' if nothing was concluded.
-        failures: The smallest failure of each claim and kind; each one has its whole text in `message`.
+        claims: Claim -> 'holds', 'fails', 'known failure', or 'open' if there is no conclusion on the claim.
+        failures: The smallest failure of each claim and kind. The field `message` of a failure has its whole text.
         cases: Number of cases that were judged.
-        notes: Everything that was left open or left out, one line each.
+        notes: One line for everything that was left open or left out.
     """
 
     claims: Mapping[str, str]
@@ -126,19 +128,19 @@ def check(
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options, training, world, judge: Same as in `program`.
-        world_sizes: Numbers of ranks, by default 1 to 4, except numbers that `world` leaves out.
-        dtypes: By default float32, float64, bfloat16 and float16.
-        profile: 'smoke', a first look, 'gate' or 'conformance': how many cases are drawn.
+        world_sizes: Numbers of ranks. By default, the numbers from 1 to 4 without the numbers that `world` leaves out.
+        dtypes: Names of dtypes. By default, float32, float64, bfloat16 and float16.
+        profile: Determines how many cases are drawn: few for 'smoke', more for 'gate', and most for 'conformance'.
         audit: True if a few cases also run with spoiled collectives, which the claims must reject.
-        backend: By default gloo on the CPU.
-        raises: True to raise an error if a claim fails or nothing was concluded.
+        backend: The backend and device of the ranks. By default, gloo on the CPU.
+        raises: True to raise an error if a claim fails, or if there is no conclusion.
 
     Returns:
-        The result, whose text is the message of each failure.
+        The result. Its text has the message of each failure.
 
     Raises:
         CheckFailed: A claim fails, and `raises` is True.
-        Inconclusive: Nothing was concluded, and `raises` is True.
+        Inconclusive: There is no conclusion, and `raises` is True.
         Misuse: An argument is wrong, or the program cannot be judged.
         BrokenSetup: No rank can run here, or the backend is wrong.
     """
@@ -154,7 +156,10 @@ def check(
 
 @dataclass(frozen=True)
 class ProgramProperty(Property):
-    """A property of a program, which pytest collects and which can be judged at once."""
+    """A property of a program.
+
+    pytest collects the property, and the method `check` judges it at once.
+    """
 
     def check(
         self,
@@ -166,7 +171,7 @@ class ProgramProperty(Property):
         backend: Backend | None = None,
         raises: bool = False,
     ) -> Result:
-        """Judges the property at once; arguments, result and errors are the same as in `equivtest.check`."""
+        """Judges the property at once. Arguments, result and errors are the same as in `equivtest.check`."""
         return check_property(
             self, world_sizes=world_sizes, dtypes=dtypes, profile=profile, audit=audit, backend=backend, raises=raises
         )
@@ -182,7 +187,7 @@ def check_property(
     backend: Backend | None = None,
     raises: bool = False,
 ) -> Result:
-    """Judges a property at once; arguments, result and errors are the same as in `check`."""
+    """Judges a property at once. Arguments, result and errors are the same as in `check`."""
     _refuse_in_rank()
     sizes = _world_sizes(prop, world_sizes)
     chosen = _known_names("dtypes", dtypes, limits.DTYPES)
@@ -241,7 +246,7 @@ def _listed(prop: Property, planned: Sequence[str]) -> Listed:
 
 
 def _world_sizes(prop: Property, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the numbers of ranks, ascending, that are wanted and that the program runs on."""
+    """Returns, ascending, the numbers in `wanted` on which the program runs."""
     sizes = limits.WORLD_SIZES if wanted is None else wanted
     most = limits.MAX_WORLD_SIZE
     if not isinstance(sizes, Sequence) or not sizes or not all(_is_size(size, most) for size in sizes):
@@ -270,7 +275,7 @@ def _known_names(what: str, wanted: Sequence[str] | None, known: Sequence[str]) 
 
 
 def _pool_of(backend: Backend) -> Pool:
-    """Returns the backend's pool; its ranks are new, and import the files in their current state."""
+    """Returns the backend's pool. The pool's ranks are new, so they import the current files."""
     pool = _pools.get(backend)
     if pool is None:
         pool = _pools[backend] = Pool(backend)
@@ -287,7 +292,10 @@ def _refuse_in_rank() -> None:
 
 
 def _require_fresh(functions: Sequence[object]) -> None:
-    """Raises Misuse if a file was edited after its import: ranks would read the new file, the reference the old one."""
+    """Raises Misuse if a file was edited after its import.
+
+    The ranks would import the new file, but the reference would use the old code.
+    """
     for function in functions:
         file = _file_of(function)
         if not file:
@@ -312,7 +320,8 @@ def _file_of(function: object) -> str:
 def _forget_programs() -> None:
     """Forgets the cached facts of programs.
 
-    The caches know a program by its name; at a prompt, its file may have changed and been imported again.
+    The keys of the caches are the names of programs. At a prompt, you may have changed a program's file and imported it
+    again.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("equivtest.programs."):

@@ -1,6 +1,6 @@
-"""The parts of a `ModuleCase`: the arguments of a program, its world, its training, and what is judged.
+"""The parts of a `ModuleCase`: the arguments of a program, its world, its training, and the judged tensors.
 
-A case is written without its parts, by their fields alone: ModuleCase(world_size=2, optimizer='my.training:sgd').
+In the code of a case the fields of its parts replace the parts: ModuleCase(world_size=2, optimizer='my.training:sgd').
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Arguments(Part):
     """The inputs of the unsharded module, and its other arguments.
 
     Attributes:
-        x_shape: Global shape of x, if the module takes one floating-point x; at least one element.
-        largest: Largest magnitude of x and of the parameters if they are integers; odd.
-        inputs: (name, kind, shape) of each input, see `equivtest.programs.inputs`; empty: one x.
+        x_shape: Global shape of x, if the module takes one floating-point x. The shape has at least one element.
+        largest: Largest magnitude of x and of the parameters, if their values are integers. The number must be odd.
+        inputs: (name, kind, shape) of each input: see `equivtest.programs.inputs`. If empty, the only input is x.
         sizes: (name, size) of each name in the shapes of `inputs`.
-        positional: The `inputs` that are passed by position, in order; the others are passed by name.
+        positional: Names of the `inputs` that are passed by position, in order. All other inputs are passed by name.
     """
 
     x_shape: Annotated[Shape, Within(1)] = (1,)
@@ -50,7 +50,7 @@ class Arguments(Part):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the batch; 1 if it has none."""
+        """Number of rows of the batch. It is 1 if the batch has no rows."""
         if self.inputs:
             return dict(self.sizes).get(BATCH, 1)
         return self.x_shape[0] if self.x_shape else 1
@@ -58,17 +58,18 @@ class Arguments(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class World(Part):
-    """The mesh of a program, and the environment that its ranks see.
+    """The mesh of a program, and the environment of its ranks.
 
     Attributes:
-        mesh: Ranks along each of `axes`, in row-major order; empty: one axis.
+        mesh: Number of ranks along each of the `axes`. The ranks lie in row-major order. If empty, all ranks lie along
+            one axis.
         axes: Names of the mesh axes.
-        batch_axis: The axis along which a divided batch is divided; '': the first.  Along the others every rank has the
-            same rows.
-        needs_world: True if the program makes groups itself. Its ranks are then the whole world, and the environment
-            variables describe this world, as under torchrun.
-        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called around each draw; '' if there is
-            nothing to do.  A set-up without a tear-down runs in fresh ranks, which end after the case.
+        batch_axis: The axis along which the batch is divided, if it is divided. If '', this is the first axis. Along
+            all other axes every rank has the same rows.
+        needs_world: True if the program makes groups itself. Then the program's ranks are the whole world, and the
+            environment variables describe this world, as under torchrun.
+        set_up, tear_down: 'package.module:NAME' of functions (mesh) -> None, called before and after each draw. If '',
+            no function is called. A set-up without a tear-down runs in fresh ranks, which end after the case.
     """
 
     mesh: Shape = ()
@@ -107,19 +108,21 @@ class World(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Part):
-    """The optimizer, the number of steps, and the function of one step; by default one forward and backward.
+    """The optimizer, the number of steps, and the function of one step. The default is one forward and backward.
 
     Attributes:
         optimizer: 'package.module:NAME' of a function (module) -> torch.optim.Optimizer, which is called with the
-            parallel module on every rank, and with the unsharded one; '': parameters stay as they are.
+            parallel module on every rank, and with the unsharded module. If '', parameters stay unchanged.
         step: 'package.module:NAME' of a function (module, mesh, micro_batches, optimizer) -> outputs, which every rank
-            calls once a step.  It runs forward and backward on each of its micro-batches, a list of named inputs,
-            updates the parameters if there is an optimizer, leaves in `grad` the gradients of that update, and returns
-            its report.  '': one forward and backward, `clip_grad_norm_` if there is a max_norm, and optimizer.step().
-        steps: Number of steps, each on different inputs.
-        micro_batches: Number of micro-batches that the rows of each rank are cut into; fewer if a rank has fewer rows.
-        max_norm: The norm that gradients are clipped to before the update, as torch.nn.utils.clip_grad_norm_ does; the
-            step then reports total_norm, the norm before clipping, as one of its outputs; 0: gradients are not clipped.
+            calls once in each step. `micro_batches` is a list with the named inputs of each micro-batch. The function
+            runs forward and backward on each micro-batch, updates the parameters if there is an optimizer, leaves in
+            `grad` the gradients of that update, and returns its report. If '', a step is one forward and backward,
+            `clip_grad_norm_` if max_norm is not 0, and optimizer.step().
+        steps: Number of steps. Each step has different inputs.
+        micro_batches: Number of micro-batches into which the rows of each rank are cut. If a rank has fewer rows, there
+            are fewer micro-batches.
+        max_norm: The norm to which torch.nn.utils.clip_grad_norm_ clips the gradients before the update. The step then
+            reports total_norm, the norm before clipping, as one of its outputs. If 0, gradients are not clipped.
         norm_type: Type of the norm: 1, 2 or math.inf.
     """
 
@@ -151,25 +154,27 @@ class Training(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(Part):
-    """The tensors that are judged, and the contracts that they must fulfil.
+    """The tensors that are judged, and the contracts that these tensors must fulfil.
 
     Attributes:
-        outputs: Outputs that are judged, by the path to them; empty: all.
-        loss: The output from which backward starts, with the gradient 1; '': the one in `Facts.loss`, if any.
-        by_parts: True if every submodule is judged alone, from the ranks' values at its start: see
-            `equivtest.programs.oracle.forced`.  Only for real values; a divided batch has the same number of rows on
-            every rank.  In a step no submodule is judged: the ranks' values only narrow the bounds of other answers.
+        outputs: Paths of the outputs that are judged. If empty, all outputs are judged.
+        loss: The output from which backward starts, with the gradient 1. If '', this is the output in `Facts.loss`, if
+            that is not ''.
+        by_parts: True if every submodule is judged alone, from the ranks' values of the submodule's inputs: see
+            `equivtest.programs.oracle.forced`. This needs real values, and a divided batch must have the same number of
+            rows on every rank. In a step no submodule is judged, and the ranks' values only narrow the bounds of other
+            tensors.
         placed: 'package.module:NAME' of a function (parallel module, name of a parameter) -> (tensor, indices), which
             returns this rank's part of the parameter, and for each local element its index in the flattened whole, or
-            -1 for an element outside of the whole. It may return None instead of the pair if the parallel module has a
-            parameter of that name, and this parameter shows which part it is. '': every parameter shows its part
-            itself.
-        state: Contract of the buffers that the forward changes, in a divided batch.  'own rows': each rank has the
-            unsharded module's buffers after the rank's rows.  'whole batch': every rank has the unsharded module's
-            buffers after the whole batch, and its outputs are rows of the outputs on the whole batch.  '': the two
-            contracts do not differ for this module.
-        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if the
-            unsharded module's is zero in every element.
+            -1 for an element outside of the whole. The function may return None instead of the pair if the parallel
+            module has a parameter of that name which shows its part, such as a DTensor. If '', every parameter shows
+            its part.
+        state: Contract of the buffers that the forward changes, if the batch is divided. If 'own rows', each rank has
+            the buffers that the unsharded module has after that rank's rows. If 'whole batch', every rank has the
+            buffers that the unsharded module has after the whole batch, and the rank's outputs are rows of the outputs
+            on the whole batch. If '', the two contracts do not differ for this module.
+        zero_or_none: Patterns (`fnmatch`) of the names of parameters and inputs whose gradient may be None if each
+            element of the unsharded module's gradient is zero.
     """
 
     outputs: tuple[str, ...] = ()

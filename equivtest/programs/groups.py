@@ -1,4 +1,4 @@
-"""Groups of arguments of `equivtest.program`: how a program trains, the world it runs in, how it is judged."""
+"""Groups of arguments of `equivtest.program`: the training of a program, its world, and how it is judged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER_WORDS = {
 def answers_wrong_names(group: type[T]) -> type[T]:
     """Decorates a class, so that its constructor raises Misuse for an unknown or a positional argument.
 
-    The message suggests the name to write instead.
+    The message suggests the right name.
     """
     make: Any = group.__init__
 
@@ -57,7 +57,7 @@ def _example(group: type[Any]) -> str:
 
 
 def refuse_unknown(what: str, given: Sequence[str] | dict[str, object], known: Sequence[str]) -> None:
-    """Raises Misuse for the first unknown name, with the right name to write in its place."""
+    """Raises Misuse for the first unknown name. The message has the right name."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise Misuse(f"{what} has no argument {unknown!r}: {_in_place_of(unknown, known)}")
@@ -75,7 +75,10 @@ def _in_place_of(unknown: str, known: Sequence[str]) -> str:
 
 
 def refuse_text(**named: object) -> None:
-    """Raises Misuse for one string in place of a sequence of names, since each letter would count as a name."""
+    """Raises Misuse if an argument is one string instead of a sequence of names.
+
+    In such a string each letter would count as a name.
+    """
     for name, value in named.items():
         if isinstance(value, str):
             raise Misuse(f"{name} must hold names, such as {name}=({value!r},), got {value!r}")
@@ -84,20 +87,21 @@ def refuse_text(**named: object) -> None:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a program trains.  Without a `Training`, a program is one forward and one backward.
+    """Describes how a program trains. Without a `Training`, a program is one forward and one backward.
 
         training=Training(optimizer=sgd, steps=3, max_norm=1.0)
 
     Attributes:
         optimizer: Function (module) -> torch.optim.Optimizer, which is called with the parallel module and with the
-            unsharded one. To judge the updates, equivtest runs the optimizer's own code on the ranks' gradients, one
+            unsharded module. To judge the updates, equivtest runs the optimizer's own code on the ranks' gradients, one
             tensor after the other.
-        step: Function (module, mesh, micro_batches, optimizer) -> outputs: one step of training as every rank runs it,
-            from forward to update.  See docs/how-to/training.md.
-        steps: Number of steps, each on different inputs; None: 2 with an optimizer, else 1.
-        micro_batches: Number of micro-batches that a rank's rows are cut into for a step.
-        max_norm: The norm that gradients are clipped to before the update; 0: gradients are not clipped.
-        norm_type: The type of that norm: 1, 2 or math.inf.
+        step: Function (module, mesh, micro_batches, optimizer) -> outputs. Every rank calls the function for each step
+            of training, from forward to update. See docs/how-to/training.md.
+        steps: Number of steps. Each step has different inputs. If None, there are 2 steps with an optimizer, and 1 step
+            without.
+        micro_batches: Number of micro-batches into which a rank's rows are cut for a step.
+        max_norm: The norm to which gradients are clipped before the update. If 0, gradients are not clipped.
+        norm_type: The type of the norm: 1, 2 or math.inf.
 
     Raises:
         Misuse: A function cannot be sent to the ranks, or a number is out of its range.
@@ -123,23 +127,26 @@ class Training:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The processes and the mesh that a program runs on.  Default: any number of ranks, on one axis without a name.
+    """The processes and the mesh on which a program runs.
+
+    Without a `World`, a program runs on any number of ranks, along one axis without a name.
 
         world=World(axes=("dp", "tp"), world_sizes=(1, 2, 4))
 
     Attributes:
-        axes: Names of the axes of the mesh that `parallelize` takes: meshes of every shape are drawn, also with sizes
-            of 1.
-        batch_axis: The axis along which a divided batch is divided; along the others all ranks have the same rows.
-            '': the first.
-        world_sizes: Numbers of ranks that the program runs on, such as divisors of its number of heads; empty: any. A
-            run on other numbers of ranks skips the property there, and reports that. The program declines other cases
-            with `NotSupported`.
+        axes: Names of the axes of the mesh that `parallelize` takes. Meshes of every shape with these axes are drawn,
+            and an axis may have the size 1.
+        batch_axis: The axis along which the batch is divided, if it is divided. Along all other axes the ranks have the
+            same rows. If '', this is the first axis.
+        world_sizes: Numbers of ranks on which the program runs, such as divisors of its number of heads. If empty, the
+            program runs on any number of ranks. A run on other numbers of ranks skips the property on these numbers,
+            and reports that. To decline cases for other reasons, the program raises `NotSupported`.
         needs_world: True if the program reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT from the
             environment.
-        set_up, tear_down: Functions (mesh) -> None that ranks call around each draw; either implies needs_world.  With
-            set_up alone each case has fresh ranks.
-        limit_s: Seconds that one run of one case may take on all ranks, before it has timed out; at most 300.
+        set_up, tear_down: Functions (mesh) -> None that ranks call before and after each draw. If either is passed,
+            `needs_world` is True. If only set_up is passed, each case has fresh ranks.
+        limit_s: Seconds that one run of one case may take on all ranks. A longer run has timed out. The limit is at
+            most 300.
 
     Raises:
         Misuse: A function cannot be sent to the ranks, or a number is out of its range.
@@ -164,35 +171,44 @@ class World:
 @answers_wrong_names
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The tensors that are judged, and how.  Default: all outputs, gradients, parameters and buffers.
+    """Describes which tensors are judged, and how.
+
+    Without a `Judge`, all outputs, gradients, parameters and buffers are judged.
 
         judge=Judge(outputs=("logits",), by_parts=True)
 
     Attributes:
-        outputs: Names of the outputs that are judged, ('logits',) or ('0', '1.hidden'); empty: all except None.
-        loss: The output from which backward starts, with the gradient 1. '': the output called 'loss', or the only
-            output, if that is one number; else backward starts from all outputs, each with a different cotangent.
-        by_parts: True if each submodule is judged alone, from the values that the ranks had at its inputs, so that a
-            bound is narrow however deep the module is: on real numbers, in every dtype.  None: only in dtypes in which
-            the bound of the whole module is too wide, and only if integers judge the module in no dtype.  In a `step`
-            submodules are not judged: the ranks' values there narrow the bounds of other answers.
-        placed: Function (parallel module, name of a parameter) -> (tensor, indices), for programs whose module does not
-            show which elements a rank has: see `ModuleCase.placed`.
-        state: Contract of the buffers that the forward changes, if each rank has different rows.  'own rows': a rank's
-            buffers are the unsharded module's after the rank's rows, as in BatchNorm under DistributedDataParallel.
-            'whole batch': every rank's buffers are the unsharded module's after the whole batch, as in SyncBatchNorm or
-            in counts that an all_reduce adds up; the outputs are then rows of its outputs on the whole batch, and
-            gradients are its gradients, divided by the number of ranks if they are averaged.  None: no buffer depends
-            on the rows, or a `step` leaves the buffers of the whole batch.
-        zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',): their gradient may be None on
-            ranks if each of its elements is 0 in the unsharded module, as in an expert that no token reaches.
-        without_collectives: The reason why the parallel module needs no collective, for a program that calls none.
-            '': a program that calls none is an error.
-        conclusive_dtypes: The dtypes in which a conformance run must reach conclusions; (): all dtypes that it draws.
-        examples: Cases that are always run; paste the code that a message prints for a case.
+        outputs: Names of the outputs that are judged, such as ('logits',) or ('0', '1.hidden'). If empty, all outputs
+            that are not None are judged.
+        loss: Name of the output from which backward starts, with the gradient 1. If '', backward starts from the output
+            called 'loss', or from the only output, if that output is one number. If there is no such output, backward
+            starts from all outputs, each with a different cotangent.
+        by_parts: True if each submodule is judged alone, on real numbers and in every dtype, from the ranks' values of
+            the submodule's inputs. The bounds are then narrow however deep the module is. If None, submodules are
+            judged alone only in dtypes in which the bound of the whole module is too wide, and only if no dtype allows
+            to judge the module on integers. In a `step` submodules are not judged, and the ranks' values at their
+            boundaries only narrow the bounds of other tensors.
+        placed: Function (parallel module, name of a parameter) -> (tensor, indices), which returns the elements of the
+            parameter that a rank has. Pass it if the parallel module does not show these elements. See
+            `ModuleCase.placed`.
+        state: Contract of the buffers that the forward changes, if each rank has different rows. If 'own rows', a
+            rank's buffers equal the buffers of the unsharded module after that rank's rows, as in BatchNorm under
+            DistributedDataParallel. If 'whole batch', every rank's buffers equal the buffers of the unsharded module
+            after the whole batch, as in SyncBatchNorm or in counts that an all_reduce adds up. The rank's outputs are
+            then rows of the unsharded module's outputs on the whole batch. The rank's gradients are the unsharded
+            module's gradients, divided by the number of ranks if gradients are averaged. If None, no buffer depends on
+            the rows, or a `step` leaves the buffers of the whole batch.
+        zero_or_none: Patterns of names of parameters and inputs, such as ('experts.*',). The gradient of such a tensor
+            may be None on ranks if each element of the unsharded module's gradient is 0, as in an expert that no token
+            reaches.
+        without_collectives: The reason why the parallel module needs no collective, for a program that calls no
+            collective. If '', a program that calls no collective is an error.
+        conclusive_dtypes: The dtypes in which a conformance run must reach conclusions. If empty, these are all dtypes
+            that the run draws.
+        examples: Cases that always run. Paste the code that a message prints for a case.
 
     Raises:
-        Misuse: A function cannot be sent to the ranks, or names are no sequence of strings.
+        Misuse: A function cannot be sent to the ranks, or an argument with names is no sequence of strings.
     """
 
     outputs: Sequence[str] = ()
@@ -213,7 +229,7 @@ class Judge:
 
 
 def named_functions(group: Training | World | Judge) -> dict[str, str]:
-    """Returns field -> 'package.module:NAME' of each function in a group; '' for a function that is not set.
+    """Returns field -> 'package.module:NAME' of each function in a group, or '' if the function is not set.
 
     Raises:
         Misuse: A function cannot be sent to the ranks.
@@ -231,7 +247,7 @@ def flat(group: Training | World | Judge) -> dict[str, Any]:
 
 
 def complete(training: Training | None, world: World | None, judge: Judge | None) -> tuple[Training, World, Judge]:
-    """Returns the three groups, with default groups in place of None.
+    """Returns the three groups. A group that is None is replaced by the default group.
 
     Raises:
         Misuse: A group is an object of another class.
@@ -245,10 +261,10 @@ def complete(training: Training | None, world: World | None, judge: Judge | None
 
 
 def ungrouped(what: str, given: dict[str, Any], others: Sequence[str]) -> tuple[Training, World, Judge]:
-    """Makes the three groups from one dict of their fields; raises Misuse for an unknown name.
+    """Makes the three groups from one dict of their fields. Raises Misuse for an unknown name.
 
     Args:
-        what: The caller, for the message.
+        what: Name of the caller, for the message.
         others: Further names that the message may suggest, beside the names of the fields.
     """
     fields_of: list[set[str]] = [{each.name for each in fields(group)} for group in (Training, World, Judge)]

@@ -1,4 +1,4 @@
-"""Inputs of a module, by name: each has a kind, and a shape in numbers and in names of sizes."""
+"""Inputs of a module, by name. Each input has a kind, and a shape of numbers and names of sizes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ Written = tuple[tuple[str, str, NamedShape], ...]
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a module; made by `real`, `ids`, `mask`, `targets` and `positions`.
+    """One input of a module. Make it by `real`, `ids`, `mask`, `targets` or `positions`.
 
     Attributes:
-        kind: In words: 'real', 'ids(11)', 'mask', 'mask(hides, int64)', 'targets(11, -100)', 'positions(16)'.
-        shape: Numbers and names of sizes; ranks divide 'batch'.
+        kind: Kind of the values as text, such as 'real', 'ids(11)', 'mask', 'mask(hides, int64)', 'targets(11, -100)'
+            or 'positions(16)'.
+        shape: Numbers and names of sizes. Ranks divide the size 'batch'.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class Input:
 
 
 def real(shape: Sequence[int | str]) -> Input:
-    """Describes an input of floating-point numbers in the dtype of the case; the input's gradient is judged.
+    """Describes an input of floating-point numbers in the dtype of the case. The input's gradient is judged.
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
@@ -51,7 +52,7 @@ def real(shape: Sequence[int | str]) -> Input:
 
 
 def ids(vocab: int, shape: Sequence[int | str]) -> Input:
-    """Describes an input of int64 numbers from 0 to vocab - 1, all about equally often.
+    """Describes an input of int64 numbers from 0 to vocab - 1. All these numbers are about equally frequent.
 
     The ids 0 and vocab - 1 occur in each input that has two elements or more.
 
@@ -67,8 +68,9 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
-        hides: True if True hides an element, as in key_padding_mask of torch's attention; else True keeps it.
-        dtype: 'bool', or 'int64' for ones and zeros.
+        hides: If True, the mask's value True hides an element, as in key_padding_mask of torch's attention. If False,
+            the mask's value True keeps an element.
+        dtype: The mask's dtype: 'bool', or 'int64' for a mask of ones and zeros.
     """
     words = ["hides"] * hides + ["int64"] * (dtype == "int64")
     require(dtype in ("bool", "int64"), f"a mask is of dtype bool or int64, got {dtype!r}")
@@ -76,7 +78,9 @@ def mask(shape: Sequence[int | str], *, hides: bool = False, dtype: str = "bool"
 
 
 def targets(classes: int, shape: Sequence[int | str], *, ignored: int = IGNORED) -> Input:
-    """Describes ids. One in four is `ignored`, but never the last id of a row, and never all ids of a rank.
+    """Describes an input of ids, of which about one in four is replaced by `ignored`.
+
+    The last id of a row is never replaced, and never all ids of a rank are.
 
     Args:
         classes: Number of different ids.
@@ -91,8 +95,8 @@ def positions(shape: Sequence[int | str], *, below: int | None = None) -> Input:
 
     Args:
         shape: Numbers and names of sizes; ranks divide the size 'batch'.
-        below: Limit that all numbers stay below, while each row begins with a random number; None: each row begins
-            with 0.
+        below: If None, each row begins with 0. Otherwise each row begins with a random number, and all numbers are
+            smaller than `below`.
     """
     return _input("positions" if below is None else f"positions({below})", shape)
 
@@ -135,10 +139,10 @@ def kind_of(text: str) -> Kind:
 
 
 def written(inputs: Mapping[str, Input]) -> Written:
-    """Returns the inputs as plain data: (name, kind, shape) of each.
+    """Returns (name, kind, shape) of each input, as plain data.
 
     Raises:
-        Misuse: an input was not made by one of the functions here.
+        Misuse: an input was not made by one of the functions of this module.
     """
     require(isinstance(inputs, Mapping) and bool(inputs), f"inputs must name at least one input, got {inputs!r}")
     for name, each in inputs.items():
@@ -150,17 +154,17 @@ def written(inputs: Mapping[str, Input]) -> Written:
 
 
 def sizes_in(inputs: Written) -> tuple[str, ...]:
-    """Lists the names of sizes in the shapes, each once."""
+    """Lists the names of sizes in the shapes. Each name occurs once."""
     return tuple(dict.fromkeys(size for _, _, shape in inputs for size in shape if isinstance(size, str)))
 
 
 def in_numbers(shape: NamedShape, sizes: Mapping[str, int]) -> Shape:
-    """Replaces each name in a shape by its size."""
+    """Replaces each name in a shape by the size that `sizes` has for the name."""
     return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
 
 
 def has_rows(shape: NamedShape) -> bool:
-    """True if the first dim of a shape is 'batch', so that its rows are the batch's."""
+    """True if the first dim of a shape is 'batch', so that the input's rows are the rows of the batch."""
     return shape[:1] == (BATCH,)
 
 
@@ -171,11 +175,11 @@ def make_whole_numbers(
 
     Ranks get different numbers of targets that are not ignored, and of elements that a mask keeps, whether the ranks
     divide the rows or the last dim. Equal numbers would hide a mean of means. If the random draw makes the numbers
-    equal, one element is changed; if no single change helps, they stay equal.
+    equal, one element is changed. If no change of one element makes them differ, they stay equal.
 
     Args:
-        rows_per_rank: Number of rows of the first dim for each rank.  If targets have one dim, some target
-            of each rank is not ignored.  0: all targets of a rank may be ignored, but never all of the batch.
+        rows_per_rank: Number of rows of the first dim for each rank. If targets have one dim, some target of each rank
+            is not ignored. If 0, all targets of a rank may be ignored, but never all targets of the batch.
     """
     kind = kind_of(text)
     match kind.word:
@@ -222,8 +226,8 @@ def _targets(kind: Kind, shape: Shape, rows_per_rank: int, source: torch.Generat
 def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ranks: int) -> torch.Tensor:
     """Returns `is_hidden`, changed in one element if all ranks have equally many elements that are not hidden.
 
-    After the change, the ranks have different numbers of these elements.  Only an element in `may_hide` may be changed;
-    if no such change helps, the result is `is_hidden` unchanged.
+    After the change, the ranks have different numbers of these elements.  Only an element in `may_hide` may be changed.
+    If no such change makes the numbers differ, the result is `is_hidden` unchanged.
     """
     if _counts_differ(is_hidden, num_ranks):
         return is_hidden
@@ -236,7 +240,10 @@ def _with_unequal_counts(is_hidden: torch.Tensor, may_hide: torch.Tensor, num_ra
 
 
 def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
-    """True if ranks have different numbers of shown elements, whether they divide the first or the last dim."""
+    """True if ranks have different numbers of elements that are not hidden.
+
+    The numbers must differ both if the ranks divide the first dim and if they divide the last dim.
+    """
     divided = [is_hidden.chunk(num_ranks, dim) for dim in {0, is_hidden.dim() - 1}]
     counts = [[int((~part).sum()) for part in parts] + [0] * (num_ranks - len(parts)) for parts in divided]
     return num_ranks == 1 or all(len(set(each)) > 1 for each in counts)
@@ -245,7 +252,7 @@ def _counts_differ(is_hidden: torch.Tensor, num_ranks: int) -> bool:
 def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
     """Returns a mask that hides, in each row, a random fraction of the elements, from none to all.
 
-    Never hides the last element of the last row, so that some element is shown.
+    The mask never hides the last element of the last row, so that it does not hide all elements.
     """
     shares = torch.randint(0, IGNORED_ONE_IN + 1, (*shape[:1], *(1,) * (len(shape) - 1)), generator=source)
     is_hidden = torch.randint(0, IGNORED_ONE_IN, shape, generator=source) < shares
@@ -254,7 +261,7 @@ def _unevenly(shape: Shape, source: torch.Generator) -> torch.Tensor:
 
 
 def _starts(kind: Kind, shape: Shape, source: torch.Generator) -> torch.Tensor:
-    """Draws the first position of each row: (..., 1)."""
+    """Draws the first position of each row. The result has the shape (..., 1)."""
     if not kind.numbers:
         return torch.zeros((*shape[:-1], 1), dtype=torch.int64)
     room = kind.numbers[0] - shape[-1]

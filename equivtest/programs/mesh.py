@@ -1,4 +1,4 @@
-"""Meshes of named axes; a batch may be divided along one of them."""
+"""Meshes of named axes. A batch may be divided along one of the axes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MeshCase(Case):
 
     @property
     def rows_layout(self) -> Layout:
-        """Layout of tensors whose rows are divided along the batch's axis, and whole along all others."""
+        """Layout of tensors whose rows are divided along the batch's axis, and replicated along all other axes."""
         places = range(len(self.mesh_shape))
         return Layout(tuple(Shard(0) if place == self.world.batch_place else Replicate() for place in places))
 
@@ -40,9 +40,9 @@ class MeshCase(Case):
         return self.mesh_shape[: self.world.batch_place] + self.mesh_shape[self.world.batch_place + 1 :]
 
     def stacked(self, layout: Layout) -> Layout:
-        """Returns the layout of a tensor that stacks one tensor for each part of the batch, in a new first dim.
+        """Returns the layout of a tensor that stacks, along a new first dim, one tensor for each part of the batch.
 
-        The ranks that have the rows of a part hold its tensor under `layout`, and no tensor of another part.
+        The ranks that have the rows of a part have that part's tensor, under `layout`, and no tensor of another part.
         """
         placements: list[Placement] = [
             Shard(each.dim + 1) if isinstance(each, Shard) else each for each in layout.placements
@@ -61,13 +61,13 @@ class MeshCase(Case):
 
 
 def mesh_along(num_ranks: int, axes: tuple[str, ...], axis: str) -> Shape:
-    """Returns the shape of the mesh whose ranks all lie along one axis; '' is the first axis."""
+    """Returns the shape of the mesh whose ranks all lie along one axis. The name '' stands for the first axis."""
     place = axes.index(axis) if axis else 0
     return tuple(num_ranks if number == place else 1 for number in range(len(axes)))
 
 
 def meshes_of(world_size: int, num_axes: int) -> tuple[Shape, ...]:
-    """Lists all mesh shapes of so many ranks and axes, from the most ranks on the first axis to the fewest."""
+    """Lists all mesh shapes of `world_size` ranks and `num_axes` axes, those with the longest first axis first."""
     if num_axes == 0:
         return ((),)
     if num_axes == 1:

@@ -1,4 +1,7 @@
-"""Finds the names that a parallel module's submodules and tensors have in the unsharded module, whatever wraps them."""
+"""Finds the names that submodules and tensors of a parallel module have in the unsharded module.
+
+The submodules may be within wrappers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _unsharded: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def remember_names(whole: nn.Module) -> nn.Module:
-    """Records the names of a module's submodules, which stay known within wrappers; returns the module."""
+    """Records the names of a module's submodules, and returns the module.
+
+    The names stay known if wrappers are added to the submodules later.
+    """
     for name, part in whole.named_modules():
         _unsharded[part] = ".".join(step for step in name.split(".") if step not in WRAPPERS)
     return whole
@@ -36,9 +42,10 @@ def remember_names(whole: nn.Module) -> nn.Module:
 def own_names(module: nn.Module) -> Callable[[str], str]:
     """Returns a function that converts a name in a parallel module to the name in the unsharded module.
 
-    A name that leads to a submodule of the unsharded module, however wrapped, becomes the submodule's name there.  From
-    any other name the steps from a wrapper to the wrapped module are removed: 'module.layers.1.weight' in
-    DistributedDataParallel becomes 'layers.1.weight'.  At the root, a step 'module' is removed for any class.
+    A name that leads to a submodule of the unsharded module, with any wrappers around it, becomes the submodule's name
+    in the unsharded module.  From any other name the steps from a wrapper to the wrapped module are removed:
+    'module.layers.1.weight' in DistributedDataParallel becomes 'layers.1.weight'.  At the root, a step 'module' is
+    removed for any class.
     """
 
     def own_name(name: str) -> str:
@@ -68,7 +75,7 @@ def _innermost(part: nn.Module) -> nn.Module:
 
 
 def _is_held(part: nn.Module, step: str, *, is_root: bool = False) -> bool:
-    """True if `part` is a wrapper that holds the wrapped module under the name `step`."""
+    """True if `part` is a wrapper whose attribute `step` is the wrapped module."""
     if step in WRAPPERS:
         return True
     is_holder = any(base.__name__ in HOLDERS for base in type(part).__mro__)

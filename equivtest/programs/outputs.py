@@ -1,4 +1,7 @@
-"""Names the outputs of a module, which is a tensor, or nested tuples, mappings and dataclasses of tensors."""
+"""Names the outputs of a module.
+
+A module returns a tensor, or nested tuples, mappings and dataclasses of tensors.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ OUTPUT = "output"
 def named_outputs(
     given: object, chosen: Sequence[str], who: str, *, takes_numbers: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Returns name -> tensor in a module's output: 'output' for one tensor, else 'output.' and the path to each.
+    """Returns name -> tensor for all tensors in a module's output.
 
-    None is left out.
+    A single tensor has the name 'output'. Any other tensor has the name 'output.' with the path to the tensor. A None
+    in the output is left out.
 
     Args:
-        chosen: Paths of the outputs that are judged, or of their containers; empty for all.
+        chosen: Paths of the outputs that are judged, or of containers of such outputs. If empty, all outputs are
+            judged.
         who: The module, for messages.
         takes_numbers: True if a number of Python or NumPy counts as a tensor.
 
@@ -51,7 +56,7 @@ def named_outputs(
 
 
 def _way_out(missing: str, names: Sequence[str]) -> str:
-    """Suggests what to write for an output that does not exist."""
+    """Returns advice for a message: what to write for an output that does not exist."""
     if list(names) == [OUTPUT]:
         return "omit outputs, as it returns one tensor"
     ways = [name.removeprefix(f"{OUTPUT}.") for name in names]

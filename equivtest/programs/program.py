@@ -1,6 +1,6 @@
-"""`equivtest.program`: the property of a user's program, in one line of a test file.
+"""`equivtest.program`: the property of your program, in one line of a test file.
 
-The module imports little at its top level, because every rank imports it with the user's file.
+The module imports little at its top level, because every rank imports this module with your file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ ARGUMENTS = ("inputs", "sizes", "positional", "batch", "options", "training", "w
 
 
 class InRank:
-    """The result of `program` in the process of a rank: no property, since a rank only needs the file's functions."""
+    """The result of `program` in the process of a rank.
+
+    The result is no property, because a rank needs only the functions in your file.
+    """
 
     def __getattr__(self, name: str) -> Any:
         raise Misuse(
@@ -47,38 +50,41 @@ def program(
 ) -> ProgramProperty:
     """The property that a parallel program computes what the unsharded module computes, forward and backward.
 
-    Assign it to a name in a test file: pytest collects it and judges it like the shipped properties.
+    Assign the property to a name in a test file. Then pytest collects the property and judges it like the shipped
+    properties.
 
         test_block = equivtest.program(block, tensor_parallel, inputs=[(1, 3), (4, 3)])
 
-    Its method `check` judges it at once, as `equivtest.check` does.
+    The property's method `check` judges the program at once, like `equivtest.check`.
 
-    Functions are sent to the ranks as file and name, so they must be at the top level of a file.  A `functools.partial`
-    of a function with plain values works too, and so does a name, 'package.module:NAME' or 'file.py:NAME'.
+    The ranks receive a function as file and name, so each function must be at the top level of a file. You can also
+    pass a `functools.partial` of a function with plain values, or a name 'package.module:NAME' or 'file.py:NAME'.
 
     Args:
-        build: Function without arguments, or a class, that makes the unsharded module.  All parameters that
-            require a gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is
-            judged on integers, for equality in every dtype.  Any other is judged on real numbers, within the bound
-            of the whole module if that is narrow enough in float64 or float32, else within a bound of each submodule.
+        build: Function without arguments, or a class, that makes the unsharded module.  All parameters that require a
+            gradient are trained.  A module that only adds, multiplies, takes maxima and moves values is judged on
+            integers, for equality in every dtype.  Any other module is judged on real numbers. If the bound of the
+            whole module is narrow enough in float64 or float32, the whole module is judged within that bound. Otherwise
+            each submodule is judged within its own bound.
         parallelize: Function (module, mesh) -> module, which every rank calls.
-        inputs: For a module of one floating-point x, its shapes, the simplest first.  For any other, inputs by name,
-            made by `real`, `ids`, `mask`, `targets` and `positions`; a shape has numbers and names of sizes.  If
-            the batch is divided, each rank has some rows of x, or of each input whose first dim is 'batch', and all
-            other inputs whole.
-        sizes: Values of each named size, the simplest first; without them a batch has 1 to 7 rows, any other size is 2,
-            3 or 5.
-        positional: Names of the inputs that are passed by position, in order; all others are passed by name.
-        batch: 'whole': the result takes the whole batch and gives the whole output on every rank. 'mean of parts': each
-            rank has different rows, and gradients are averaged over the ranks; 'sum of parts': they are added up.
-            'parts of the whole', with a step: each rank has different rows, and the gradients, the numbers that the
-            step reports and the updates equal the unsharded module's on the whole batch. None: 'mean of parts', or with
-            a step 'parts of the whole', if `parallelize` applies DistributedDataParallel, fully_shard or the like, else
-            'whole'. The ranks find this out once, before any case; if a rank raises, hangs or dies then, the property
-            raises Misuse.
-        options: Values of keyword arguments of `build` and `parallelize`, the simplest first, such as
-            {'bias': (True, False)}: plain JSON values.  Each value is drawn, failures shrink to the first,
-            and the case prints the arguments, so that it can be run again.
+        inputs: For a module whose only input is a floating-point x, a list of shapes of x, the simplest first. For any
+            other module, the inputs by name, made by `real`, `ids`, `mask`, `targets` and `positions`. The shape of
+            such an input has numbers and names of sizes. If the batch is divided, each rank has some rows of x, or of
+            each input whose first dim is 'batch'. Each rank has all other inputs as a whole.
+        sizes: Values of each named size, the simplest first. For a size that is not in `sizes`, the values are 1 to 7
+            if the size is 'batch', and otherwise 2, 3 and 5.
+        positional: Names of the inputs that are passed by position, in order. All other inputs are passed by name.
+        batch: How the ranks divide the batch. If 'whole', the parallel module takes the whole batch and returns the
+            whole output on every rank. If 'mean of parts', each rank has different rows, and gradients are averaged
+            over the ranks. If 'sum of parts', each rank has different rows, and gradients are added up. 'parts of the
+            whole' is for a program with a step: each rank has different rows, and the gradients, the numbers that the
+            step reports and the updates equal those of the unsharded module on the whole batch. If None, the ranks
+            determine the value once, before any case. If `parallelize` applies DistributedDataParallel, fully_shard or
+            a similar wrapper, the value is 'mean of parts', or 'parts of the whole' with a step. Otherwise the value is
+            'whole'. If a rank raises, hangs or dies meanwhile, the property raises Misuse.
+        options: Values of keyword arguments of `build` and `parallelize`, such as {'bias': (True, False)}. The values
+            are plain JSON values, the simplest first. Each value is drawn, and failures shrink to the first value. The
+            printed case has the arguments, so that you can run the case again.
         training, world, judge: See `Training`, `World` and `Judge`.
 
     Raises:
@@ -106,7 +112,7 @@ def module_property(
     options: Mapping[str, Sequence[Any]] | None = None,
     **grouped: Any,
 ) -> ProgramProperty:
-    """The older form of `program`: the fields of its groups are passed beside the other arguments.
+    """The older form of `program`, in which the fields of the groups are passed beside the other arguments.
 
     Args:
         build, parallelize, inputs, sizes, positional, batch, options: See `program`.

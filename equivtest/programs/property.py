@@ -1,4 +1,4 @@
-"""Makes the property of a user's program from its functions."""
+"""Makes the property of your program from its functions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Variant(NamedTuple):
 
     Attributes:
         options: (name, value as code) of each option.
-        batch: One of BATCHES; None if the ranks decide it later, see `_resolve`.
+        batch: How the ranks divide the batch, one of BATCHES. None if the ranks decide this later: see `_resolve`.
     """
 
     options: tuple[tuple[str, str], ...]
@@ -68,7 +68,7 @@ class Variant(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The `batch` of the cases, one of BATCHES; WHOLE while the ranks have not decided it."""
+        """The `batch` of the cases, one of BATCHES. It is WHOLE until the ranks have decided it."""
         return self.batch or WHOLE
 
 
@@ -85,7 +85,7 @@ def make_property(
     world: World,
     judge: Judge,
 ) -> P:
-    """Returns a property of the given class; arguments and errors are the same as in `equivtest.program`."""
+    """Returns a property of the class `kind`. Arguments and errors are the same as in `equivtest.program`."""
     build, parallelize = name_of(build, "build"), name_of(parallelize, "parallelize")
     require(batch is None or batch in BATCHES, f"batch must be one of {', '.join(BATCHES)} or None, got {batch!r}")
     require(
@@ -150,10 +150,10 @@ def _arguments(
 
 
 def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tuple[tuple[str, str], ...], str, str]]:
-    """Lists each combination of options, the simplest first, and the names of both functions with their options.
+    """Lists each combination of options, the simplest first, with the names of both functions with these options.
 
     Raises:
-        Misuse: No function takes an option, an option has no values or one that is not plain data, or there are too
+        Misuse: Neither function takes an option, an option has no values, a value is not plain data, or there are too
             many combinations.
     """
     if not options:
@@ -197,7 +197,7 @@ def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[s
 
 
 def require_shapes(x_shapes: object, called: str) -> None:
-    """Raises Misuse unless the argument is a sequence of shapes; one shape alone is an error."""
+    """Raises Misuse unless the argument is a sequence of shapes. One shape alone is an error."""
     is_sequence = isinstance(x_shapes, Sequence) and not isinstance(x_shapes, str)
     shapes = list(x_shapes) if isinstance(x_shapes, Sequence) and is_sequence else []
     one = f": write [{tuple(shapes)}] for one shape" if shapes and all(isinstance(size, int) for size in shapes) else ""
@@ -216,7 +216,7 @@ def require_shapes(x_shapes: object, called: str) -> None:
 def _resolve(variants: Sequence[Variant], prop: Property, pool: Pool, space: Space) -> Property:
     """Asks the ranks if the parallel module reduces gradients, and returns the property with the answer.
 
-    If the module reduces gradients, the cases of the returned property divide the batch, else they do not.
+    The cases of the returned property divide the batch if the module reduces gradients, and only then.
     """
     asked = [each._replace(batch=_resolved_batch(each.search, prop, pool, space)) for each in variants]
     return replace(
@@ -241,7 +241,8 @@ def _resolved_batch(search: CandidateSearch, prop: Property, pool: Pool, space: 
 def _made_in(dtypes: Sequence[str], make: Callable[..., ModuleCase]) -> list[ModuleCase]:
     """Makes a case in each dtype of `dtypes` that the unsharded module takes.
 
-    If the module takes none of them, and the case has an optimizer or a step, makes one case, in one of REAL_DTYPES.
+    If the module takes none of these dtypes, and the case has an optimizer or a step, the result is one case, in one of
+    REAL_DTYPES.
 
     Raises:
         Misuse: The module takes none of these dtypes.
@@ -265,19 +266,22 @@ _batches: dict[tuple[ModuleCase, Backend], str] = {}
 
 
 def forget_batches() -> None:
-    """Forgets what ranks decided about batches, so that the next property asks them again."""
+    """Clears the cached decisions of ranks about batches, so that the ranks decide again for the next property."""
     _batches.clear()
 
 
 def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
-    """Returns 'mean of parts' or 'whole', as the ranks decide with the first case whose dtype they can compute in.
+    """Returns 'mean of parts' or 'whole'.
+
+    The ranks decide with the first case in whose dtype they can compute.
 
     If the ranks can compute in no dtype, because the backend refuses a call of `parallelize` or `parallelize` declines,
-    the result is 'whole': it does not matter then, because every case will end in the same way.
+    the result is 'whole'. The result does not matter in this situation, because every case will end in the same way.
 
     Raises:
-        Misuse: `parallelize` makes no module, or different ones on different ranks; or a rank raised, hung or died; or
-            `parallelize` declines the mesh of that case, which has several axes, but may support other meshes.
+        Misuse: `parallelize` makes no module, or makes different modules on different ranks; or a rank raised, hung or
+            died; or the mesh of the case has several axes, and `parallelize` declines this mesh but may support other
+            meshes.
     """
     declined = ""
     for each in cases:
@@ -300,14 +304,17 @@ def _batch_of(cases: Sequence[ModuleCase], pool: Pool, limit_s: float) -> str:
 
 
 def _place_in(detail: str) -> list[str]:
-    """Returns the two lines of a traceback's last frame in the user's code; all lines if there is no such frame."""
+    """Returns the two lines of a traceback's last frame in your code. If there is no such frame, returns all lines."""
     lines = detail.strip().splitlines()
     frames = list(users_frames(lines))
     return [line[2:] for line in lines[frames[-1] : frames[-1] + 2]] if frames else lines
 
 
 def _on_silence(case: ModuleCase, cause: Reply) -> str:
-    """Makes the message for ranks that did not answer: why, the remedy, and the rank's traceback, stacks or output."""
+    """Makes the message for ranks that did not answer.
+
+    The message has the reason, the remedy, and the traceback, stacks or output of the rank that caused the failure.
+    """
     what = {"timed_out": "did not answer", "lost": "ended"}.get(cause.outcome, f"raised {cause.error_type}")
     said = (cause.error_text.strip().splitlines() or [""])[0]
     lines = _place_in(cause.detail) if cause.outcome == "raised" else cause.detail.strip().splitlines()
@@ -348,7 +355,7 @@ def _cases(variants: Sequence[Variant], space: Space) -> SearchStrategy[ModuleCa
 def _aspects(variants: Sequence[Variant], space: Space) -> list[str]:
     """Lists the words of `ModuleCase.aspects` that the drawn cases must cover.
 
-    These are the words of the simplest variant's cases, and a word for each value of each option.
+    The result has the words of the simplest variant's cases, and a word for each value of each option.
     """
     search, batch = variants[0].search, variants[0].rows
     aspects: dict[str, None] = {}
@@ -371,8 +378,9 @@ def _left_out(variants: Sequence[Variant], space: Space) -> dict[str, str]:
 def _left_out_of(variant: Variant, space: Space) -> dict[str, str]:
     """Returns dtype -> reason, for each dtype in which no case of the variant can be judged.
 
-    The reason is that the module does not run in the dtype, or that it has neither exact sums nor narrow bounds there.
-    Empty if no dtype can be judged at all: the property is then wrong, and drawing a case reports that.
+    The reason is that the module does not run in the dtype, or that the module has neither exact sums nor narrow bounds
+    in the dtype. If no dtype can be judged at all, the result is empty. Then the property is wrong, and drawing a case
+    reports that.
     """
     search, batch = variant.search, variant.rows
     others = tuple(dtype for dtype in limits.DTYPES if dtype not in space.dtypes)

@@ -1,4 +1,4 @@
-"""Inspects an unsharded module before it is judged: its outputs, parameters and buffers, with their shapes."""
+"""Inspects the outputs, parameters and buffers of an unsharded module, with their shapes, before any judgement."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Program(NamedTuple):
     """An unsharded module and its inputs.
 
     Attributes:
-        inputs: (name, kind, shape) of each, shapes in numbers.
-        dtype: Name of the dtype in which it runs.
+        inputs: (name, kind, shape) of each input. The shapes have only numbers.
+        dtype: Name of the dtype in which the module runs.
         is_short: True if the property was written with x as its only input.
     """
 
@@ -50,7 +50,7 @@ class Fact(NamedTuple):
     """Shape, dtype and requires_grad of one tensor.
 
     Attributes:
-        dtype: Name of the dtype; '' for the dtype of the case.
+        dtype: Name of the dtype. It is '' for the dtype of the case.
     """
 
     shape: Shape
@@ -63,10 +63,10 @@ class Facts:
     """Name -> `Fact` of each parameter, buffer and output of a module.
 
     Attributes:
-        parameters: Floating-point parameters; integer parameters keep the values from the builder.
+        parameters: Floating-point parameters. Integer parameters are not listed, and keep the values from the builder.
         buffers: Buffers that the forward changes.
-        loss: The output from which backward starts, with the gradient 1; '' if it starts from each output that has a
-            gradient, with the output's cotangent.
+        loss: The output from which backward starts, with the gradient 1. If '', backward starts from each output that
+            has a gradient, with the output's cotangent.
     """
 
     outputs: Mapping[str, Fact]
@@ -86,7 +86,7 @@ def facts_of(program: Program) -> Facts:
     """Runs an unsharded module, and returns its outputs, parameters and buffers, with their shapes and dtypes.
 
     Raises:
-        Misuse: the module cannot be built, does not take such inputs, or gives an output that cannot be judged.
+        Misuse: the module cannot be built, does not take such inputs, or returns an output that cannot be judged.
         ReferenceRefuses: the module reports that it does not support the inputs.
     """
     first, second = (_run(program, seed) for seed in (0, 1))
@@ -102,7 +102,7 @@ def facts_of(program: Program) -> Facts:
 
 
 def refusal_in(program: Program, dtype: str) -> str:
-    """Returns the reason why the unsharded module does not run in a dtype; '' if it runs."""
+    """Returns the reason why the unsharded module does not run in a dtype, or '' if it runs."""
     try:
         facts_of(program._replace(dtype=dtype))
     except Misuse as error:
@@ -148,7 +148,7 @@ def _run(program: Program, seed: int) -> Facts:
 
 
 def made_inputs(program: Program, source: torch.Generator) -> dict[str, torch.Tensor]:
-    """Makes random inputs of the program's kinds and shapes."""
+    """Makes random inputs with the kinds and shapes of the program's inputs."""
     made = {}
     for name, kind, shape in program.inputs:
         if kind == REAL:
@@ -179,7 +179,7 @@ def _require_real(program: Program, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
-    """Lists the parameters as `named_parameters` does: a tied one once."""
+    """Lists the parameters like `named_parameters`, with each tied parameter once."""
     _require_real(program, {f"parameter {name}": each for name, each in module.named_parameters()})
     facts = {
         name: Fact(tuple(parameter.shape), "", parameter.requires_grad)
@@ -197,8 +197,8 @@ def _parameters(program: Program, module: nn.Module) -> dict[str, Fact]:
 def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
     """Returns the name of the output that is the loss, or '' if there is none.
 
-    It is the output that the user chose, else the output called 'loss', else the only output if that is one number and
-    the program names its inputs.
+    The loss is the output that you chose. If you chose none, it is the output called 'loss'. If there is no such
+    output, it is the only output, if that output is one number and the program names its inputs.
     """
     numbers = [name for name, fact in outputs.items() if not fact.shape and fact.requires_grad]
     if program.loss:
@@ -215,16 +215,20 @@ def _loss_in(program: Program, outputs: Mapping[str, Fact]) -> str:
 
 
 def call(module: nn.Module, positional: tuple[str, ...], inputs: Mapping[str, torch.Tensor]) -> object:
-    """Calls the module on the inputs: passes `positional` by position, all others by name."""
+    """Calls the module on the inputs.
+
+    Inputs in `positional` are passed by position, all other inputs by name.
+    """
     others = {name: value for name, value in inputs.items() if name not in positional}
     given: object = module(*(inputs[name] for name in positional), **others)
     return given
 
 
 def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
-    """Casts the module's real parameters and buffers to the dtype of that name; all others keep their dtype.
+    """Casts the module's real parameters and buffers to the named dtype. All other tensors keep their dtype.
 
-    `nn.Module.to` would make complex buffers real and lose their imaginary part; these methods keep complex buffers.
+    `nn.Module.to` would make complex buffers real and lose their imaginary part. The methods below keep complex
+    buffers.
 
     Source: torch.nn.Module.to, float, double, half and bfloat16 (2.13.0).
     """
@@ -237,7 +241,7 @@ def call_builder(build: str) -> nn.Module:
 
     'package.module:NAME#layers.3' makes only the submodule `layers.3`. Its parameters and buffers are zeros, and no
     other submodule gets memory, except if the module has tensors that are neither parameters nor buffers.
-    'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', runs under autocast to that dtype.
+    'package.module:NAME##bfloat16', and '...#layers.3#bfloat16', make a module that runs under autocast to that dtype.
 
     Raises:
         Misuse: the function does not exist, raises, or makes no module, or the module does not have the submodule.
@@ -274,10 +278,12 @@ def _built(name: str, part: str = "") -> nn.Module:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Makes random draws within the block the same each time, and leaves the CPU's generator as it was.
+    """Makes random draws within the block the same each time.
 
-    torch.manual_seed records its call stack once for each missing kind of device, and that takes longer than to make a
-    small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
+    After the block the CPU's generator has the same state as before.
+
+    The function does not call torch.manual_seed, which records its call stack once for each missing kind of device.
+    This takes longer than making a small module.  Source: _lazy_call of torch/cuda/__init__.py (2.13.0).
     """
     with torch.random.fork_rng(devices=[]):
         if torch.accelerator.is_available():
@@ -288,7 +294,7 @@ def seeded() -> Iterator[None]:
 
 
 def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
-    """Makes the submodule without allocating the others; None if that is impossible."""
+    """Makes the submodule without allocating other submodules. The result is None if that is impossible."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = cast("nn.Module", function()).get_submodule(part)
@@ -305,7 +311,10 @@ def _alone(function: Callable[[], object], part: str) -> nn.Module | None:
 
 
 def with_parameters(module: nn.Module, given: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Replaces the module's parameters by `given`, by name; frozen ones stay frozen, and tied ones stay tied."""
+    """Replaces the module's parameters by those in `given`, by name.
+
+    Frozen parameters stay frozen, and tied parameters stay tied.
+    """
     names = dict(module.named_parameters())
     made = {
         id(names[name]): nn.Parameter(tensor, requires_grad=names[name].requires_grad) for name, tensor in given.items()

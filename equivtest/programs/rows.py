@@ -21,12 +21,13 @@ Sized = tuple[int, Program]
 def outputs_have_rows(batch: Sized, others: tuple[Sized, ...], *, is_divided: bool) -> Mapping[str, bool]:
     """Returns output -> True if its first dim has the rows of the batch, False if its shape is the same on every batch.
 
-    Finds out by running the module on batches of other sizes.
+    The function runs the module on batches of other sizes and compares the shapes.
 
     Args:
-        batch: (number of rows, the module on a batch with so many rows).
-        others: The same for other batches, to compare with; only the first few that the module takes are run.
-        is_divided: True if ranks have different rows, so that the answer matters.
+        batch: (number of rows, the module on a batch with that number of rows).
+        others: The same for other batches, to compare with `batch`. Only the first few batches that the module takes
+            are run.
+        is_divided: True if ranks have different rows, so that the result matters.
 
     Raises:
         Misuse: An output's shape depends on the batch in another way, or the module takes no other batch.
@@ -59,7 +60,7 @@ def other_sizes(num_rows: int, rows: Sequence[int]) -> tuple[int, ...]:
 
     Args:
         num_rows: Number of rows of the whole batch.
-        rows: Number of rows of each part of the batch; the smallest of them comes first in the result.
+        rows: Number of rows of each part of the batch. The smallest of these numbers comes first in the result.
     """
     sizes = (min(rows), num_rows + 1, 2 * num_rows, num_rows - 1, 1)
     return tuple(size for size in dict.fromkeys(sizes) if size not in (0, num_rows))

@@ -1,6 +1,8 @@
-"""Draws the tensors that the seeds of a case determine: the same on every rank and in the parent process.
+"""Draws the tensors of a case from its seeds.
 
-A package with its own case class registers how its values are drawn:
+The tensors are equal on every rank and in the parent process.
+
+A package that defines a case class registers a function that draws the values:
 
     @draw.register
     def draw_mine(case: MyCase, index: int) -> dict[str, torch.Tensor]: ...
@@ -19,18 +21,18 @@ from equivtest.errors import Misuse
 def draw(case: Case, index: int) -> dict[str, torch.Tensor]:
     """Draws the global tensors that the harness passes for one draw of a case.
 
-    They depend on the draw's (mode, seed), on the name of each tensor and on the fields of the case
-    that fix shapes, dtype and limits; never on torch's global generator.
+    The tensors depend on the draw's (mode, seed), on the name of each tensor and on the fields of the case that fix
+    shapes, dtype and limits. They never depend on torch's global generator.
 
     Args:
         index: Index into case.values.
 
     Returns:
-        name -> global tensor, contiguous, on the CPU, of the case's dtype (unless a refused case
-        says otherwise), for every one of case.given_names().
+        Name -> global tensor, for each name in `case.given_names()`. The tensors are contiguous and on the CPU. They
+            have the case's dtype, unless a case outside the contract declares another dtype.
 
     Raises:
-        Misuse: no function is registered for this class.
+        Misuse: no function is registered for the class of the case.
         IndexError: the case has no such draw.
     """
     raise Misuse(

@@ -1,6 +1,6 @@
-"""Draws the random integers that a mode, a seed and a tensor's name determine: the same in every process.
+"""Draws random integers that depend only on a mode, a seed and a tensor's name, and so are equal in every process.
 
-Nothing here reads or moves torch's global generator.
+No function of this module reads or changes torch's global generator.
 
 Source: torch.Generator, torch.randint (2.13.0); the CPU generator's sequence is fixed by its seed.
 """
@@ -25,27 +25,27 @@ def generator(mode: str, seed: int, name: str) -> torch.Generator:
 
 
 def odd_integers(shape: Sequence[int], low: int, high: int, source: torch.Generator) -> torch.Tensor:
-    """Draws odd integers of random sign with magnitudes in low..high, int64; low and high are odd."""
+    """Draws int64 odd integers of random sign, with magnitudes from `low` to `high`. Both limits must be odd."""
     half = (high - low) // 2 + 1
     odd = torch.randint(-half, half, tuple(shape), generator=source, device="cpu").mul_(2).add_(1)
     return odd if low == 1 else odd.add_(odd.sign(), alpha=low - 1)
 
 
 def signs(shape: Sequence[int], source: torch.Generator) -> torch.Tensor:
-    """Draws +1 and -1 at random, int64."""
+    """Draws an int64 tensor of +1 and -1 at random."""
     return odd_integers(shape, 1, 1, source)
 
 
 def permutation(length: int, source: torch.Generator) -> torch.Tensor:
-    """Draws 0..length - 1 in random order: (length,), int64."""
+    """Draws a 1-D int64 tensor of the numbers 0 to length - 1 in random order."""
     return torch.randperm(length, generator=source, device="cpu")
 
 
 def odd_floor(number: int) -> int:
-    """Returns the largest odd integer up to `number`, which is at least 1."""
+    """Returns the largest odd integer that is at most `number`. `number` must be at least 1."""
     return number - 1 + number % 2
 
 
 def other_dtype(name: str) -> torch.dtype:
-    """Returns another dtype than the named one: float32 for 'float64', else float64."""
+    """Returns a dtype other than `name`: float32 if `name` is 'float64', otherwise float64."""
     return torch.float32 if name == "float64" else torch.float64

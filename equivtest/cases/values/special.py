@@ -15,11 +15,13 @@ NUM_PATTERNS = 2**16
 
 
 def special_patterns(dtype_name: str) -> tuple[int, ...]:
-    """Returns NUM_SPECIAL bit patterns of a dtype, as unsigned integers: each kind of special value with each sign.
+    """Returns NUM_SPECIAL bit patterns of a dtype as unsigned integers.
 
-    The kinds are zero, infinity, quiet NaN without a payload, the smallest and the largest subnormal
-    number, the smallest and the largest normal number, 1, and 1 with its last bit set.  There are also
-    quiet and signalling NaN with a payload: positive with payload 1, negative with a payload of ones.
+    The patterns have each kind of special value with each sign.
+
+    The kinds are zero, infinity, quiet NaN without a payload, the smallest and the largest subnormal number, the
+    smallest and the largest normal number, 1, and 1 with its last bit set.  There are also quiet and signalling NaN
+    with a payload. The positive NaN have the payload 1, and the payload of the negative NaN has only ones.
 
     Source: IEEE 754-2019 sections 3.4 (sign, biased exponent, stored significand bits) and 6.2.1:
     the first stored bit of a quiet NaN is 1, of a signalling NaN 0.
@@ -46,8 +48,8 @@ NUM_SPECIAL = len(special_patterns("float32"))
 def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
     """Draws a global tensor with one special value at its first element and at a third of the others.
 
-    Another third of the others is -0.0, the one value that is lost when zeros are added; the rest are odd
-    integers.  There is one value per draw, so that a failure shrinks to that value alone.
+    Another third of the others is -0.0, the only value that is lost when zeros are added. The rest are odd integers.
+    Each draw has only one kind of special value, so that a failure shrinks to this value.
 
     Args:
         number: Index into `special_patterns`, taken modulo the number of patterns.
@@ -62,18 +64,21 @@ def draw_special(dtype_name: str, number: int, shape: tuple[int, ...], source: t
 
 
 def draw_patterns(dtype_name: str, start: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Draws a global tensor of all bit patterns from number `start` on, and from 0 again after the last."""
+    """Draws a global tensor of consecutive bit patterns, from number `start` on.
+
+    After the last pattern comes number 0.
+    """
     running = (torch.arange(torch.Size(shape).numel(), device="cpu") + start) % NUM_PATTERNS
     return _as_floats(running, dtype_name).view(shape)
 
 
 def _signed(pattern: int, dtype_name: str) -> int:
-    """Returns the signed integer with these bits, of the dtype's width."""
+    """Returns the signed integer that has the bits of `pattern` in the dtype's width."""
     width = DTYPES[dtype_name].itemsize * 8
     return pattern - (1 << width) if pattern >> (width - 1) else pattern
 
 
 def _as_floats(integers: torch.Tensor, dtype_name: str) -> torch.Tensor:
-    """Cuts int64 to the dtype's width, and reinterprets it as numbers of the dtype."""
+    """Cuts int64 integers to the dtype's width, and reinterprets their bits as numbers of the dtype."""
     dtype = DTYPES[dtype_name]
     return integers.to(INTEGERS[dtype.itemsize]).view(dtype)

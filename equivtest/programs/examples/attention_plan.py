@@ -1,8 +1,8 @@
 """Divides the heads of an attention block among the ranks by hand.
 
-Source: Vaswani et al., Attention Is All You Need (2017), section 3.2, normalized first as in Xiong et al., On Layer
-Normalization in the Transformer Architecture (2020); Shoeybi et al., Megatron-LM (2019), section 3, for the division:
-one sum over the ranks forward, one backward.
+Source: Vaswani et al., Attention Is All You Need (2017), section 3.2, with the norm first, as in Xiong et al., On Layer
+Normalization in the Transformer Architecture (2020). For the division, with one sum over the ranks in the forward and
+one in the backward: Shoeybi et al., Megatron-LM (2019), section 3.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DividedBlock(AttentionBlock):
 
 
 def heads_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Makes the block compute some of the heads on each rank, divided as by torch.chunk; returns the same block.
+    """Makes the block compute some of the heads on each rank, divided as by torch.chunk. Returns the same block.
 
     Hooks sum the gradients over the ranks for each tensor that a rank uses only in part.
     """
@@ -67,7 +67,7 @@ def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 class _SumOver(torch.autograd.Function):
-    """Sums over the ranks in the forward; each term gets the gradient of the sum in the backward."""
+    """Sums over the ranks in the forward. In the backward, each term gets the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -79,7 +79,7 @@ class _SumOver(torch.autograd.Function):
 
 
 class _SumGradients(torch.autograd.Function):
-    """Passes the tensor on unchanged in the forward; sums the ranks' shares of the gradient in the backward."""
+    """Passes the tensor on unchanged in the forward. In the backward, sums the ranks' shares of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -92,13 +92,13 @@ class _SumGradients(torch.autograd.Function):
 
 
 def sum_over(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Adds the shares of all ranks; in the backward, each share gets the gradient of the sum."""
+    """Adds the shares of all ranks. In the backward, each share gets the gradient of the sum."""
     summed: torch.Tensor = _SumOver.apply(tensor, group)  # type: ignore[no-untyped-call]
     return summed
 
 
 def sum_gradients(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Returns the tensor unchanged; the backward adds the gradients of all ranks.
+    """Returns the tensor unchanged. The backward adds the gradients of all ranks.
 
     Each rank uses only a part of the tensor.
     """

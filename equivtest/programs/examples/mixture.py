@@ -1,4 +1,7 @@
-"""A module with parameters of many shapes; the gradient of each is a slice of x, so each affects the total norm."""
+"""A module with parameters of many shapes.
+
+The gradient of each parameter is a slice of x, so each parameter affects the total norm.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +75,9 @@ SIZES = {
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    """Makes SGD: its updates are as long as the gradients, unlike the updates of Adam.
+    """Makes the optimizer SGD. Its updates are in proportion to the gradients, unlike the updates of Adam.
 
-    It updates one tensor after the other: `foreach`, the default beyond the CPU, refuses DTensors among plain tensors
-    (2.13.0).
+    The optimizer updates one tensor after the other, because `foreach`, the default beyond the CPU, refuses DTensors
+    among plain tensors (torch 2.13.0).
     """
     return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.5, foreach=False)

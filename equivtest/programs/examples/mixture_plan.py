@@ -1,4 +1,7 @@
-"""Distributes parameters in different ways: whole, divided along one axis or both, on some ranks, on one rank."""
+"""Distributes parameters in different ways.
+
+Some parameters are whole, some are divided along one axis or both, and some are only on some ranks or on one rank.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ PLACED: Mapping[str, tuple[Placement, Placement]] = {
 
 
 class Divided(Mixture):
-    """The part of a mixture that one rank holds.
+    """The part of a mixture on one rank.
 
     Attributes:
         shares: Name of a parameter -> function from its slice of x to this rank's part of the slice; only for divided
             parameters.
-        groups: Name of a plain parameter -> group, if each rank of the group holds a different part of it.
+        groups: Name of a plain parameter -> group, if each rank of the group has a different part of the parameter.
     """
 
     def __init__(self, whole: Mixture) -> None:
@@ -40,7 +43,7 @@ class Divided(Mixture):
         self.groups: dict[str, distributed.ProcessGroup] = {}
 
     def term(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """Returns a parameter's term in the loss, the same on every rank."""
+        """Returns a parameter's term in the loss. The term is the same on every rank."""
         parameter = cast("nn.Parameter | None", getattr(self, name))
         groups = [self.groups[name]] if name in self.groups else []
         if isinstance(parameter, DTensor):  # products of DTensors lose their layout if a rank has no element, finding 4

@@ -35,11 +35,12 @@ def tensor_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def sequence_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides tokens outside of the layers and hidden features inside them.
+    """Divides the tokens outside of the layers, and the hidden features inside the layers.
 
-    An all_gather comes before the layers, a reduce_scatter after them.
+    An all_gather runs before the layers, and a reduce_scatter after the layers.
 
-    The block takes all tokens and returns all; each rank adds the result of `GatedBlock.change` to its own tokens of x.
+    The block takes all tokens and returns all tokens. Each rank adds the result of `GatedBlock.change` to its own
+    tokens of x.
     """
     tokens = Shard(0)
     prepared = PrepareModuleInputOutput(
@@ -63,10 +64,10 @@ def data_parallel(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 def data_parallel_by_hook(block: nn.Module, mesh: DeviceMesh, **settings: bool) -> nn.Module:
     """Runs the whole block on every rank, on different rows; a communication hook averages the gradients.
 
-    Each dtype has a different hook of torch; each hook gives the average of all ranks. `allreduce_hook` computes just
-    that. `fp16_compress_hook` loses nothing, because it gets float16 gradients. PowerSGD and local SGD begin after a
-    thousand steps or more; until then their hooks average over all ranks. No setting of DistributedDataParallel changes
-    a gradient.
+    For each dtype the block has a different hook of torch, and each hook gives the average of all ranks.
+    `allreduce_hook` computes this average and nothing else. `fp16_compress_hook` loses no bits, because it gets float16
+    gradients. PowerSGD and local SGD begin after a thousand steps or more; until then their hooks average over all
+    ranks. No setting of DistributedDataParallel changes a gradient.
 
     Source: torch/distributed/algorithms/ddp_comm_hooks (2.13.0): default_hooks.py, powerSGD_hook.py and
     post_localSGD_hook.py.

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import (
 
 
 class ScannedBlock(nn.Module):
-    """Maps x (..., 1) to y = W2 s (..., 1), with s the running sums of the hidden features W1 x."""
+    """Maps x (..., 1) to y = W2 s (..., 1). The vector s has the running sums of the hidden features W1 x."""
 
     def __init__(self, num_hidden: int) -> None:
         super().__init__()
@@ -38,7 +38,10 @@ def features_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class PickedBlock(nn.Module):
-    """Picks the second feature of the first two of T tokens: x is (T, 2), the output (2, 1); T is at least 2."""
+    """Picks the second feature of the first two of T tokens.
+
+    The input x has the shape (T, 2), and the output (2, 1). T is at least 2.
+    """
 
     place: torch.Tensor
 
@@ -55,7 +58,7 @@ def picked_block() -> nn.Module:
 
 
 def tokens_divided(block: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Divides the tokens among the ranks; every rank has the positions of all tokens."""
+    """Divides the tokens among the ranks. Every rank has the positions of all tokens."""
     assert isinstance(block, PickedBlock)
     block.place = distribute_tensor(block.place, mesh, [Replicate()])
     prepared = PrepareModuleInputOutput(

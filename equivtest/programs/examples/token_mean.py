@@ -1,8 +1,8 @@
-"""A step of training whose loss is the mean over all tokens of the whole batch, however it is cut.
+"""A step of training whose loss is the mean over all tokens of the whole batch, however the batch is cut.
 
-Ranks, and micro-batches of a rank, have different numbers of tokens that count, so the mean of their means differs from
-the mean over all tokens.  The gradient of a sum is the sum of its terms' gradients.  So each rank runs backward from
-the sum over its tokens, divided by the number of tokens on all ranks, times the number of ranks over which its
+Ranks, and micro-batches of a rank, have different numbers of tokens that count. So the mean of the ranks' means differs
+from the mean over all tokens.  The gradient of a sum is the sum of its terms' gradients.  So each rank runs backward
+from the sum over its tokens, divided by the number of tokens on all ranks, times the number of ranks over which its
 gradients are averaged.
 """
 
@@ -49,7 +49,7 @@ class TokenMean:
 
     @classmethod
     def step(cls, *given: Any) -> Report:
-        """Runs the step; takes the arguments of a `Training.step`: module, mesh, micro_batches and optimizer."""
+        """Runs the step. The arguments are those of a `Training.step`: module, mesh, micro_batches and optimizer."""
         return cls(*given).run()
 
     def run(self) -> Report:
@@ -74,7 +74,7 @@ class TokenMean:
         return self.summed(self.own.sum())
 
     def begin(self) -> None:
-        """Forgets the gradients of the step before."""
+        """Removes the gradients of the previous step."""
         self.optimizer.zero_grad()
 
     def reduces(self, number: int) -> bool:
@@ -93,7 +93,7 @@ class TokenMean:
         """Does nothing, because the backward of the last micro-batch has already reduced the gradients."""
 
     def clipped(self) -> torch.Tensor:
-        """Clips all gradients by their total norm; returns that norm, as it was before clipping."""
+        """Clips all gradients by their total norm. Returns the norm before clipping."""
         return clip(self.module)
 
     def update(self) -> None:
@@ -114,7 +114,7 @@ def tokens_in(micro_batch: MicroBatch) -> torch.Tensor:
 
 
 def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
-    """Makes the next backward reduce the gradients over the ranks if `is_last`, else keep them local."""
+    """Makes the next backward reduce the gradients over the ranks if `is_last` is True, and keep them local if not."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(is_last)
     if isinstance(module, DistributedDataParallel):
@@ -122,6 +122,6 @@ def reduces_gradients(module: Any, is_last: bool) -> None:  # noqa: FBT001
 
 
 def clip(module: nn.Module) -> torch.Tensor:
-    """Clips all gradients; returns their norm before clipping, whole on every rank."""
+    """Clips all gradients. Returns their norm before clipping, which every rank has as a whole."""
     norm = torch.nn.utils.clip_grad_norm_(module.parameters(), MAX_NORM)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

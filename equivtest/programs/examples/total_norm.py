@@ -1,8 +1,9 @@
 """Steps of training that clip by the norm of all gradients, however each parameter is divided.
 
 torch clips DTensors of one mesh in one call, but refuses DTensors of several meshes beside plain tensors that only some
-ranks have.  Such gradients are clipped as torchtitan clips experts beside other parameters: it computes a norm for all
-parameters that one group divides, reduces the norm over that group, and then takes the norm of these norms.
+ranks have.  Such gradients are clipped in the way in which torchtitan clips experts beside other parameters. For each
+group, the step computes a norm for all parameters that the group divides, and reduces that norm over the group. The
+total norm is the norm of these norms.
 
 Source: torch.nn.utils.clip_grad_norm_, get_total_norm and clip_grads_with_norm_, torch.amp.GradScaler (2.13.0);
 torchtitan/distributed/utils.py, clip_grad_norm_ and _clip_grad_norm_with_ep.
@@ -28,8 +29,9 @@ class Clipped:
     """One step of training: forward, backward, clipping, update.
 
     Attributes:
-        norm_type: 1, 2 or math.inf.
-        foreach: True if torch takes several gradients in one operation; the value alternates from step to step.
+        norm_type: Type of the norm: 1, 2 or math.inf.
+        foreach: Argument of torch's functions. If True, torch takes several gradients in one operation. If None, torch
+            decides. The value changes from step to step.
         raises: True if torch should raise when the norm is not finite.
     """
 
@@ -52,7 +54,7 @@ class Clipped:
 
     @classmethod
     def step(cls, *given: Any) -> dict[str, torch.Tensor]:
-        """Runs the step; takes the arguments of a `Training.step`: module, mesh, micro_batches and optimizer."""
+        """Runs the step. The arguments are those of a `Training.step`: module, mesh, micro_batches and optimizer."""
         return cls(*given).run()
 
     def run(self) -> dict[str, torch.Tensor]:
@@ -64,7 +66,7 @@ class Clipped:
         return {"loss": loss.detach(), "total_norm": norm}
 
     def clip(self) -> torch.Tensor:
-        """Clips all gradients by their total norm; returns that norm, as it was before clipping."""
+        """Clips all gradients by their total norm. Returns the norm before clipping."""
         raise NotImplementedError
 
     def norm_of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -108,7 +110,10 @@ class ByGroups(Clipped):
         return {name: each for name, each in self.module.named_parameters() if each.grad is not None}
 
     def on_meshes(self, *, parameters: bool = False) -> dict[DeviceMesh, list[torch.Tensor]]:
-        """Returns mesh -> gradients that are DTensors on it; with `parameters`, the parameters of these gradients."""
+        """Returns mesh -> gradients that are DTensors on the mesh.
+
+        If `parameters` is True, the result has the parameters instead of their gradients.
+        """
         by_mesh: dict[DeviceMesh, list[torch.Tensor]] = {}
         for each in self.graded().values():
             if isinstance(each, DTensor):
@@ -120,7 +125,7 @@ class ByGroups(Clipped):
         return [each for each in self.graded().values() if not isinstance(each, DTensor)]
 
     def in_groups(self) -> dict[distributed.ProcessGroup, list[torch.Tensor]]:
-        """Returns group -> gradients of plain tensors that differ on each rank of the group; a rank may have none."""
+        """Returns group -> gradients of plain tensors that differ on each rank of the group. A rank may have none."""
         by_group: dict[distributed.ProcessGroup, list[torch.Tensor]] = {}
         graded = self.graded()
         for name, group in self.module.groups.items():
@@ -150,7 +155,7 @@ class ByGroups(Clipped):
 
 
 class Scaled(InOneCall):
-    """Scales the loss by torch's GradScaler; an infinity on one rank alone must stop the update on all ranks."""
+    """Scales the loss by torch's GradScaler. An infinity on one rank alone must stop the update on all ranks."""
 
     def run(self) -> dict[str, torch.Tensor]:
         scaler = torch.amp.GradScaler(self.mesh.device_type, init_scale=2.0**10)
@@ -160,9 +165,9 @@ class Scaled(InOneCall):
         return {"loss": loss.detach(), "total_norm": norm}
 
     def attempt(self, scaler: torch.amp.GradScaler, loss: torch.Tensor, *, overflows: bool) -> torch.Tensor:
-        """Runs backward, clipping and update, and returns the norm; if a gradient is infinite, no rank updates.
+        """Runs backward, clipping and update, and returns the norm. If a gradient is infinite, no rank updates.
 
-        With `overflows`, one element of a gradient is made infinite on one rank.
+        If `overflows` is True, one element of a gradient is made infinite on one rank.
         """
         self.optimizer.zero_grad()
         torch.autograd.backward(scaler.scale(loss), retain_graph=overflows)
@@ -186,17 +191,17 @@ class Scaled(InOneCall):
         raise AssertionError("error_if_nonfinite=True, a gradient is infinite, and get_total_norm did not raise")
 
     def overflow(self) -> None:
-        """Makes one element of a gradient infinite on one rank; each step takes another parameter."""
+        """Makes one element of a gradient infinite on one rank. Each step takes another parameter."""
         parameter = self.module.get_parameter(("both", "tensor", "data")[self.number % 3])
         if self.mesh.get_rank() == self.mesh.mesh.max():
             local(parameter.grad)[-1, -1] = math.inf
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
-        """Divides the gradients by the scale, and records if one is infinite on any rank."""
+        """Divides the gradients by the scale, and records if a gradient is infinite on any rank."""
         scaler.unscale_(self.optimizer)
 
     def update(self, scaler: torch.amp.GradScaler) -> None:
-        """Updates the parameters unless a gradient is infinite; halves the scale if one is."""
+        """Updates the parameters, unless a gradient is infinite. If a gradient is infinite, halves the scale."""
         scaler.step(self.optimizer)
         scaler.update()
 

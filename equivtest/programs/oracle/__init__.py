@@ -1,4 +1,4 @@
-"""Computes a program's right answers from its unsharded module, on integers that nothing rounds or on real numbers."""
+"""Computes a program's right values from its unsharded module, on real numbers or on integers that nothing rounds."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from equivtest.programs.reference import call_builder, in_dtype, with_parameters
 def expect_module(case: ModuleCase, index: int) -> Expected:
     """Returns outputs, parameters and gradients of the unsharded module, which runs once for each part of the batch.
 
-    If the case is judged by parts, each part starts from values that the unsharded module had in this process, since
-    the ranks' values are not known here: see `expect_module_held`.
+    The function does not know the ranks' values. So if the case is judged by parts, each part starts from values that
+    the unsharded module had in this process. To start from the ranks' values, call `expect_module_held`.
 
     Raises:
         Misuse: an operation of the module could round the integers of this case, or has no known bound.
@@ -43,13 +43,13 @@ def expect_module(case: ModuleCase, index: int) -> Expected:
 
 @expect_held.register
 def expect_module_held(case: ModuleCase, index: int, held: Held) -> Expected:
-    """Returns right outputs, parameters and gradients, some of them derived from the ranks' answers, `held`.
+    """Returns right outputs, parameters and gradients, some of them derived from `held`, the tensors of the ranks.
 
-    Without `by_parts` and without training, nothing is derived from them, and the result is the same as of
-    `expect_module`.
+    Without `by_parts` and without training, nothing is derived from the ranks' tensors, and the result is the same as
+    the result of `expect_module`.
 
-    If the case is judged by parts, each part starts from the ranks' values at its beginning.  If the module is trained,
-    each step starts from the ranks' parameters after the step before.
+    If the case is judged by parts, each part starts from the ranks' values of the part's inputs. If the module is
+    trained, each step starts from the ranks' parameters after the previous step.
     """
     return _expected_of(case, index, held)
 
@@ -67,7 +67,7 @@ def _expected_of(case: ModuleCase, index: int, held: Held | None) -> Expected:
 
 
 def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Expected:
-    """Returns the right answers of one forward and backward."""
+    """Returns the right values after one forward and backward."""
     if case.judge.by_parts and held is not None:
         return _by_parts(case, drawn, held)
     if case.judge.by_parts:
@@ -82,9 +82,9 @@ def _once(case: ModuleCase, index: int, drawn: Tensors, held: Held | None) -> Ex
 
 
 def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
-    """Returns a function that looks up the boundaries of the unsharded module, which runs in this process.
+    """Returns a function that looks up tensors at the boundaries of the unsharded module, which runs in this process.
 
-    This function stands in for the one that assembles the boundaries from the ranks.
+    This function replaces the function that assembles these tensors from the ranks.
     """
     module = with_parameters(
         in_dtype(call_builder(case.build), case.dtype), {name: given[name] for name in case.parameter_names()}
@@ -95,7 +95,10 @@ def _held_by_one(case: ModuleCase, given: Tensors) -> HeldAt:
 
 
 def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
-    """Returns every answer and, unless the case is a step, the right value of each boundary that the ranks recorded."""
+    """Returns the right value of every judged tensor.
+
+    Unless the case is a step, this includes each boundary that the ranks recorded.
+    """
 
     if case.training.step:
         return answered(case, drawn, _within_bounds(case, drawn, held_of_parts(case, held))[0], ())
@@ -108,11 +111,11 @@ def _by_parts(case: ModuleCase, drawn: Tensors, held: Held) -> Expected:
 
 
 def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs: Sequence[Forced]) -> Expected:
-    """Returns the right value of every answer of a case that is judged by parts, boundaries included.
+    """Returns the right value of every judged tensor, with boundaries, of a case that is judged by parts.
 
     Args:
         found: Right outputs and gradients, by name.
-        runs: Run of the module on each part of the batch, with the right values of boundaries.
+        runs: The run of the module on each part of the batch. Each run has the right values of the boundaries.
     """
     inputs = {name: _in_float64(tensor) for name, tensor in drawn.items()}
     expected = _expected(case, inputs, found, {})
@@ -124,10 +127,10 @@ def answered(case: ModuleCase, drawn: Tensors, found: Mapping[str, Found], runs:
 
 
 def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits_used: Mapping[str, int]) -> Expected:
-    """Returns every answer except boundaries.
+    """Returns the right value of every judged tensor except boundaries.
 
-    The right value of an answer without an entry in `found`, such as a gradient that no output reaches, is zero.  The
-    right value of a parameter is a copy of the given parameter.
+    If a judged tensor has no entry in `found`, such as a gradient that no output reaches, its right value is zero. The
+    right value of a parameter is a copy of the parameter in `given`.
     """
     tensors, layouts, shapes, dtypes = {}, case.layouts(), case.shapes(), _dtypes(case)
     flags: dict[str, bool | None] = {**case.given_flags()}
@@ -153,27 +156,27 @@ def _expected(case: ModuleCase, given: Tensors, found: Mapping[str, Found], bits
 
 
 def _dtypes(case: ModuleCase) -> dict[str, str]:
-    """Returns answer -> name of its dtype, for answers in a dtype other than the case's."""
+    """Returns tensor -> name of its dtype, for judged tensors in another dtype than the case's."""
     facts = case.facts
     found = {**facts.outputs, **{f"buffer.{name}": fact for name, fact in facts.buffers.items()}}
     return {name: fact.dtype for name, fact in found.items() if fact.dtype}
 
 
 def _in_float64(tensor: torch.Tensor) -> torch.Tensor:
-    """Widens floating-point tensors only; integers keep their dtype."""
+    """Converts a floating-point tensor to float64. A tensor of integers keeps its dtype."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _within_bounds(
     case: ModuleCase, given: Tensors, held: Sequence[HeldAt] = (), *, takes_factors: bool = False
 ) -> tuple[dict[str, Found], list[Forced]]:
-    """Returns (outputs and gradients on real numbers, with their bounds; run of the module on each part of the batch).
+    """Returns (outputs and gradients on real numbers with their bounds, the module's run on each part of the batch).
 
     If `held` has functions that assemble the ranks' values, one for each part of the batch, each part of the module
     starts from those values.
 
-    The module runs in the case's own dtype, because its results may depend on it, as the default eps of nn.RMSNorm
-    does.
+    The module runs in the case's own dtype, because the results may depend on the dtype. For example, the default eps
+    of nn.RMSNorm depends on the dtype.
     """
     ran = ran_within_bounds(case, given, held, takes_factors=takes_factors)
     with ran.counted:
@@ -189,9 +192,10 @@ def _within_bounds(
 def measured(tensors: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
     """Returns the tensors, with a `scale` (see `ExpectedTensor`) for each gradient that is zero within its bound.
 
-    The scale is a small fraction of the root mean square of all gradients.  Without it, the bound of such a gradient
-    would count as too wide, because every bound is wide beside zero.  An example is a bias of the keys: a softmax does
-    not change if a constant is added to all its terms, so the gradient is zero in exact arithmetic.
+    The scale is a small fraction of the root mean square of all gradients.  Without the scale, the bound of such a
+    gradient would count as too wide, because every bound is wide beside zero. An example is the gradient of a bias of
+    the keys. A softmax does not change if a constant is added to all its terms, so this gradient is zero in exact
+    arithmetic.
     """
     gradients = [tensor.value.flatten() for name, tensor in tensors.items() if name.startswith("grad.")]
     if not gradients:

@@ -1,4 +1,4 @@
-"""Computes the right answers of several forwards and backwards, on different inputs, whose gradients add up."""
+"""Computes the right values of several forwards and backwards, on different inputs, whose gradients add up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         given: Whole inputs, parameters and cotangents, by name.
-        held: Each rank's answers to this micro-batch, by names without 'micro2.' and the like.
+        held: Each rank's tensors of this micro-batch. Their names have no prefix such as 'micro2.'.
         buffers: Replacements of the module's buffers in each part of the batch, by name.
     """
 
@@ -36,10 +36,11 @@ class MicroBatch(NamedTuple):
 
 
 def expect_accumulated(micro_batches: Sequence[MicroBatch]) -> Expected:
-    """Returns the right value of every answer to all micro-batches, named as `at_micro_batch` names them.
+    """Returns the right value of every tensor of all micro-batches, under the names that `at_micro_batch` makes.
 
-    A parameter has one gradient: the sum over all micro-batches of the sum or mean over the parts of the batch. The
-    bound of this sum allows any order of additions: over the micro-batches first, or over the ranks first.
+    A parameter has one gradient. For each micro-batch, the gradients of the parts of the batch are added up or
+    averaged, and the results are added up over all micro-batches. The bound of this sum allows any order of additions,
+    such as over the micro-batches first or over the ranks first.
     """
 
     def held(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 class TakesApart(TorchFunctionMode):
     """Splits attention of 32 bits or more into products and softmaxes, and an LSTM into its steps.
 
-    Overrides the kernels that the module asks for.  Attention in 16 bits, or under autocast, may stay in one kernel,
-    because the CPU's kernel rounds more than its parts do.  An LSTM is split because oneDNN takes all steps at once.
+    The mode overrides the kernels that the module asks for. Attention in 16 bits, or under autocast, may stay in one
+    kernel, because the CPU's kernel rounds more than the separate operations.  An LSTM is split because oneDNN takes
+    all steps at once.
 
     Source: torch.nn.attention.sdpa_kernel, torch.backends.mkldnn.flags (2.13.0).
     """
@@ -35,7 +36,10 @@ class TakesApart(TorchFunctionMode):
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Disables oneDNN within the block, without the warning of TF32 that torch.backends.mkldnn.flags emits (2.13.0)."""
+    """Disables oneDNN within the block.
+
+    The function avoids the warning about TF32 that torch.backends.mkldnn.flags emits (torch 2.13.0).
+    """
     was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # noqa: FBT003
     try:

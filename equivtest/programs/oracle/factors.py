@@ -1,11 +1,11 @@
 """Accepts constant factors in a backward, because a program may scale its loss and divide its gradients later.
 
 The gradient at a boundary is then a multiple of the unsharded gradient, on all ranks. The oracle accepts a factor only
-if the program shows that it has taken the factor out again. The oracle computes everything twice: once from the ranks'
-values as they are, with the factor left in, and once from the values divided by the factor. Each gradient that the
-factor reaches (parameter, input or boundary) must distinguish the two computations. Each gradient of a parameter or an
-input must agree with the second one. So claims still fail for a factor that is left in, for a factor on one of two
-paths or on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
+if the ranks' values show that the program has taken the factor out again. The oracle computes everything twice: first
+from the ranks' values with the factor left in, then from the values divided by the factor. Each gradient of a
+parameter, an input or a boundary that the factor reaches must distinguish the two computations. Each gradient of a
+parameter or an input must agree with the second computation. So claims still fail for a factor that is left in, for a
+factor on one of two paths or on one of several ranks, and for a factor so near to 1 that a bound cannot see it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Multiple(NamedTuple):
     """Values of the ranks that are a constant factor times the right values.
 
     Attributes:
-        right: The right values times the factor.
+        right: The right values multiplied by the factor.
         whole: The ranks' values.
     """
 
@@ -78,16 +78,19 @@ class Multiple(NamedTuple):
 def multiple_of(
     held: HeldAt, name: str, whole: Whole, right: Bounded, rounded: Rounded, known: Sequence[float] = ()
 ) -> Multiple | None:
-    """Finds a factor for which the ranks' values are a multiple of the right values; None if no factor fits.
+    """Finds a factor for which the ranks' values are a multiple of the right values.
 
-    Factors of boundaries nearer to the loss are tried first, and alone if the bound is too wide to estimate another.
+    The result is None if there is no such factor.
+
+    Factors of boundaries nearer to the loss are tried first. If the bound is too wide to estimate another factor, only
+    these factors are tried.
 
     Args:
         held: Function that assembles the ranks' values at a boundary.
         name: Name of the boundary.
         whole: The ranks' values at the boundary.
         right: The right values, with their bound.
-        rounded: Extra errors of the values if a program scales them.
+        rounded: Extra errors that the values have if a program scales them by a factor.
         known: Factors of boundaries nearer to the loss, in the order in which to try them.
     """
     factors = [*known]
@@ -104,9 +107,10 @@ def multiple_of(
 
 
 def _near(ratio: float, share: float) -> Iterator[float]:
-    """Yields up to two candidates for a factor, given a ratio of norms: simple fractions, times a power of two.
+    """Yields up to two candidates for a factor from a ratio of norms. Each is a simple fraction times a power of two.
 
-    First the simplest one within NEAR roundings of the ratio, if there is one, then the nearest one.
+    The first candidate is the simplest fraction within NEAR roundings of the ratio, if there is one. The last candidate
+    is the nearest fraction.
 
     Args:
         share: Relative error of one rounding.
@@ -121,30 +125,30 @@ def _near(ratio: float, share: float) -> Iterator[float]:
 
 
 def is_exact(factor: float) -> bool:
-    """True for a power of two: scaling by it is exact unless a value underflows."""
+    """True if the factor is a power of two. Then scaling by the factor is exact unless a value underflows."""
     return math.frexp(factor)[0] == 0.5
 
 
 def rounds_factors(runs: Sequence[Forced]) -> bool:
-    """True if a factor of these runs is no power of two, so that a program rounds when it takes the factor out."""
+    """True if a factor of these runs is no power of two. Then a program rounds when it takes the factor out."""
     return not all(is_exact(factor) for run in runs for factor in run.factors.values())
 
 
 def divided(whole: Whole, factor: float) -> Whole:
-    """Divides the ranks' values by the factor, float64."""
+    """Divides the ranks' values by the factor, in float64."""
     spread, magnitude = (None if each is None else each / factor for each in (whole.spread, whole.magnitude))
     return whole._replace(value=whole.value.double() / factor, spread=spread, magnitude=magnitude)
 
 
 def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
-    """Returns the right answers; divides constant factors of the backward out if the program does that too.
+    """Returns the right values. Constant factors of the backward are divided out if the program divides them out.
 
-    If the program leaves a factor in, or if a bound is too wide to tell, nothing is divided out.  Then the ranks' value
-    at the boundary where the factor first appears counts as wrong.
+    If the program leaves a factor in, or if a bound is too wide to tell, nothing is divided out.  In these cases the
+    ranks' value at the first boundary with the factor counts as wrong.
 
     Args:
-        ran: Function that returns the right answers and the runs; takes True to divide the factors out.
-        held: Function that assembles the ranks' values of an answer.
+        ran: Function that returns the right values and the runs. Its argument is True to divide the factors out.
+        held: Function that assembles the ranks' values of a tensor.
     """
     expected, left_in = ran(False)  # noqa: FBT003
     wrong = {name for run in left_in for name in run.wrong}
@@ -158,7 +162,10 @@ def without_factors(ran: Callable[[bool], Ran], held: HeldOf) -> Expected:
 
 
 def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
-    """True unless the ranks' value at some boundary agrees with both runs: its bound is too wide to show the factor."""
+    """True unless the ranks' value at some boundary agrees with both runs.
+
+    If it agrees with both, the boundary's bound is too wide to show the factor.
+    """
     both = left_in.agreed.keys() & taken_out.agreed.keys()
     return all(
         torch.equal(left_in.agreed[name].value, taken_out.agreed[name].value) or _is_zero(taken_out.agreed[name])
@@ -169,7 +176,7 @@ def _tells_apart(left_in: Forced, taken_out: Forced) -> bool:
 def _is_taken_out(left_in: Mapping[str, ExpectedTensor], taken_out: Mapping[str, ExpectedTensor], held: HeldOf) -> bool:
     """True if all gradients of parameters and inputs agree with `taken_out`.
 
-    Besides, none that the factor reaches may agree with `left_in`.
+    Besides, no gradient that the factor reaches may agree with `left_in`.
     """
     for name, right in taken_out.items():
         if not (own := split_micro_batch(name)[1]).startswith(GRADIENT) or is_boundary(own):
@@ -192,5 +199,5 @@ def _agrees(value: torch.Tensor, right: ExpectedTensor) -> bool:
 
 
 def _is_zero(right: Bounded | ExpectedTensor) -> bool:
-    """True if the right value is zero within its bound, so that its multiples are too."""
+    """True if the right value is zero within its bound. Then each multiple of the right value is zero too."""
     return right.allowed is None or bool((right.value.abs() <= right.allowed).all())

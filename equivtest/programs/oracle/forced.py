@@ -1,9 +1,10 @@
 """Runs the unsharded module again, and replaces the result of each part, a submodule, by the ranks' value.
 
-Worst-case bounds grow from layer to layer.  Here they do not: the bound of a part starts from the ranks' values at its
-beginning, forward and backward.  So each bound covers only the operations of one part, however deep the module is and
-however few bits its dtype has.  The run takes the ranks' value only if its bound is less than limits.STILL_SHOWS times
-the values; else the run continues from its own value, and the bound continues to grow.
+Worst-case bounds usually grow from layer to layer. In this run they do not grow, because the bound of a part starts
+from the ranks' values of the part's inputs, forward and backward. So each bound covers only the operations of one part,
+however deep the module is and however few bits its dtype has. The run takes the ranks' value only if the value's bound
+is less than limits.STILL_SHOWS times the values. Otherwise the run continues from its own value, and the bound
+continues to grow.
 """
 
 from __future__ import annotations
@@ -35,26 +36,27 @@ class Forced(Boundaries):
     """Judges the ranks' value at each boundary of a module's parts, and continues the run from that value.
 
     As in `Boundaries`, a part is a submodule.  `found`, `layouts`, `open`, `wrong`, `factors` and `agreed` use the
-    names of answers.
+    names under which subjects return tensors.
 
     Attributes:
-        found: Right value of each boundary that the ranks recorded, by its answer's name, in the order of the run.
+        found: Right value of each boundary that the ranks recorded, by name, in the order of the run.
         layouts: The ranks' layout at each boundary in `found`.
         open: Boundaries from which the run continues although their bound cannot show an error.
-        wrong: Boundaries at which the ranks' value is outside its bound.
-        factors: Factor of each gradient that is a multiple of the right one, if factors are divided out.
-        agreed: Right value of each boundary at which the ranks' value is within its bound and the run continues from
-            it.
+        wrong: Boundaries at which the ranks' value is outside the boundary's bound.
+        factors: Factor of each gradient that is a multiple of the right gradient, if factors are divided out.
+        agreed: Right value of each boundary at which the ranks' value is within the bound and the run continues from
+            the ranks' value.
 
     Args:
         held: Function that assembles the ranks' value at a boundary.
         past_open: True to continue from the ranks' value even at a boundary with too wide a bound, if its layout is
-            known without looking at values (`Whole.is_told`). All later boundaries are then judged; only this boundary
-            stays without a conclusion.
-        takes_factors: True if a gradient may be the right one times a constant factor: the run divides the ranks'
-            gradient by the factor, and continues from the quotient.
-        owes_parts: False if no part has to give a right value, as in a step that runs the module in its own way. The
-            run then continues from the ranks' values until one is wrong, and from its own values after that.
+            known without looking at values (`Whole.is_told`). Then all later boundaries are judged, and only this
+            boundary has no conclusion.
+        takes_factors: True if a gradient may be the right gradient multiplied by a constant factor. The run then
+            divides the ranks' gradient by the factor, and continues from the quotient.
+        owes_parts: False if the parts need not return right values, as in a step that runs the module in its own way.
+            The run then continues from the ranks' values until one of them is wrong, and after that from its own
+            values.
     """
 
     def __init__(
@@ -91,35 +93,38 @@ class Forced(Boundaries):
                     part.copy_(new)
 
     def meet_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Has the backward judge the ranks' gradient of the tensor, and continue from it if possible."""
+        """Makes the backward judge the ranks' gradient of the tensor, and continue from that gradient if possible."""
         tensor.register_hook(functools.partial(self._came_back, f"grad.{BOUNDARY}{name}"))  # type: ignore[no-untyped-call]
 
     def owe_nothing(self, name: str) -> None:
-        """Records that a tensor of one of `FUNCTIONS`, `name`, need not be right on the ranks, nor exist there.
+        """Records that `name`, a tensor of one of `FUNCTIONS`, need not be right on the ranks, or exist there.
 
-        The run continues from the ranks' value if that is right, else from its own value.  A wrong value is no failure.
+        If the ranks' value is right, the run continues from it. Otherwise the run continues from its own value. A wrong
+        value is no failure.
         """
         self._operands |= {f"{BOUNDARY}{name}", f"grad.{BOUNDARY}{name}"}
 
     def apart(self, operand: Any) -> Any:
-        """Copies an operand if several of its elements share memory, so that each can get the ranks' value."""
+        """Copies an operand if several of its elements share memory, so that each element can get the ranks' value."""
         is_shared = isinstance(operand, torch.Tensor) and any(
             size > 1 and stride == 0 for size, stride in zip(operand.shape, operand.stride(), strict=True)
         )
         return operand.clone(memory_format=torch.contiguous_format) if is_shared else operand
 
     def is_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """True if the ranks recorded a tensor under this name: their part returned a new tensor, not its input."""
+        """True if the ranks recorded a tensor under this name. Then their part returned a new tensor, not its input."""
         with _disable_current_modes():
             parts = Parts.of(tensor)
             return self._held(f"{BOUNDARY}{name}", Bounded(parts.value.double(), parts.error)) is not None
 
     def choose(self, name: str, operand: torch.Tensor, dim: int, choice: Choice) -> Any:
-        """Returns (values, indices) of topk: the ranks' choice if it is right, else the reference's choice.
+        """Returns (values, indices) of topk.
 
-        Both may be right and differ: if elements are equal, topk may choose any of them.
+        This is the ranks' choice if that choice is right, otherwise the reference's choice.
 
-        Source: torch.topk (2.13.0), which does not specify which of equal values it takes.
+        The two choices may differ although both are right, because topk may choose any of several equal elements.
+
+        Source: torch.topk (2.13.0), which does not specify which of several equal values is chosen.
         """
         choices = None
         if isinstance(operand, Ranged) and not bool(operand.error.any()):
@@ -128,10 +133,10 @@ class Forced(Boundaries):
         return choice(operand) if choices is None else torch.return_types.topk((operand.gather(dim, choices), choices))
 
     def _chosen(self, name: str, value: torch.Tensor, dim: int, own: Any) -> torch.Tensor | None:
-        """Returns the indices that the ranks chose in topk, if that choice is right; else None.
+        """Returns the indices that the ranks chose in topk, or None if their choice is wrong.
 
-        The choice is right if no index occurs twice and the values at the indices equal, apart from their order, the
-        values that the reference chose.
+        The choice is right if no index occurs twice, and if the values at the indices equal the values that the
+        reference chose. The order of the values does not matter.
 
         Args:
             value: The operand of topk.
@@ -154,7 +159,10 @@ class Forced(Boundaries):
             return None if held is None else held.wrapped()
 
     def _judged(self, name: str, computed: torch.Tensor) -> Parts | None:
-        """Judges the ranks' value; returns it if the run continues from it, None if the run keeps its own value."""
+        """Judges the ranks' value.
+
+        The result is the ranks' value if the run continues from it, and None if the run keeps its own value.
+        """
         with _disable_current_modes():
             parts = Parts.of(computed)
             right = replace(self._counted.bounded(parts.wrapped()), derivation=self._derivation())
@@ -205,7 +213,7 @@ class Forced(Boundaries):
 
 
 def _is_near(whole: Whole, right: Bounded) -> bool:
-    """True if the ranks' value is so near to the right value that a narrow bound would accept it too."""
+    """True if the ranks' value is so near to the right value that even a narrow bound would accept the ranks' value."""
     resolution = resolution_of(right.value)
     return resolution is not None and bool(((whole.value.double() - right.value).abs() <= resolution).all())
 
@@ -213,9 +221,9 @@ def _is_near(whole: Whole, right: Bounded) -> bool:
 def _certainty(layout: Layout) -> tuple[int, int]:
     """Returns a sort key for the layouts that were inferred for one boundary in several parts of the batch.
 
-    The layout with the largest key is right.  A tensor of zeros agrees with several layouts, and is then taken for
-    replicas.  Another part of the batch, in which the tensor is not zero, shows if it is a shard or an operand of a
-    sum; such layouts have larger keys than replicas.
+    The layout with the largest key is right.  A tensor of zeros agrees with several layouts, so the oracle takes such a
+    tensor for replicas. Another part of the batch, in which the tensor is not zero, shows if the tensor is a shard or
+    an operand of a sum. The layouts of shards and operands have larger keys than the layout of replicas.
     """
     kinds = [type(placement) for placement in layout.placements]
     return kinds.count(Partial), kinds.count(Shard)
@@ -224,12 +232,12 @@ def _certainty(layout: Layout) -> tuple[int, int]:
 def boundaries(case: ModuleCase, runs: Sequence[Forced]) -> dict[str, ExpectedTensor]:
     """Returns name -> right value of each boundary that the ranks recorded, in the order of the run.
 
-    For a divided batch, the values of all parts of the batch are stacked along a new first dim.  A part without a value
-    gets an infinite allowed error, which no value exceeds.
+    For a divided batch, the values of all parts of the batch are stacked along a new first dim.  If a part has no
+    value, its allowed error is infinite, which no value exceeds.
 
     The values of the parts cannot be stacked if they differ in shape, as with the tokens of an expert. Then the result
-    has the value of one part, the first one in which `Forced` found the ranks' value wrong, and infinite allowed errors
-    for all other parts. If no part has a wrong value, the result leaves the boundary out.
+    has the value of only one part, and infinite allowed errors for all other parts. This part is the first part in
+    which `Forced` found the ranks' value wrong. If no part has a wrong value, the result leaves the boundary out.
     """
     facts, expected = case.boundaries(), {}
     for name in dict.fromkeys(name for run in runs for name in run.found):

@@ -1,21 +1,23 @@
-"""Assembles the ranks' tensors at a boundary inside a module, under a layout that is declared or inferred.
+"""Assembles the ranks' tensors at a boundary inside a module, under a declared or an inferred layout.
 
-A DTensor declares which part of the whole each rank has.  For a plain tensor the oracle infers the layout.  It tries
-all layouts of `_candidates`, and takes the first under which the ranks' tensors agree with the reference, within its
-bound, and are no operands of a sum, and all replicas have the same bits.  If there is no such layout, several others
-may agree, because a bound may be wide.  The oracle then takes the one with the smallest errors.
+A DTensor declares which part of the whole each rank has.  For a plain tensor the oracle infers the layout.  The oracle
+tries all layouts of `_candidates`, and takes the first layout that fulfils three conditions. Under the layout the
+ranks' tensors agree with the reference within its bound, the tensors are no operands of a sum, and all replicas have
+the same bits. If no layout fulfils all three conditions, several layouts may agree with the reference, because a bound
+may be wide. The oracle then takes the layout with the smallest errors.
 
-Two arrangements have no layout.  Along one dim, some slices may be replicas and the others operands of a sum: all ranks
-use some results of a projection, for example, and each rank uses a part of the others.  Or the slices of one dim may
-be in any order, as in merged projections.
+Two arrangements have no layout. In the first, some slices along a dim are replicas, and all other slices are operands
+of a sum. An example is a projection if all ranks use some of its results and each rank uses a part of the other
+results. In the second arrangement, the slices of one dim are in any order, as in merged projections.
 
-If the batch is divided, rows may move between ranks, as when each token goes to the rank of its expert.  The rows of
-one rank's part of the batch are then found among the rows of all ranks.
+If the batch is divided, rows may move between ranks, as when each token goes to the rank of its expert.  Then the
+oracle finds the rows of one rank's part of the batch among the rows of all ranks.
 
 A wrong guess hides no fault. Whatever layout the oracle guesses, the value that it assembles agrees with the reference,
-so the oracle judges all later parts from right values. The ranks continue from the values that they really have. If
-these are wrong, a later part gives results that differ from the oracle's, at the latest an output, or the gradient of
-an input or a parameter. For these tensors the oracle guesses nothing, because the case declares their layouts.
+so the oracle judges all later parts from right values. The ranks continue from the values that they really have. If the
+ranks' values are wrong, some later tensor of the ranks differs from the oracle's. At the latest this is an output, or
+the gradient of an input or a parameter. For outputs and for these gradients the oracle guesses nothing, because the
+case declares their layouts.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ class Whole(NamedTuple):
     """A global tensor that was assembled from the ranks' tensors.
 
     Attributes:
-        value: In the ranks' dtype; float64 if it is the sum of operands.
-        spread: For each element, the largest distance between `value` and a replica on another rank, or another slice
-            that fits, float64; None if all distances are 0.
-        magnitude: Sum of the operands' absolute values if `value` is a sum of operands; else None.
-        layout: The ranks' layout; None if no layout describes them, as when the slices of a dim are in any order.
-        is_told: True if the ranks declare the layout, or if only one layout has these shapes.  False if the oracle had
-            to compare values to choose the layout.
+        value: The values of the tensor, in the ranks' dtype. If the value is a sum of operands, it is in float64.
+        spread: A float64 tensor. For each element, it has the largest distance between `value` and a replica on another
+            rank, or another slice that fits. None if all distances are 0.
+        magnitude: Sum of the operands' absolute values, if `value` is a sum of operands. Otherwise None.
+        layout: The layout of the ranks' tensors. None if no layout describes them, for example if the slices of a dim
+            are in any order.
+        is_told: True if the ranks declare the layout, or if only one layout fits the shapes of the ranks' tensors.
+            False if the oracle compared values to choose the layout.
     """
 
     value: torch.Tensor
@@ -64,7 +67,7 @@ HeldAt = Callable[[str, Bounded], Whole | None]
 
 
 def held_of_parts(case: ModuleCase, held: Held) -> list[HeldAt]:
-    """Returns a function for each part of the batch that assembles the ranks' tensors; a whole batch is one part."""
+    """Returns, for each part of the batch, a function that assembles the ranks' tensors. A whole batch is one part."""
     return [held_by_ranks(case, held, part) for part in range(case.num_parts if case.is_divided else 1)]
 
 
@@ -89,12 +92,14 @@ def held_by_ranks(case: ModuleCase, held: Held, part: int) -> HeldAt:
 
 
 def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: Layout) -> Whole | None:
-    """Assembles the tensor of the one rank that ran a part of the batch, `rank`; None if that is impossible.
+    """Assembles the tensor of `rank`, the only rank that ran a part of the batch.
 
-    The result is the rank's own tensor if that agrees with the reference.  Else the rank may have exchanged rows with
-    others, as with the tokens of experts: the result then has rows of all ranks.  If no exchange of rows agrees with
-    the reference either, the result is the rank's own tensor, to be judged wrong, or None if ranks have different
-    numbers of rows.
+    The result is None if that is impossible.
+
+    The result is the rank's own tensor if that tensor agrees with the reference. If it does not agree, the rank may
+    have exchanged rows with other ranks, as with the tokens of experts. The result then has rows of all ranks. If no
+    exchange of rows agrees with the reference either, the result is the rank's own tensor, which will be judged wrong.
+    If ranks have different numbers of rows, the result is None in that case.
 
     Args:
         rows: Layout of a tensor whose rows are divided among the ranks.
@@ -111,7 +116,7 @@ def _own(placed: Mapping[int, Placed | None], rank: int, right: Bounded, rows: L
 
 
 def _of_part(placed: Placed | None) -> Placed | None:
-    """Removes the first dim of a rank's answer, along which the global tensor stacks the parts of the batch."""
+    """Removes the first dim of a rank's tensor, along which the global tensor stacks the parts of the batch."""
     return None if placed is None else replace(placed, local=placed.local[0])
 
 
@@ -149,7 +154,7 @@ def _whole(placed: Mapping[int, Placed | None], mesh_shape: Shape, right: Bounde
 
 
 def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> Iterator[Layout]:
-    """Yields the layouts that fit these shapes: replicas, shards along a dim, operands of a sum."""
+    """Yields the layouts that fit the ranks' tensors and the global shape: replicas, shards, operands of a sum."""
     choices: list[Placement] = [Replicate(), *map(Shard, range(len(shape))), Partial("sum")]
     for placements in itertools.product(choices, repeat=len(mesh_shape)):
         layout = Layout(placements)
@@ -158,7 +163,7 @@ def _candidates(held: Mapping[int, Placed], mesh_shape: Shape, shape: Shape) -> 
 
 
 def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right: Bounded) -> Whole | None:
-    """Assembles the ranks' tensors under a layout; None if their shapes do not fit it."""
+    """Assembles the ranks' tensors under a layout. The result is None if their shapes do not fit the layout."""
     placed = {rank: {"": Placed(each.local, layout)} for rank, each in held.items()}
     value = put_together(placed, "", tuple(right.value.shape), mesh_shape)
     if value is None:
@@ -171,7 +176,7 @@ def _under(layout: Layout, held: Mapping[int, Placed], mesh_shape: Shape, right:
 
 
 def _spread(value: torch.Tensor, held: Mapping[int, Placed], layout: Layout, mesh_shape: Shape) -> torch.Tensor | None:
-    """Returns the distance between replicas for each element of the global tensor; None if they are equal."""
+    """Returns the distance between replicas for each element of the global tensor, or None if they are equal."""
     spread = torch.zeros(value.shape, dtype=torch.float64)
     for rank, each in held.items():
         box = local_box(tuple(value.shape), layout, mesh_shape, rank)
@@ -192,16 +197,18 @@ def ratio_of(whole: Whole, right: Bounded) -> float:
 def is_agreed(whole: Whole, right: Bounded) -> bool:
     """True if the value of every rank, each replica included, is within its bound.
 
-    A tensor that one rank has as a whole, while all others have zeros, agrees as a sum, not as replicas.
+    If one rank has the whole tensor and all other ranks have zeros, the tensor agrees as a sum and not as replicas.
     """
     error = (whole.value.double() - right.value).abs() + (0.0 if whole.spread is None else whole.spread)
     return bool(((error <= right.allowed) | right.allowed.isinf()).all())
 
 
 def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
-    """Assembles a tensor if, along some dim, each slice is on exactly one rank, in any order, as in merged projections.
+    """Assembles a tensor if, along some dim, each slice is on exactly one rank.
 
-    None if there is no such dim.
+    The slices may be in any order, as in merged projections.
+
+    The result is None if there is no such dim.
     """
     for dim, size in enumerate(right.value.shape):
         slices = _slices(held, dim, tuple(right.value.shape))
@@ -214,7 +221,8 @@ def _in_any_order(held: Mapping[int, Placed], right: Bounded) -> Whole | None:
 def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole | None:
     """Assembles the tensor of a rank from slices of all ranks, by finding a slice for each of its rows.
 
-    None if no slices fit, or if the rank's own slices suffice, so that nothing was exchanged.
+    The result is None if no slices fit. It is None too if the rank's own slices suffice, because then nothing was
+    exchanged.
     """
     shape = tuple(right.value.shape)
     for dim, size in enumerate(shape[:-1]):
@@ -229,7 +237,10 @@ def _exchanged(held: Mapping[int, Placed], rank: int, right: Bounded) -> Whole |
 
 
 def _slices(held: Mapping[int, Placed], dim: int, shape: Shape) -> torch.Tensor | None:
-    """Stacks all slices along a dim; None if their shapes do not fit the whole, or if there are too many to compare."""
+    """Stacks all slices along a dim.
+
+    The result is None if the slices' shapes do not fit the whole tensor, or if there are too many slices to compare.
+    """
     shapes = [tuple(each.local.shape) for each in held.values()]
     others = shape[:dim] + shape[dim + 1 :]
     if not shapes or any(len(each) != len(shape) or each[:dim] + each[dim + 1 :] != others for each in shapes):
@@ -258,10 +269,12 @@ def _slice_by_slice(held: Mapping[int, Placed], mesh_shape: Shape, right: Bounde
 
 
 def _matched(slices: torch.Tensor, dim: int, right: Bounded) -> Whole | None:
-    """Matches each slice of `right` along a dim with a different one of the ranks' slices; None if one has no match.
+    """Matches each slice of `right` along a dim with a different slice of the ranks.
+
+    The result is None if a slice has no match.
 
     Slices with the fewest candidates are matched first, each with its nearest candidate.  If several candidates are
-    within the bound, any of them may be the right one, so the distance between them goes into `spread`.
+    within the bound, any of them may be the right slice, so `spread` has the distance between them.
     """
     value, allowed = right.value.movedim(dim, 0), right.allowed.movedim(dim, 0)
     wide, number = slices.double(), math.prod(value.shape[1:])

@@ -1,8 +1,8 @@
-"""Computes the right answers of training steps, each from the ranks' values after the step before.
+"""Computes the right values of training steps, each step from the ranks' values after the previous step.
 
-The gradients of a step are the gradients of the unsharded module with the ranks' parameters.  An update is the
-unsharded optimizer's, from the ranks' gradients.  So no bound grows from step to step, except the bound of the
-optimizer's own state.
+The gradients of a step are the gradients of the unsharded module with the ranks' parameters.  An update is the update
+that the unsharded optimizer computes from the ranks' gradients. So no bound grows from step to step, except the bound
+of the optimizer's state.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ NOT_SEEN = "the update is smaller than the rounding of the stored parameter, so 
 
 
 def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None, once: Once) -> Expected:
-    """Returns the right results of every step: its answers, and the parameters that it leaves.
+    """Returns the right values of every step, with the parameters after the step.
 
     Args:
-        held: The ranks' answers; None to continue from the right values from one step to the next.
-        once: Returns the right answers of one forward and backward, see `equivtest.programs.oracle`.
+        held: The ranks' tensors. If None, each step continues from the right values of the previous step.
+        once: Function that returns the right values of one forward and backward: see `equivtest.programs.oracle`.
     """
     alone = case.but(optimizer="", steps=1, max_norm=0.0)
     parameters = {name: drawn[name] for name in case.parameter_names()}
@@ -76,7 +76,7 @@ def expect_steps(case: ModuleCase, index: int, drawn: Tensors, held: Held | None
 def scaled(counted: RunningError, tensor: torch.Tensor, num: int = SCALED) -> torch.Tensor:
     """Returns the tensor with a larger error, which also allows `num` roundings when a step scales each rank's share.
 
-    Call it outside of the mode `counted`.
+    Call this function outside of the mode `counted`.
     """
     if not isinstance(tensor, Ranged):
         return tensor
@@ -88,8 +88,8 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
     """Returns a gradient whose error also allows a program to remove the constant factors of its backward.
 
     `runs` has found these factors in the ranks' backward.  Scaling by a power of two is exact unless a value
-    underflows; if the factor is below 1, the division that removes it enlarges the error of such values.  Call it
-    outside of the mode `counted`.
+    underflows; if the factor is below 1, the division that removes it enlarges the error of such values.  Call this
+    function outside of the mode `counted`.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:
@@ -103,7 +103,7 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
 def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Tensor:
     """Returns a gradient whose error also has the roundings of its sum over `num` micro-batches.
 
-    Call it outside of the mode `counted`.
+    Call this function outside of the mode `counted`.
     """
     if not isinstance(tensor, Ranged) or num == 1:
         return tensor
@@ -112,7 +112,7 @@ def added_up(counted: RunningError, tensor: torch.Tensor, num: int) -> torch.Ten
 
 
 def _of_step(held: Held | None, step: int) -> Held | None:
-    """Returns the ranks' answers to a step, under the names of the first step."""
+    """Returns the ranks' tensors of a step, under the names of the first step."""
     if held is None:
         return None
     return {
@@ -124,16 +124,18 @@ def _of_step(held: Held | None, step: int) -> Held | None:
 
 
 def _held_or_right(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor:
-    """Returns the ranks' value, or the right value if the ranks' value is not whole; another claim reports that."""
+    """Returns the ranks' value, or the right value if ranks lack a part of the value, which another claim reports."""
     found = None if held is None else put_together(held, name, tuple(right.value.shape), case.mesh_shape)
     return (right.value if found is None else found).to(DTYPES[case.dtype])
 
 
 def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTensor) -> torch.Tensor | None:
-    """Returns the gradient that the optimizer gets: the ranks' if it is whole, else the right one.
+    """Returns the gradient that the optimizer gets.
 
-    None if no rank has an element of the gradient and a correct rank may answer None, as for a parameter that no output
-    needs.
+    This is the ranks' gradient if the ranks have all of it, otherwise the right gradient.
+
+    The result is None if no rank has an element of the gradient, and a correct rank may have no gradient, for example
+    of a parameter that no output needs.
     """
     placed = [] if held is None else [tensors.get(name) for tensors in held.values()]
     if right.may_be_none and not any(each is not None and each.local.numel() for each in placed):
@@ -144,7 +146,8 @@ def _gradient(case: ModuleCase, held: Held | None, name: str, right: ExpectedTen
 def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str, ExpectedTensor]:
     """Returns the total norm of the gradients, and the clipped gradients.
 
-    Source: torch.nn.utils.clip_grad_norm_ (2.13.0) multiplies each by max_norm / (norm + 1e-6) if that is below 1.
+    Source: torch.nn.utils.clip_grad_norm_ (2.13.0) multiplies each gradient by max_norm / (norm + 1e-6) if this factor
+    is below 1.
     """
     counted = _counted(case)
     names = [f"grad.{name}" for name in case.parameter_names() if not right[f"grad.{name}"].may_be_none]
@@ -164,9 +167,9 @@ def _clipped(case: ModuleCase, right: Mapping[str, ExpectedTensor]) -> dict[str,
 
 
 def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the norm of all elements of all gradients together, 0-dim; torch takes the norm of each one first.
+    """Returns the norm of all elements of all gradients together, as a 0-dim tensor.
 
-    NORMED counts the roundings that this adds.
+    torch computes the norm of each gradient first. NORMED counts the roundings that this adds.
     """
     if math.isinf(case.training.norm_type):
         return torch.stack([gradient.abs().amax() for gradient in gradients if gradient.numel()]).amax()
@@ -175,7 +178,7 @@ def _norm(case: ModuleCase, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Optimizer:
-    """Runs the code of the user's optimizer on unsharded tensors, one by one, and counts each operation's roundings."""
+    """Runs the code of your optimizer on unsharded tensors, one by one, and counts each operation's roundings."""
 
     def __init__(self, case: ModuleCase, parameters: Tensors) -> None:
         self._case, self._counted = case, _counted(case)
@@ -190,7 +193,7 @@ class Optimizer:
         """Returns the right parameters after one step of the optimizer.
 
         Args:
-            parameters, gradients: The ranks' values before the step; None for no gradient.
+            parameters, gradients: The ranks' values before the step, by name. A missing gradient is None.
         """
         for name, parameter in self._parameters.items():
             for part, new in zip(Parts.of(parameter), Parts.of(parameters[name]), strict=True):
@@ -213,14 +216,14 @@ def follow(
     parameters: Tensors,
     gradients: Mapping[str, torch.Tensor | None],
 ) -> None:
-    """Runs one step of an optimizer, which updates `parameters` in place, and counts each operation's roundings.
+    """Runs one step of an optimizer, and counts each operation's roundings. The step updates `parameters` in place.
 
     Args:
         name: Name of the optimizer, for messages.
-        gradients: Gradient of each parameter, by its name; None for no gradient.
+        gradients: Gradient of each parameter, by the parameter's name. A missing gradient is None.
 
     Raises:
-        Misuse: the optimizer uses an operation that cannot be followed.
+        Misuse: the optimizer uses an operation whose roundings cannot be counted.
     """
     counted_gradients = {
         name: None if gradient is None else counted.exactly(gradient) for name, gradient in gradients.items()
@@ -244,7 +247,7 @@ def follow(
 def left_of(
     counted: RunningError, parameter: torch.Tensor, gradient: torch.Tensor, before: ExpectedTensor
 ) -> ExpectedTensor:
-    """Returns the right value of a parameter after an update; `before` describes the parameter before it."""
+    """Returns the right value of a parameter after an update. `before` describes the parameter before the update."""
     right = within(counted, parameter, before)
     change = right.value - before.value
     if bool(gradient.any()) and right.allowed is not None and says_nothing(change, right.allowed):

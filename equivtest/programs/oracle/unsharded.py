@@ -17,7 +17,7 @@ Answers = dict[str, torch.Tensor]
 
 
 def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
-    """Returns the inputs of each part of a divided batch; of a whole batch, one copy of all inputs."""
+    """Returns the inputs of each part of a divided batch. If the batch is not divided, the only part has all inputs."""
     if not case.is_divided:
         return [{name: tensor.clone() for name, tensor in given.items()}]
     layouts = case.layouts()
@@ -28,9 +28,12 @@ def split(case: ModuleCase, given: Tensors) -> list[dict[str, torch.Tensor]]:
 
 
 def run_parts(case: ModuleCase, modules: Sequence[nn.Module], parts: Sequence[Tensors]) -> tuple[Answers, Answers]:
-    """Runs a module on each part of a batch; returns (results, joined by rows) and (parameters' gradients, stacked).
+    """Runs a module on each part of a batch.
 
-    If a gradient comes only from some parts, it is zero for the others.
+    The first result is outputs and other results, joined by rows. The second result is the parameters' gradients,
+    stacked.
+
+    If a gradient comes only from some parts, its value is zero for all other parts.
     """
     answers = [run_module(case, module, part) for module, part in zip(modules, parts, strict=True)]
     likes = {name: tensor for answer in answers for name, tensor in answer.items()}
@@ -58,23 +61,23 @@ def _below(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def sum_of(stack: torch.Tensor) -> torch.Tensor:
-    """Sums over dim 0; returns a single term without an addition."""
+    """Sums over dim 0. A single term is returned without an addition."""
     return stack.sum(0) if len(stack) > 1 else stack[0]
 
 
 def reduced(case: ModuleCase, stack: torch.Tensor) -> torch.Tensor:
-    """Returns the sum over dim 0, the parts of the batch, or their mean if the case averages gradients."""
+    """Returns the sum over dim 0, which has the parts of the batch, or the mean if the case averages gradients."""
     return sum_of(stack) / case.num_parts if case.batch == MEAN_OF_PARTS else sum_of(stack)
 
 
 def make_unsharded(case: ModuleCase, given: Tensors) -> nn.Module:
-    """Makes the unsharded module in float64, with the given parameters."""
+    """Makes the unsharded module in float64, with the parameters in `given`."""
     module = call_builder(case.build).double()
     return with_parameters(module, {name: given[name] for name in case.parameter_names()})
 
 
 def run_module(case: ModuleCase, module: nn.Module, given: Tensors) -> Answers:
-    """Returns the module's outputs and its backward's gradients, by name, without a gradient that did not come."""
+    """Returns the module's outputs and the gradients of its backward, by name. Missing gradients are left out."""
     inputs = {name: given[name].requires_grad_() if name in case.real_names() else given[name] for name in case.kinds()}
     positional = case.arguments.positional if case.arguments.inputs else tuple(inputs)
     outputs = named_outputs(call(module, positional, inputs), case.judge.outputs, case.build)

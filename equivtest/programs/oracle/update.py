@@ -1,4 +1,4 @@
-"""Computes one update of an optimizer, from the ranks' parameters, gradients and state before it."""
+"""Computes one update of an optimizer from the ranks' parameters, gradients and state before the update."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Held(NamedTuple):
     """One parameter before an update, assembled from the ranks.
 
     Attributes:
-        gradient: None if there was none.
-        state: Same as in `torch.optim.Optimizer.state`; empty before the first update.
+        gradient: The parameter's gradient. None if the parameter had no gradient.
+        state: Same as in `torch.optim.Optimizer.state`. Empty before the first update.
     """
 
     value: torch.Tensor
@@ -44,15 +44,15 @@ def expect_update(
     groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     held: Mapping[str, Held],
 ) -> dict[str, tuple[ExpectedTensor, dict[str, ExpectedTensor]]]:
-    """Returns parameter -> (its right value after the update, the optimizer's right state for it, by key).
+    """Returns parameter -> (its right value after the update, the right entries of its optimizer state).
 
     Args:
         optimizer: Name of the class in torch.optim, one of FOLLOWED.
-        groups: (names of parameters, the options with which they are updated) of each group.
+        groups: (names of the group's parameters, the group's options) for each group.
         held: Each parameter before the update, with its gradient and state, by name.
 
     Raises:
-        Misuse: torch.optim has no such optimizer, or it does not take these options.
+        Misuse: torch.optim has no such optimizer, or the optimizer does not take these options.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -110,7 +110,7 @@ def _like(case: ModuleCase, value: torch.Tensor) -> ExpectedTensor:
 def _state_of(case: ModuleCase, counted: Any, value: torch.Tensor) -> ExpectedTensor:
     """Returns the right value of one entry of the optimizer's state for a parameter, with its bound.
 
-    An entry that no rounding reaches, such as the count of steps, must be equal.
+    If no rounding affects an entry, such as the count of steps, the entry must be equal to its right value.
     """
     if not isinstance(value, Ranged):
         return _like(case, value)

@@ -34,8 +34,8 @@ class Ran(NamedTuple):
 
     Attributes:
         rows, stacks: Results of `run_parts`.
-        counted: The mode that counted the roundings. Operations that run in this mode next, such as the sum of `stacks`
-            over the parts of the batch, count as computed by all ranks together.
+        counted: The mode that counted the roundings. If further operations run in this mode, such as the sum of
+            `stacks` over the parts of the batch, they count as computed by all ranks together.
         runs: The run of each part of the batch, with the right values at its boundaries.
     """
 
@@ -53,12 +53,14 @@ def ran_within_bounds(
     *,
     takes_factors: bool = False,
 ) -> Ran:
-    """Runs the module forward and backward once on each part of the batch; does not add up the parts' gradients.
+    """Runs the module forward and backward once on each part of the batch. The parts' gradients are not added up.
 
     Args:
-        held: The ranks' tensors for each part, from which the run continues; empty: none.
+        held: The ranks' tensors for each part, from which the run continues. If empty, the run continues from its own
+            values.
         buffers: Replacements of the module's buffers in each part, by name.
-        takes_factors: True if a gradient of the ranks may be the right one times a constant factor: see `Forced`.
+        takes_factors: True if a gradient of the ranks may be the right gradient multiplied by a constant factor: see
+            `Forced`.
     """
     from equivtest.oracle.running import RunningError  # torch's decompositions take a second to import
 
@@ -108,7 +110,7 @@ def ran_within_bounds(
 
 
 def _way_out(error: InexactData) -> str:
-    """Says what to do about an operation that cannot be followed."""
+    """Returns advice on an operation whose roundings cannot be counted."""
     if "at random" in str(error):
         return "judge a module without it, call eval() on it, or set its probability to 0"
     if "item()" in str(error):
@@ -117,7 +119,10 @@ def _way_out(error: InexactData) -> str:
 
 
 def _ranged(counted: RunningError, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a floating-point tensor with an error of 0, which `counted` tracks from here on; an integer unchanged."""
+    """Returns a floating-point tensor with an error of 0, which `counted` tracks from then on.
+
+    A tensor of integers is returned unchanged.
+    """
     return counted.exactly(tensor) if tensor.is_floating_point() else tensor
 
 
@@ -135,7 +140,10 @@ def _put_buffers(module: nn.Module, buffers: Tensors) -> None:
 
 
 def within_bounds(counted: RunningError, tensor: torch.Tensor) -> Found:
-    """Returns a result with its bound; integers, and results that depend on no given tensor, must be equal."""
+    """Returns a result with its bound.
+
+    Integers, and results that depend on no tensor of the case, must equal the right value.
+    """
     if isinstance(tensor, Ranged):
         return Found.within(counted.bounded(tensor))
     undecided = torch.full(tensor.shape, torch.inf, dtype=torch.float64) if counted.undecided else None

@@ -1,1 +1,1 @@
-"""Runs a user's program on a rank."""
+"""Runs your program on a rank."""

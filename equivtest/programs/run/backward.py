@@ -1,4 +1,4 @@
-"""Runs the backward of a parallel module from its outputs, which must be whole, or a rank's own rows."""
+"""Runs the backward of a parallel module from its outputs, which must be whole outputs or a rank's own rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_backward(case: ModuleCase, mesh: DeviceMesh, outputs: Mapping[str, torch
 
     Raises:
         Misuse: an output is a DTensor that no rank has whole, or a DTensor of a divided batch.
-        ValueError: an output has another shape than the unsharded module's.
+        ValueError: an output has another shape than the output of the unsharded module.
     """
     roots = {name: outputs[name] for name in case.facts.roots if outputs[name].requires_grad}
     cotangents = {
@@ -55,7 +55,10 @@ def _like(case: ModuleCase, mesh: DeviceMesh, name: str, output: torch.Tensor, c
 def _require_shape(
     case: ModuleCase, mesh: DeviceMesh, name: str, shape: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """Raises ValueError for a wrong shape; it is no Misuse, so that the harness searches for the smallest case."""
+    """Raises ValueError if a shape is wrong.
+
+    The exception is no Misuse, so that the harness searches for the smallest case.
+    """
     if shape == right:
         return
     rank = 0

@@ -26,9 +26,9 @@ class CapturedForwards(Capture):
         self._hooks.append(module.register_forward_pre_hook(self._begin))
 
     def named(self) -> dict[str, Any]:
-        """Returns answer -> tensor that joins the rows of all forwards; leaves out tensors without rows.
+        """Returns name -> tensor that joins the rows of all forwards. Tensors without rows are left out.
 
-        Empty if the module did not run exactly once for each micro-batch.
+        If the module did not run exactly once for each micro-batch, the result is empty.
         """
         if len(self._forwards) != self._num_forwards:
             return {}

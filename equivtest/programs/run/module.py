@@ -1,4 +1,4 @@
-"""Runs a user's parallel module on a rank, in one forward and backward or in steps of training."""
+"""Runs your parallel module on a rank, in one forward and backward or in steps of training."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def module(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Runs the case's parallel module on this rank, in the world that it needs; returns this rank's answers."""
+    """Runs the case's parallel module on this rank, in the world that it needs. Returns this rank's tensors."""
     with world_of(case, mesh):
         return run_module(case, mesh, given, named_in(case))
 
 
 def contract_of(case: ModuleCase, mesh: DeviceMesh, given: Given) -> Answers:
-    """Makes the parallel module, without running it, and answers 1 if the module reduces its gradients, else 0.
+    """Makes the parallel module, and returns 1 if the module reduces its gradients and 0 if not.
 
-    This answer has the name of the first of the case's answers.
+    The module does not run.
+
+    The returned number has the name of the first tensor that the case declares as a result.
     """
     with world_of(case, mesh):
         reduces = is_data_parallel(make_parallel(case, mesh, given, named_in(case)), mesh.size())
@@ -60,19 +62,24 @@ def named_in(case: ModuleCase) -> Parallelize:
 
 
 def is_data_parallel(parallel: nn.Module, num_ranks: int) -> bool:
-    """True if torch reduces gradients of the module or of a part over all ranks, each with different rows.
+    """True if torch reduces gradients of the module, or of a submodule, over all ranks.
 
-    False if it reduces over fewer ranks: the mesh then has another axis, for tensor parallelism for example, and the
-    ranks along that axis have the same rows.
+    Then each rank has different rows.
 
-    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0); the last keeps in a
-    registry the wrappers that were applied to a module.
+    The result is False if torch reduces over fewer ranks. Then the mesh has another axis, for example for tensor
+    parallelism, and the ranks along that axis have the same rows.
+
+    Source: torch.nn.parallel, torch.distributed.fsdp and torch.distributed._composable (2.13.0). The last of these
+    packages has a registry of the wrappers that were applied to a module.
     """
     return any(num_ranks in _sizes_of_data_parallelism(part, num_ranks) for part in parallel.modules())
 
 
 def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
-    """Lists the numbers of ranks over which torch reduces a part's gradients; all ranks if torch does not tell."""
+    """Lists the numbers of ranks over which torch reduces a submodule's gradients.
+
+    If torch does not show a number, it is the number of all ranks.
+    """
     if isinstance(part, DistributedDataParallel | FullyShardedDataParallel):
         return [num_ranks if part.process_group is None else part.process_group.size()]
     if isinstance(part, FSDPModule):
@@ -84,9 +91,9 @@ def _sizes_of_data_parallelism(part: nn.Module, num_ranks: int) -> list[int]:
 
 
 def run_module(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> Answers:
-    """Builds the module with the given parameters, parallelizes it, runs it, and returns this rank's answers.
+    """Builds the module with the parameters in `given`, parallelizes and runs it, and returns this rank's tensors.
 
-    Runs one forward and backward, or the steps of training.
+    The run is one forward and backward, or the steps of training.
     """
     whole = _make_whole(case, mesh, given)
     handed = dict(whole.named_parameters())
@@ -107,7 +114,7 @@ def _run_once(
     given: Given,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Answers:
-    """Runs one forward and backward, or the user's step function once, and returns this rank's answers."""
+    """Runs one forward and backward, or your step function once, and returns this rank's tensors."""
     capture = _capture_of(case, parallel) if case.judge.by_parts else None
     numbers = _numbers_of_collectives()
     inputs = {
@@ -155,13 +162,15 @@ def _capture_of(case: ModuleCase, parallel: nn.Module) -> Capture:
 
 
 def _boundaries(case: ModuleCase, capture: Capture) -> Answers:
-    """Returns this rank's tensors at the boundaries that the unsharded module has; a plain tensor has no layout."""
+    """Returns this rank's tensors at the boundaries that the unsharded module has. A plain tensor has no layout."""
     names = set(case.answer_names())
     return {name: _told(case, tensor) for name, tensor in capture.named().items() if name in names}
 
 
 def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
-    """Returns the tensor as an answer: unchanged if it is a DTensor on the whole mesh, of a batch that is not divided.
+    """Returns the tensor in the form in which a subject returns it.
+
+    A DTensor on the whole mesh stays unchanged, if the batch is not divided.
 
     Any other tensor becomes this rank's local tensor without a layout, which the oracle has to infer.
     """
@@ -173,7 +182,7 @@ def _told(case: ModuleCase, tensor: torch.Tensor) -> DTensor | Placed:
 
 
 def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
-    """Returns name -> output of the parallel module; the names must be the same as for the unsharded module.
+    """Returns name -> output of the parallel module. The names must be those of the unsharded module's outputs.
 
     Raises:
         Misuse: the outputs differ in name or kind.
@@ -195,7 +204,10 @@ def _outputs(case: ModuleCase, given: object) -> dict[str, torch.Tensor]:
 
 
 def _of_one_element(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshapes a reported number to the shape that the unsharded module reports: no dims, or dims of size 1."""
+    """Reshapes a reported number to the shape that the unsharded module reports.
+
+    That shape has no dims, or only dims of size 1.
+    """
     is_number = tensor.numel() == math.prod(shape) == 1 and not isinstance(tensor, DTensor)
     return tensor.reshape(shape) if is_number else tensor
 
@@ -204,7 +216,7 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
     """Returns the buffers that the unsharded module's forward changes.
 
     Raises:
-        Misuse: the parallel module lacks one of them, or has only a part of it.
+        Misuse: the parallel module lacks one of these buffers, or has only a part of a buffer.
     """
     buffers = by_own_name(parallel, parallel.named_buffers())
     results: dict[str, torch.Tensor | None] = {}
@@ -220,7 +232,7 @@ def _buffers(case: ModuleCase, parallel: nn.Module) -> dict[str, torch.Tensor | 
 
 
 def make_parallel(case: ModuleCase, mesh: DeviceMesh, given: Given, parallelize: Parallelize) -> nn.Module:
-    """Makes the unsharded module with the given parameters, and parallelizes it."""
+    """Makes the unsharded module with the parameters in `given`, and parallelizes the module."""
     return _parallelized(case, mesh, _make_whole(case, mesh, given), parallelize)
 
 
@@ -245,7 +257,7 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
     Source: MixedPrecisionPolicy.output_dtype in torch/distributed/fsdp/_fully_shard/_fsdp_api.py (2.13.0).
 
     Raises:
-        NotSupported: the program casts them, whatever the dtype of the parameters.
+        NotSupported: the program casts the outputs to such a dtype.
     """
     if not isinstance(parallel, FSDPModule):
         return
@@ -262,14 +274,14 @@ def _require_output_dtype(case: ModuleCase, parallel: nn.Module) -> None:
 def _must_communicate(case: ModuleCase) -> bool:
     """True if every rank has the whole batch, so that a module without collectives cannot be parallel.
 
-    A mesh axis of one rank needs no communication.  Ranks with different rows need no such check: if they never
-    communicate, their values are wrong.
+    A mesh axis of one rank needs no communication.  Ranks with different rows need no such check, because their values
+    are wrong if the ranks never communicate.
     """
     return min(case.mesh_shape) > 1 and case.batch == WHOLE and bool(case.parameter_names())
 
 
 def _numbers_of_collectives() -> list[int]:
-    """Counts the collectives on each of the process's groups; empty if a backend does not count."""
+    """Counts the collectives on each of the process's groups. The list is empty if a backend does not count."""
     groups: list[Any] = list(distributed_c10d._world.pg_map)
     try:
         return [group._get_sequence_number_for_group() for group in groups]

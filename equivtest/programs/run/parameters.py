@@ -1,7 +1,7 @@
-"""Finds a rank's part of each parameter of the unsharded module, and of its gradient: by name, or by element.
+"""Finds a rank's part of each parameter of the unsharded module, and of its gradient, by name or by element.
 
-A DTensor declares which part of the whole it is, and a tensor that `parallelize` left in its place is the whole. For
-all other tensors, the module `tracing` finds the elements, or a function of the user returns them.
+A DTensor declares its part of the whole tensor. A tensor that `parallelize` did not replace is the whole parameter. For
+all other tensors, the module `tracing` finds the elements, or your function `placed` returns them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ _read: dict[tuple[object, ...], Places] = {}
 def places_in(
     case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed: Mapping[str, nn.Parameter], make: Parallelize
 ) -> Places | None:
-    """Finds the elements that this rank has of each parameter; None if each one is whole or a DTensor of the mesh.
+    """Finds the elements of each parameter that this rank has.
 
-    The decision depends only on how the module is made, never on values, so all ranks decide alike.  They must, because
-    finding the elements calls `parallelize`, which may communicate.
+    The result is None if each parameter is whole or a DTensor of the mesh.
+
+    The result does not depend on values, only on the way in which the module is made. So all ranks decide alike if the
+    elements must be searched for. The ranks have to agree, because the search calls `parallelize`, which may
+    communicate.
 
     Args:
-        handed: The parameters of the module that was parallelized.
+        handed: The parameters of the unsharded module that was passed to `parallelize`.
 
     Raises:
         Misuse: the elements cannot be found.
@@ -83,8 +86,8 @@ def _is_by_name(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, handed:
 def _is_placed(case: ModuleCase, mesh: DeviceMesh, name: str, tensor: torch.Tensor) -> bool:
     """True if a parameter of the unsharded module is a DTensor on the mesh, whose placements show this rank's part.
 
-    A strided shard on a mesh of one axis comes from a merged projection, with each part divided separately; `tracing`
-    finds its elements.
+    The result is False for a strided shard on a mesh of one axis. Such a shard comes from a merged projection, of which
+    each part was divided separately, and `tracing` finds its elements.
     """
     fact = case.facts.parameters.get(name)
     return (
@@ -101,7 +104,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Part(NamedTuple):
-    """Some elements of a parameter and of its gradient, 1-D or in the shape of the tensor that contains them.
+    """Some elements of a parameter and of its gradient.
+
+    The elements are 1-D, or have the shape of the tensor that contains them.
 
     Attributes:
         indices: Index of each element in the flattened whole parameter.
@@ -116,7 +121,8 @@ def held_parameters(case: ModuleCase, mesh: DeviceMesh, parallel: nn.Module, pla
     """Returns this rank's part of every parameter and its gradient.
 
     Raises:
-        Misuse: a tensor has another shape than when it was made, or a gradient has another shape than its parameter.
+        Misuse: a tensor's shape has changed since the module was made, or a gradient has another shape than its
+            parameter.
     """
     tensors = dict(parallel.named_parameters())
     named = by_own_name(parallel, tensors.items())
@@ -151,7 +157,7 @@ def _by_name(case: ModuleCase, name: str, found: Mapping[str, nn.Parameter]) -> 
 
 
 def _by_elements(case: ModuleCase, name: str, parts: list[Part]) -> Answers:
-    """Concatenates all elements of a parameter that this rank has; an empty tensor if it has none."""
+    """Concatenates all elements of a parameter that this rank has. If it has none, the result is an empty tensor."""
     requires_grad = case.facts.parameters[name].requires_grad
     if not parts:
         none = torch.empty(0, dtype=DTYPES[case.dtype])
@@ -184,7 +190,7 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
     """Returns the elements of a parameter in one tensor of the parallel module, after the run.
 
     Raises:
-        Misuse: the tensor is gone, or has another shape than when it was made.
+        Misuse: the module no longer has the tensor, or the tensor's shape has changed since the module was made.
     """
     holder = tensors.get(place.holder)
     shape = None if holder is None else tuple(_local(holder).shape)
@@ -197,7 +203,10 @@ def _part(case: ModuleCase, place: Place, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.Tensor) -> Part:
-    """Selects the elements of a tensor that have an index; keeps the tensor's shape if all elements have one."""
+    """Selects the elements of a tensor that have an index.
+
+    If all elements have an index, the tensor's shape is kept.
+    """
     gradient = tensor.grad
     if isinstance(gradient, DTensor) and isinstance(tensor, DTensor) and gradient.placements != tensor.placements:
         raise Misuse(
@@ -219,7 +228,9 @@ def _elements(case: ModuleCase, name: str, tensor: torch.Tensor, indices: torch.
 
 
 def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None:
-    """Returns this rank's parts of a parameter, as the user's `placed` function reports them; None if it reports None.
+    """Returns this rank's parts of a parameter, as your function `placed` returns them.
+
+    If `placed` returns None, the result is None.
 
     Raises:
         Misuse: the function returns neither None nor a tensor with the indices of its elements.
@@ -243,7 +254,10 @@ def _told(case: ModuleCase, parallel: nn.Module, name: str) -> list[Part] | None
 
 
 def require_whole(case: ModuleCase, what: str, tensor: torch.Tensor | None, shape: Shape) -> None:
-    """Raises Misuse for a plain tensor of another shape, since nothing shows which part of the whole it is."""
+    """Raises Misuse if a plain tensor has another shape than `shape`.
+
+    Nothing shows which part of the whole such a tensor is.
+    """
     if tensor is None or isinstance(tensor, DTensor) or tensor.shape == shape:
         return
     raise Misuse(
