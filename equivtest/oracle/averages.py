@@ -16,9 +16,9 @@ sums. Or a collective may add the w products of each micro-batch, and each rank 
 `equivtest.oracle.rounding.after_additions`; the result has the wider bound of the two orders. If every term of a sum is
 zero, the sum is zero.
 
-If gradients are reduced in another dtype than the one in which they are stored, each stored product is cast to that
-dtype. The cast rounds once, and all later operations round in that dtype. Exact sums must then fit the dtype of storage
-for each micro-batch, and the dtype of the reduction for the whole batch.
+If gradients are stored in one dtype and reduced in another dtype, each stored product is cast to the dtype of the
+reduction. The cast rounds once, and all later operations round in the dtype of the reduction. Exact sums must then fit
+the dtype of storage for each micro-batch, and the dtype of the reduction for the whole batch.
 
 Source: Reducer::mark_variable_ready_dense in torch/csrc/distributed/c10d/reducer.cpp for the
 reciprocal; _get_gradient_divide_factors in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,

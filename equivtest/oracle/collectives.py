@@ -72,7 +72,7 @@ def distribute(case: Case, rank: int, shape: Shape, placement: Placement) -> Col
 
 
 def redistribute(case: Case, shape: Shape, source: Placement, target: Placement, phase: str) -> list[Collective]:
-    """Lists the one collective that changes a tensor's placement.
+    """Returns a list with the one collective that changes a tensor's placement.
 
     The list is empty if the change needs no collective.
     """

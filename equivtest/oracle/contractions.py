@@ -218,8 +218,8 @@ def _reduced(
 ) -> torch.Tensor:
     """Bounds the error of sums after each rank stored its part of a sum and a collective added the parts.
 
-    A rank's part is a partial product and a share of the bias.  The product is stored once, or twice if a bias is added
-    to it; the bias is divided by the number of ranks and stored.
+    A rank's part is a partial product and a share of the bias. The product is stored once. If a bias is added, the sum
+    is stored too. The bias is divided by the number of ranks, and the quotient is stored.
 
     Args:
         bias: |bias| plus its error. If `has_bias` is False, all elements are 0.

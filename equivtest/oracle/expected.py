@@ -47,8 +47,9 @@ class ExpectedTensor:
         is_part: True for inputs, outputs and gradients of a submodule.
         factor: Factor by which the unsharded value was multiplied, because at this place the ranks' gradient has a
             factor that a later step of their backward removes.
-        resolution: Largest error per element, float64, at which a rank's value counts as right although the bound is
-            too wide or proves nothing: see `resolution_of`. If None, no value counts as right under such a bound.
+        resolution: Largest error per element, a float64 tensor, at which a rank's value counts as right although the
+            bound is too wide or proves nothing: see `resolution_of`. If None, no value counts as right under such a
+            bound.
         takes_wider: True if only the value counts and not the dtype, as for numbers that a step reports. Then the
             subject's tensor may have any integer dtype, and any dtype that can represent every number of `dtype`.
     """

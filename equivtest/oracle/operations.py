@@ -1,4 +1,4 @@
-"""Computes one operation at a time: exactly if its operands allow that, else within a derived bound.
+"""Computes one operation at a time, exactly if its operands allow it, and with a derived bound if they do not.
 
 Operands are global float64 tensors: matrices (rows, columns) or vectors. Each element is a number of the subject's
 dtype.
@@ -39,7 +39,7 @@ class Found:
         value: The right result, a global float64 tensor.
         allowed: Largest error of a correct result per element, a float64 tensor. If None, a correct result equals
             `value`.
-        bits_used: Bits that the largest sum of magnitudes takes; 0 if unknown.
+        bits_used: Number of bits of the largest sum of magnitudes; 0 if this number is unknown.
     """
 
     value: torch.Tensor

@@ -1,8 +1,8 @@
 """A tensor with a bound on the error of any correct program, and on the magnitude of the program's sums.
 
-It consists of three tensors of one shape: the value of the unsharded module, in the module's own dtype; the largest
-error of a correct program, element by element; and the sum of the magnitudes of the value's shares: each rank may have
-one share, and a program may scale and move shares before it adds them.
+A `Ranged` tensor consists of three tensors of one shape: the value of the unsharded module, in the module's own dtype;
+the largest error of a correct program, element by element; and the sum of the magnitudes of the value's shares: each
+rank may have one share, and a program may scale and move shares before it adds them.
 """
 
 from __future__ import annotations
@@ -92,12 +92,15 @@ class Parts(NamedTuple):
 
     @property
     def size(self) -> torch.Tensor:
-        """Absolute value of `value`, float64."""
+        """Absolute value of `value`, as a float64 tensor."""
         return self.value.double().abs()
 
     @property
     def reach(self) -> torch.Tensor:
-        """Largest absolute value that the sum of all shares may have in a correct program: |value| + error; float64."""
+        """Largest absolute value that the sum of all shares may have in a correct program.
+
+        This is |value| + error, a float64 tensor.
+        """
         return self.size + self.error
 
 

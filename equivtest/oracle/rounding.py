@@ -38,9 +38,9 @@ class Arithmetic:
         rounds_to_nearest: True if every rounding is to nearest, so that errors have no preferred sign.
         flushes_subnormals: True if results below the smallest normal number become zero: +0.0, or zero with
             the result's sign.  This includes the sum of such a number and zero.
-        adds_rows_in_order: True if a kernel that adds rows into the rows of a table, such as the
-            gradient of an embedding, adds them one after the other in the given order, however wide
-            the rows are, so that only one value of each element is right.
+        adds_rows_in_order: True if a kernel that adds rows into the rows of a table, such as the gradient of an
+            embedding, adds the rows one after the other in their order, however wide the rows are. Then only one value
+            of each element is right.
         order_varies: True if a collective may add in another order in each call, the same on all ranks.
     """
 
@@ -166,12 +166,12 @@ def growth(*roundings: tuple[int, float]) -> float:
 
 
 def value_of(operand: Operand) -> torch.Tensor:
-    """Returns the operand's value, float64."""
+    """Returns the operand's value as a float64 tensor."""
     return (operand.value if isinstance(operand, Bounded) else operand).to(torch.float64)
 
 
 def error_of(operand: Operand) -> torch.Tensor:
-    """Returns the operand's error bound, float64; zeros for a plain tensor."""
+    """Returns the operand's error bound as a float64 tensor. The bound of a plain tensor is zero."""
     return operand.allowed if isinstance(operand, Bounded) else torch.zeros(operand.shape, dtype=torch.float64)
 
 

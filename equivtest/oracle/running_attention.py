@@ -1,8 +1,8 @@
 """Computes attention as torch's 16-bit CPU kernel does, which stores the operands of matrix products in 16 bits.
 
-A program may instead compute attention step by step in float32, as other kernels of torch do.  Such a program stores
-fewer results, so the bounds hold for it too.  Its backward multiplies by the output as it was before the program
-stored it; the bounds allow for this.  A program that divides the keys among the ranks stores each share of the output.
+A program may instead compute attention step by step in float32, as other kernels of torch do. Such a program stores
+fewer results, so the bounds hold for it too. Its backward multiplies by the output before the output is stored, and the
+bounds allow for this. A program that divides the keys among the ranks stores each share of the output.
 
 Source: ATen/native/cpu/FlashAttentionKernel.cpp, compared with torch 2.13.0 by `python -m studies.bounded_ops`:
 cpu_flash_attention rounds the probabilities (qk_reduced_data); cpu_flash_attention_backward rounds the probabilities

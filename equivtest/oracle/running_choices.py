@@ -1,7 +1,7 @@
 """Rules of operations that choose by comparing, such as argmax; each also says if every correct program chooses alike.
 
-For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'.  If both operands are exact,
-the order is certain too, provided that the operation documents which of equal operands it takes.
+For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'. If both operands are exact,
+the order is certain too, provided that the documentation of the operation says which of two equal operands it chooses.
 
 Source: torch.argmax, torch.max and torch.sort (2.13.0): the first of equal operands, and a stable sort keeps their
 order; torch.topk documents no such order.

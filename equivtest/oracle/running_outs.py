@@ -46,8 +46,9 @@ class Kernel:
     Attributes:
         func: The operator.
         dtype: Dtype of the operands before they were widened.
-        stored: Rounds an intermediate result to `dtype`, if each rank holds the whole of it.
-        stored_shares: Rounds an intermediate result to `dtype`, if a rank may hold only a share of it: see `Out`.
+        stored: Function that rounds an intermediate result to `dtype`, if each rank has the whole result.
+        stored_shares: Function that rounds an intermediate result to `dtype`, if a rank may have only a share of the
+            result: see `Out`.
     """
 
     func: Any

@@ -61,7 +61,7 @@ def _beside(found: Parts, large: Parts, small: Parts, factor: float) -> Parts:
     of the sum.  A softmax turns the element into zero in any case.
 
     Args:
-        large, small: The term that may be huge, and the other one.
+        large, small: The term that may be huge, and the other term.
         factor: Number that multiplies `small`.
     """
     finfo = torch.finfo(found.value.dtype)

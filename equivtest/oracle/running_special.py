@@ -37,7 +37,7 @@ def _curve(f: Curve, above: float = -math.inf) -> Rule:
 
 
 def _valley(f: Curve, floor: float, above: float = -math.inf) -> Rule:
-    """Makes the rule of a function that falls until `floor`, and rises from there."""
+    """Makes the rule of a function that falls until `floor` and rises from `floor` on."""
 
     def rule(r: Roundings, operand: Any) -> Parts:
         a = Parts.of(operand)

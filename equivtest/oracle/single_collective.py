@@ -1,9 +1,10 @@
-"""Computes what one collective must leave on a rank, from the operands of all ranks of its group.
+"""Computes the result that one collective must leave on a rank, from the operands of all ranks of its group.
 
-An operand is a list of items, one for each tensor that is reduced or moved.  An item is a list of parts, one for each
-rank if the ranks receive different parts, else one.  A part is flat.  Moved values keep their bits.  Sums are exact if
-the values allow that, else bounded (`equivtest.oracle.operands`), in the dtype in which the backend declares to add.
-There is no right value for maxima and minima with a NaN, nor for sums that may overflow.
+An operand is a list of items, one for each tensor that is reduced or moved. An item is a list of parts. If the ranks
+receive different parts, the list has one part for each rank. If not, it has one part. A part is flat. Moved values keep
+their bits. Sums are exact if the values allow it. If not, sums have a bound (`equivtest.oracle.operands`) for additions
+in the dtype in which the backend declares to add. There is no right value for maxima and minima with a NaN, nor for
+sums that may overflow.
 
 Source: torch/csrc/distributed/c10d/ProcessGroup.hpp and the docstrings of torch.distributed (2.13.0).
 """
@@ -39,7 +40,7 @@ class Right:
     """The right value of one flat tensor that a collective returns.
 
     Attributes:
-        value: The right value: float64 if `allowed` is a bound, else in the tensor's own dtype.
+        value: The right value. It is float64 if `allowed` is a bound, and has the tensor's own dtype if not.
         allowed: Largest error of each element; infinite if the right value is unknown. If None, a result must equal
             `value`. If `is_moved` is True, the bits must be equal too.
         is_moved: True if the collective copies the value, and so must keep its bits.

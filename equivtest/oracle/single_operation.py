@@ -1,4 +1,4 @@
-"""Computes what one operator of torch must return for operands that are known bit by bit.
+"""Computes the results that one operator of torch must return for operands that are known bit by bit.
 
 This module computes the operator once more on the CPU and counts every rounding (`equivtest.oracle.running`).  The
 bound holds for any correct kernel, in the dtype in which the backend declares that its kernels compute.

@@ -48,7 +48,7 @@ def bits_mismatch(
 def form_mismatch(name: str, first: Mapping[int, Placed], again: Mapping[int, Placed | None]) -> Mismatch | None:
     """Describes the first rank whose tensor in the second run is missing, or has another layout, shape or dtype.
 
-    None if there is no such rank.
+    Returns None if there is no such rank.
     """
     for rank, once in first.items():
         twice = again.get(rank)

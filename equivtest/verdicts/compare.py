@@ -37,7 +37,7 @@ def compare(
             separately.
 
     Raises:
-        Misuse: a rank found that the subject breaks its contract with the harness.
+        Misuse: a rank reports that the subject breaks its contract with the harness.
     """
     ended = _judge_run(subject, case, replies, claims[0])
     if ended is not None:
@@ -80,7 +80,7 @@ def _judge_run(subject: str, case: Case, replies: Sequence[Reply], claim: Claim)
     The detail is a text for the message, see `_tell`; '' if every rank refused the case.
 
     Raises:
-        Misuse: a rank found that the subject breaks its contract with the harness.
+        Misuse: a rank reports that the subject breaks its contract with the harness.
     """
     cause = _cause(replies)
     if cause is not None and cause.outcome == "misused":

@@ -151,7 +151,7 @@ def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, m
 def _unheld(name: str, answers: Mapping[int, Placed | None], mesh_shape: Shape, global_shape: Shape) -> Mismatch | None:
     """Describes the first element that no rank holds, for ranks that list the indices of their elements.
 
-    None if the ranks list no indices, or hold every element.
+    Returns None if the ranks list no indices, or if they hold every element.
     """
     present = {rank: placed for rank, placed in answers.items() if placed is not None}
     if all(placed.indices is None for placed in present.values()):

@@ -46,7 +46,7 @@ DEFAULT_CLAIMS = (
 
 
 def default_claims(case: Case) -> tuple[Claim, ...]:
-    """Returns the claims that are judged on a case if the caller lists none."""
+    """Returns the claims that are judged on a case if the caller lists no claims."""
     if case.refusal:
         return (refuses,)
     training = (trains_like_unsharded,) if case.trains else ()
@@ -60,7 +60,7 @@ def check(
 
     Args:
         subject: Registered name, or 'package.module:function'.
-        claims: Claims, judged in this order; None: `default_claims`.
+        claims: Claims that are judged, in this order. If None, `default_claims` are judged.
         limit_s: Number of seconds that the visit of the case may take.
 
     Returns:
@@ -68,7 +68,7 @@ def check(
 
     Raises:
         ClaimFailed: the subclass for the first failure's kind.
-        Misuse: there is no such subject, it breaks its contract with the harness, or limit_s is invalid.
+        Misuse: the subject is unknown or breaks its contract with the harness, or limit_s is invalid.
         Inconclusive, BrokenSetup: the run shows nothing, see `require_conclusion`.
     """
     verdicts = judge(subject, case, pool, claims, limit_s=limit_s)
@@ -118,7 +118,7 @@ def judge(
         subject, claims, limit_s: Same as in `check`.
 
     Raises:
-        Misuse: there is no such subject, it breaks its contract with the harness, or limit_s is invalid.
+        Misuse: the subject is unknown or breaks its contract with the harness, or limit_s is invalid.
     """
     require_limit(limit_s)
     if not subject.isprintable():
@@ -144,7 +144,7 @@ def judge_replies(
 
     Args:
         replies: The ranks' replies, one per process of the case's world, in order.
-        claims: Claims, judged in this order; None: `default_claims`.
+        claims: Claims that are judged, in this order. If None, `default_claims` are judged.
         arithmetics: Declared arithmetic by which real values are judged.
         until: The (claim, kind) of a failure that ends the judgement: after the first draw with this failure, no draw
             is judged. If None, all draws are judged.

@@ -1,8 +1,8 @@
 """Detects errors that lean to one side, on real data with rounding to nearest.
 
 Each element may be within its bound although all elements are too large. An average error of half an ulp in one
-direction does not come from rounding to nearest. Let errors e_i be independent and prefer a sign by no more than b: the
-probabilities of e_i and -e_i, given its size, differ by at most b. Then for any weights c_i
+direction does not come from rounding to nearest. Let errors e_i be independent and prefer a sign by no more than b: for
+every size of e_i, the probabilities of e_i and -e_i differ by at most b. Then for any weights c_i
 
     P( |sum c_i e_i| >= lam sqrt(sum (c_i e_i)**2) + b sum |c_i e_i| ) <= 2 exp(-lam**2 / 2),
 

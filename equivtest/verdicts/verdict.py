@@ -57,7 +57,7 @@ class Judgement:
     Attributes:
         kind: One of KINDS or of OTHER_KINDS.
         mismatches: Empty unless the claim fails on tensors.
-        agreeing: Names of the tensors that the claim judged and found right.
+        agreeing: Names of the tensors that the claim judged to be right.
         margin: Largest quotient error / allowed of all elements; 0 if no element has an error.
         margins: For each tensor that was judged by a bound, its name and its largest quotient error / allowed.
         parts: For each input, output and gradient of a submodule, in the order of the run, its name and its largest
@@ -91,8 +91,8 @@ class Verdict:
         history: The cases that had run before the case failed, if the claim holds when the case runs alone in new
             ranks.
         shrunk_from: The first failing case and its first wrong tensor, if shrinking led to another first wrong tensor.
-        fault: The cause: 'collective: ...', 'kernel: ...', 'operator: ...' or 'parallelization: ...'; '' if not
-            diagnosed.
+        fault: The cause: 'collective: ...', 'kernel: ...', 'operator: ...' or 'parallelization: ...'; '' if the cause
+            was not diagnosed.
         limit_s: Number of seconds that a visit of the case may take.
     """
 
@@ -217,7 +217,7 @@ class RankTimedOut(ClaimFailed, kind="timed_out", headline="a rank did not answe
 class BackendRefuses(
     ClaimFailed, kind="not_supported", headline="the backend cannot do what the case needs", fails=False
 ):
-    """The backend or device cannot do what the case needs, as a probe has shown."""
+    """The backend or device cannot run the case, as a probe has shown."""
 
 
 FAILING = tuple(kind for kind, error in KINDS.items() if error.fails)

@@ -190,8 +190,9 @@ class CollectivesCase(Case):
         collectives: Names of collectives, such as 'all_reduce_sum', in the order of the calls: keys of CALLS.
         numels: The sizes, all different.
         waits: How the subject waits for calls. If 'at_once', the calls are synchronous. If 'async', the subject waits
-            for each call before it begins the next. If 'together', the subject begins all calls, then waits for them in
-            the same order. If 'backwards', it begins all calls, then waits for them from the last to the first.
+            for each call before it begins the next. If 'together', the subject begins all calls, then waits for the
+            calls in the same order. If 'backwards', the subject begins all calls, then waits for the calls from the
+            last to the first.
         times: Number of consecutive calls of each collective, on each size and from each root.
         stride: Distance in memory, in elements, from one element of an operand or a result to the next. If 1, tensors
             are contiguous. If the backend refuses other strides by an error, the call is made again with contiguous
@@ -265,7 +266,7 @@ class CollectivesCase(Case):
     def split(self, numel: int, source: int, target: int) -> int:
         """Returns how many elements rank `source` sends to rank `target` with uneven splits.
 
-        Rank `source` sends all of the `numel` elements, none of them, or half.
+        Rank `source` sends all of the `numel` elements, or half of the elements, or no elements.
         """
         return (numel, 0, -(-numel // 2))[(2 * source + target + numel) % 3]
 

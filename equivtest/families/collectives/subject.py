@@ -3,9 +3,9 @@
 The operand of a call has one part for each rank, and all parts have one size. A collective to which a rank gives one
 tensor takes the first part.
 
-A function that begins a collective returns a `Begun`. If its docstring says what the function returns, that is the
-result of `Begun.end`. Each result is copied as soon as the call has returned or has been waited for, so that a result
-that arrives too late is noticed.
+A function that begins a collective returns a `Begun`. Nevertheless the "Returns" in its docstring describes the result
+of `Begun.end`. Each result is copied as soon as the call has returned or has been waited for, so that a result that
+arrives too late is noticed.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and torch/distributed/_functional_collectives.py
 (2.13.0).
@@ -94,9 +94,8 @@ def begin_in(room: Room, call: Call, operand: torch.Tensor, begin: Begin) -> tup
     """Begins a call with memory of the room. Returns the room whose memory the call uses, and the begun call.
 
     The returned room is `room`, unless the backend's error asks for contiguous or aligned memory. Then a new room with
-    such memory is returned, and the call was begun again in it. torch documents no stride that a collective must
-    accept: NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some
-    strides.
+    such memory is returned, in which the call was begun again. torch documents no stride that a collective must accept:
+    NCCL's group refuses all except contiguous tensors (ProcessGroupNCCL.cpp, 2.13.0), gloo refuses some strides.
     """
     try:
         return room, begin(room, call, operand if call.lays_out_itself else room.hand(operand))
@@ -118,8 +117,8 @@ def operands_of(case: CollectivesCase, call: Call, given: Given) -> list[torch.T
 def odd_one(case: CollectivesCase, call: Call, results: list[torch.Tensor]) -> torch.Tensor:
     """Returns the result of one repetition of the calls, joined over all sizes.
 
-    This is the first repetition, unless the bits of a later one differ. Then one of the two repetitions is wrong, and
-    the later one's result is returned.
+    The result is that of the first repetition, unless the bits of a later repetition differ. Then one of the two
+    repetitions is wrong, and the later repetition's result is returned.
     """
     num = 1 if call.is_coalesced else len(case.numels)
     first, *others = (torch.cat(results[at : at + num], dim=-1) for at in range(0, len(results), num))
@@ -185,7 +184,7 @@ def all_reduce(room: Room, call: Call, own: torch.Tensor) -> Begun:
 
 
 def integers_like(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the integer dtype in which a collective sends elements: int64 if they have 8 bytes, otherwise int32."""
+    """Returns the integer dtype in which a collective sends elements: int64 for elements of 8 bytes, else int32."""
     return torch.int64 if tensor.element_size() == 8 else torch.int32
 
 
@@ -239,7 +238,7 @@ def scatter(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def gather(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Gathers the first part of every rank's operand, to each rank in turn.
 
-    Returns what this rank gathers as the root, one row per rank.
+    Returns the tensor that this rank gathers as the root, with one row per rank.
     """
     mine = first(room, own)
     outputs = empties(room, mine)

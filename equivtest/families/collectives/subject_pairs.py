@@ -1,7 +1,7 @@
 """Begins messages between two ranks, collectives of Python objects, and barriers, through torch.distributed.
 
-The operand `own` of a call has one part for each rank. Each of these functions returns a `Begun`. If its docstring says
-what the function returns, that is the result of `Begun.end`.
+The operand `own` of a call has one part for each rank. Each function that begins a call returns a `Begun`. Nevertheless
+the "Returns" in its docstring describes the result of `Begun.end`.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py (2.13.0).
 """
@@ -104,7 +104,7 @@ def all_gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
 def gather_object(room: Room, call: Call, own: torch.Tensor) -> Begun:
     """Gathers the first part of every rank's operand as an object, to each rank in turn.
 
-    Returns what this rank gathers as the root, one row per rank.
+    Returns the tensor that this rank gathers as the root, with one row per rank.
     """
     found: list[Any] = [None] * room.ranks
     for root in range(room.ranks):

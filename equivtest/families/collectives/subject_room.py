@@ -3,7 +3,7 @@
 Letters: w ranks, n elements of one size.
 
 A result lies within a larger storage, and its memory is not initialised. The memory on both sides of the result, and
-between the result's elements, has a fill value, and no collective may write there.
+between the result's elements, has a fill value, and no collective may write to this memory.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ class Room:
     def _take(self, like: torch.Tensor, numel: int) -> torch.Tensor:
         """Returns a storage of `numel` elements.
 
-        This is an earlier call's storage if the case reuses memory and that storage is large enough.
+        If the case reuses memory and an earlier call's storage is large enough, that storage is returned.
 
-        Otherwise the storage is new. If the case's memory is 'freed', a CPU gets a new storage at the address of the
-        earlier one. On other devices the allocator does this for a new tensor; torch's CPU allocator seldom does.
+        Otherwise the storage is new. If the case's memory is 'freed' and the device is a CPU, the new storage is placed
+        at the address of the earlier storage. On any other device the allocator does this without help, but torch's CPU
+        allocator seldom does.
         """
         if self.kept is None or (self.case.memory == "freed" and like.device.type != "cpu"):
             return like.new_empty(numel)

@@ -38,8 +38,8 @@ def gathered_cross_entropy_cases(draw: Draw, space: Space) -> GatheredCrossEntro
     """Draws cases of one cross entropy without loss_parallel.
 
     Shrinks to one draw of real values, one position, one class, no reduction, no smoothing. In 16 bits only few
-    positions are reduced: torch adds the losses in 16 bits, so that the bound for many positions would be too wide.
-    Cases with smoothing and a reduction have real values, because peaked rows would add up to more than float16 holds.
+    positions are reduced, because torch adds the losses in 16 bits, and the bound for many positions is too wide. Cases
+    with smoothing and a reduction have real values, because peaked rows add up to more than float16 can represent.
     """
     case = cross_entropy_cases.build(draw, space)
     shares, positions = pick(draw, "shares", ("classes", "classes", "positions")), case.positions
@@ -104,7 +104,7 @@ def cross_entropy_cases(draw: Draw, space: Space) -> CrossEntropyCase:
 def refused_cross_entropy_cases(draw: Draw, space: Space) -> RefusedCrossEntropyCase:
     """Draws cases of targets, weights, layouts and options that loss_parallel does not support.
 
-    Every rank has a class. A rank without a class would raise a different error first.
+    Every rank has a class, because a rank without a class first raises a different error.
     """
     fields = _pick_loss(draw, space)
     fields["num_classes"] = fields["world_size"] * pick(draw, "classes per rank", SMALL, free)

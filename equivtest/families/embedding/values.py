@@ -58,7 +58,7 @@ def draw_embedding(case: EmbeddingCase, index: int) -> dict[str, torch.Tensor]:
 def draw_refused_embedding(case: RefusedEmbeddingCase, index: int) -> dict[str, torch.Tensor]:
     """Returns the tensors of a valid case, with the ids changed as the case's `misfit` says.
 
-    One id lies outside the vocabulary, or the ids are float32; for 'max_norm' nothing is changed.
+    One id lies outside the vocabulary, or the ids are float32. For the misfit 'max_norm' the ids are not changed.
     """
     given = draw_embedding(case, index)
     if case.misfit == "dtype":

@@ -25,7 +25,7 @@ REAL_MODES = ("real", "real-cancelling")
 
 
 def _by_features(fields: Fields) -> tuple[str, ...]:
-    """Returns placements to draw from, most of them shards of the feature dim.
+    """Returns the placements from which one is drawn. Most of these placements shard the feature dim.
 
     The placements are for x in a rowwise layer, or for the output in a colwise layer.
     """

@@ -149,8 +149,8 @@ def indexed(*, same_dims: bool) -> Form:
 def joined(*, new_dim: bool) -> Form:
     """Returns a form: for a shape, it gives signatures of operands to join along each dim.
 
-    A signature has two or three operands of the shape, or two operands of which the second is longer in the joined dim.
-    If `new_dim` is True, the operator stacks operands along a new dim, and each signature has two operands of the
+    A signature has two or three operands of the shape, or two operands, the second longer than the first in the joined
+    dim. If `new_dim` is True, the operator stacks operands along a new dim, and each signature has two operands of the
     shape.
     """
 

@@ -45,7 +45,7 @@ ALONE = each()
 
 @dataclass(frozen=True)
 class Operator:
-    """Describes one operator: how it is called, and what its operands must contain.
+    """Describes one operator, its calls, and the contents of its operands.
 
     Attributes:
         name: The name in torch's list of operators, followed by a word for a special form.

@@ -83,7 +83,7 @@ def way_of(name: str) -> str:
 
 
 def _arguments(call: str, operands: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Evaluates an argument list given as text, and returns its positional arguments and its keyword arguments.
+    """Evaluates the text of an argument list; returns its positional arguments and its keyword arguments.
 
     In "x0, 2, dim=x1" the names x0 and x1 stand for the operands.
     """

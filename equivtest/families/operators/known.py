@@ -165,7 +165,7 @@ def pads_other_rows(case: OperatorCase) -> bool:
     """True if, in the backward of `narrow`, some rank's cotangent has a wrong number of rows along `dim`.
 
     The right number is the number of rows that `narrow` takes from the rank's shard of an operand with the cotangent's
-    layout. The number 1 is right too, and so is the result's whole number of rows.
+    layout. The number 1 is right too, and the result's whole number of rows is right too.
     """
     named, whole = dict(case.arguments), case.operands[0]
     start, length, dim = named.get("start"), named.get("length"), case.dim

@@ -223,7 +223,10 @@ def _best(case: OperatorCase, given: Tensors, index: int) -> tuple[Founds, str]:
 
 
 def _followed(way: Callable[[], Founds]) -> Founds | str:
-    """Calls `way`, which proves results exact or bounds them. Returns the results, or the reason why `way` has none."""
+    """Calls `way`, which proves results exact or bounds them.
+
+    Returns the results, or the reason why `way` has no results.
+    """
     try:
         return way()
     except InexactData as error:

@@ -101,7 +101,7 @@ def sizes_of(world_size: int) -> Shape:
 
 @cache
 def taken_in(dtype: str, operators: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the operators that can be judged in the dtype, or all operators if none can."""
+    """Returns the operators that can be judged in the dtype; returns all operators if no operator can."""
     return tuple(name for name in operators if dtype in REAL_DTYPES or not OPERATORS[name].rounds) or operators
 
 
@@ -290,7 +290,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int, kind:
 
 
 def _as_the_first(placements: tuple[tuple[str, ...], ...], number: int, shape: Shape, kind: str) -> tuple[str, ...]:
-    """Returns the first operand's placements if operand `number` may have them, and this operand's own if not."""
+    """Returns the first operand's placements if operand `number` may have them; if not, returns its own placements."""
     may_have = placements[0] in placements_of(len(shape), kind, len(placements[0]))
     return placements[0] if may_have else placements[number]
 

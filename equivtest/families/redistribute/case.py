@@ -189,7 +189,7 @@ class RedistributeCase(ActivationCase):
     def fixes_bits(self, draw: int) -> bool:
         """True if the bits of every answer are known.
 
-        They are unknown if an answer is a sum or an average of real numbers, because its bits depend on the order of
+        The bits are unknown if an answer is a sum or an average of real numbers, because they depend on the order of
         the additions.
         """
         mode, _ = self.values[draw]

@@ -158,8 +158,8 @@ def _shards(shape: Shape) -> tuple[str, ...]:
 def _nested(placements: list[str]) -> list[str]:
     """Returns placements to add to the next axis's table: twice the last drawn placement, if this placement is a shard.
 
-    So two axes often shard the same dim. Most failures occur if two axes do. Returns [] if the last placement is no
-    shard.
+    With these placements two axes often shard the same dim, and most failures occur in such cases. Returns [] if the
+    last placement is no shard.
     """
     return placements[-1:] * 2 if placements and placements[-1].startswith("shard") else []
 

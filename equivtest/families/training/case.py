@@ -139,7 +139,7 @@ class PerceptronCase(TrainingCase):
     def num_sums(self) -> int:
         """Returns the number of equal parts of the batch whose sums over tokens are proved exact separately.
 
-        So only the sum over one part must fit the dtype `narrowest`.
+        Only the sum over one part must fit the dtype `narrowest`.
         """
         return 1
 

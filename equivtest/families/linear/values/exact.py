@@ -73,15 +73,15 @@ def draw_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
             or column of each tensor is near its largest magnitude, so that a reduction in fewer than p bits shows: for
             some output element, the magnitudes of the products add up to at least 2**(p - 1), if T, K and N are at most
             2**p / 4. With larger sizes the magnitudes may add up to less: 100 odd products in bfloat16 add up to 100 or
-            to 300, and 256 is the limit. The same is true of the gradients of x and weight in float32 and float64, and
-            mostly in float16 and bfloat16, because the three sums share three magnitudes.
+            to 300, and 256 is the limit. The gradients of x and weight have sums of at least 2**(p - 1) too, in float32
+            and float64 always, and in float16 and bfloat16 mostly, because the three sums share three magnitudes.
         wide-x: The integers of x take all significand bits of the dtype. Each row of the weight is zero, except for 1
             or -1 at one feature. Each column of the cotangent is zero, except for 1 or -1 at one token.
         wide-w: The integers of the weight take all significand bits of the dtype. Each token of x is zero, except for 1
             or -1 at one feature. Each row of the cotangent is zero, except for 1 or -1 at one output feature.
-        wide-g: Each column of the cotangent is zero, except at one token. There it has an integer that takes all
-            significand bits of the dtype. x has 1 and -1 only. Each column of the weight is zero, except for 1 or -1 at
-            one output feature.
+        wide-g: Each column of the cotangent is zero, except at one token. The element at this token is an integer that
+            has all significand bits of the dtype. x has 1 and -1 only. Each column of the weight is zero, except for 1
+            or -1 at one output feature.
 
     If a sum of ones alone is more than 2**p (bfloat16: sizes above 256), zeros replace as many terms as necessary, at
     places drawn anew for every seed.
@@ -237,8 +237,8 @@ def _whole_significand(plan: _Plan, shape: tuple[int, int], source: torch.Genera
 def _select(num_rows: int, num_columns: int, num_selecting: int, source: torch.Generator) -> torch.Tensor:
     """Returns an int64 matrix of zeros, except for one 1 or -1 in each of `num_selecting` random rows.
 
-    The matrix has the shape (num_rows, num_columns). The ones are in random columns. No column gets a second one before
-    every column has one.
+    The matrix has the shape (num_rows, num_columns). The elements 1 and -1 are in random columns. No column gets a
+    second such element before every column has one.
     """
     rows = permutation(num_rows, source)[:num_selecting]
     columns = permutation(num_columns, source)[torch.arange(len(rows), device="cpu") % num_columns]

@@ -93,7 +93,7 @@ def _fill(
     *,
     peak_first: bool,
 ) -> Magnitudes:
-    """Returns magnitudes near the ones for which all sums are equal, times `x_scale` and `weight_scale`.
+    """Returns magnitudes near the magnitudes for which all sums are equal, times `x_scale` and `weight_scale`.
 
     `x_scale` is for x, and `weight_scale` is for the weight. All other magnitudes are the largest that then fit. If
     `peak_first` is True, the weight's peak is chosen before the cotangent's magnitude, which is then smaller.

@@ -142,7 +142,7 @@ def _whole_behind_the_first(chain: _Chain, placements: tuple[Placements, ...]) -
 
 
 def _fitting(context: str, dtype: str, mesh: Shape) -> str:
-    """Returns the context's name, or '' if the context would have no effect with this dtype and mesh."""
+    """Returns the context's name; returns '' if the context has no effect with this dtype and mesh."""
     is_idle = (context == FLATTENED and not mesh) or (context == AUTOCAST and dtype != "float32")
     return "" if is_idle else context
 
@@ -215,7 +215,7 @@ def _pick_placements(draw: DrawFn, name: str, shape: Shape, num_axes: int) -> tu
 
 
 def _without_nested(placements: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the placements, with 'replicate' on the second mesh axis if both axes would shard the same dim.
+    """Returns the placements, with 'replicate' on the second mesh axis if both axes shard the same dim.
 
     findings/55 is about such shards.
     """

@@ -16,13 +16,13 @@ from equivtest.tensors import DTYPES
 def data_parallel_collectives(case: DataParallelCase, rank: int) -> Collectives:
     """Returns the collectives of one rank in all steps.
 
-    Each micro-batch fetches every layer in the forward, and in the backward every layer that gradients pass through. A
-    fetch is one collective of the layer's partitions (all_gather) or of its padded parameters (all_reduce). A tied
-    weight that the layer before has fetched is left out; if nothing remains, there is no collective. Every gradient
-    takes one reduce_scatter of its padded elements. The backward passes through in_proj only if its output needs a
-    gradient. When the hidden activation is recomputed, in_proj is fetched once more, except a weight that out_proj uses
-    too. If gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or the largest
-    magnitude.
+    Each micro-batch fetches every layer in the forward. In the backward it fetches every layer through which gradients
+    pass. A fetch is one collective of the layer's partitions (all_gather) or of its padded parameters (all_reduce). A
+    tied weight that the layer before has fetched is left out; if nothing remains, there is no collective. Every
+    gradient takes one reduce_scatter of its padded elements. The backward passes through in_proj only if its output
+    needs a gradient. When the hidden activation is recomputed, in_proj is fetched once more, except a weight that
+    out_proj uses too. If gradients are clipped, each step ends with one all_reduce of one float64: a sum of powers or
+    the largest magnitude.
 
     Source: Rajbhandari et al., ZeRO (2020), sections 5.3 and 7.2.2: parameters are gathered for the
     forward and again for the backward, gradients are reduced and scattered.

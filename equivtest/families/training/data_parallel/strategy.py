@@ -161,7 +161,7 @@ def _of_tied(values: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]
 def _of_few_bits(training: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields `lr`, `momentum` and `weight_decay`, each at most 0.25, for bfloat16.
 
-    In bfloat16 a momentum of 0.9 left one draw in seven inconclusive.
+    With a momentum of 0.9, one draw in seven was inconclusive in bfloat16.
     """
     return {
         "lr": min(training["lr"], 0.25),

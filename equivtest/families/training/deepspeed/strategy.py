@@ -36,10 +36,11 @@ NUMEL_OF = tuple(range(12))  # which parameter a size lies around, modulo their 
 def engine_cases(draw: DrawFn, space: Space) -> EngineCase:
     """Draws cases for DeepSpeed's ZeRO-3 engine, in float32 only.
 
-    Narrower parameters would have a float32 master copy. The mesh is always the whole world, because the engine uses
-    the world's group. Trained cases have at least three steps, because parameters are fetched ahead from the second
-    step on. Sizes lie around the number of elements of a parameter. Shrinks to one forward and backward without
-    persistent parameters and with DeepSpeed's defaults for all other options.
+    Cases with narrower parameters are not drawn, because such parameters have a float32 master copy. The mesh is always
+    the whole world, because the engine uses the world's group. Trained cases have at least three steps, because
+    parameters are fetched ahead from the second step on. Sizes lie around the number of elements of a parameter.
+    Shrinks to one forward and backward without persistent parameters and with DeepSpeed's defaults for all other
+    options.
     """
     case = draw(data_parallel_cases(Space(space.world_sizes, ("float32",)), style="zero3"))
     steps = pick(draw, "steps of an engine", (3, 3, 4))

@@ -138,7 +138,8 @@ class Reference:
         """Records an expected answer, and returns the value that the next operation takes as its operand.
 
         The next operation takes the ranks' value, so that errors do not add up. If the ranks' value is unknown, the
-        next operation takes the value of `result`. It does so too if `is_exact` is True and `result` allows no error.
+        next operation takes the value of `result`. The next operation also takes the value of `result` if `is_exact` is
+        True and `result` allows no error.
         """
         self.found[name] = result
         if self.held is None or (is_exact and result.allowed is None):

@@ -2,7 +2,7 @@
 
 Kernels compute in the accumulate dtype and store each result once. A hyperparameter may be rounded to the storage dtype
 before it is used. AdamW's results are enclosed in intervals, because its quotient is far from linear if the second
-moment is near zero. First-order bounds would not hold there.
+moment is near zero. First-order bounds do not hold for such a moment.
 
 Source: torch/optim/sgd.py and torch/optim/adam.py (2.13.0), _single_tensor and _multi_tensor forms;
 intervals: Moore, Kearfott and Cloud, Introduction to Interval Analysis, chapter 2.

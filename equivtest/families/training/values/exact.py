@@ -128,7 +128,8 @@ def _leaning(rows: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 def _lowest(mode: str, name: str, largest: int) -> int:
     """Returns the smallest magnitude to draw for the tensor `name`, whose largest magnitude is `largest`.
 
-    This is 1. If the tensor's integers take all significand bits in this mode, it is a number above half of `largest`.
+    The smallest magnitude is 1. If the tensor's integers have all significand bits in this mode, it is a number above
+    half of `largest`.
     """
     return odd_floor(largest // 2 + 1) if WIDE.get(mode) == name else 1
 
@@ -150,8 +151,8 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
     """Changes the signs of weights and biases of hidden features, in place, so that tokens activate them.
 
     Each feature belongs to a token, and the next feature belongs to the next token. If the feature's sum of products is
-    negative for its token, all signs of the feature change, except in every fourth feature. With random signs a case of
-    one token and one hidden feature would be zero half of the time.
+    negative for its token, all signs of the feature change, except in every fourth feature. If all signs were random, a
+    case of one token and one hidden feature would be zero half of the time.
     """
     hidden = torch.arange(plan.hidden, device="cpu")
     tokens = (hidden + hash_of(mode, seed, "active token") % plan.tokens) % plan.tokens
@@ -166,8 +167,8 @@ def _activate(integers: dict[str, torch.Tensor], plan: Plan, mode: str, seed: in
 def _largest_gradient(integers: dict[str, torch.Tensor], tied: str) -> int:
     """Returns the largest magnitude of an element of the first step's parameter gradients, summed over all tokens.
 
-    This is the magnitude before the integers are multiplied by powers of two. A tied weight has two gradients, one per
-    layer, and the sum of both counts too.
+    The result is the magnitude before the integers are multiplied by powers of two. A tied weight has two gradients,
+    one per layer, and the sum of both counts too.
     """
     x, cotangent, first = (integers[name] for name in ("x", "cotangent", "in_proj.weight"))
     before = x @ first.T + integers.get("in_proj.bias", 0)

@@ -26,8 +26,8 @@ class FetchCase(Case):
             so no answer may depend on it.
         contiguous: Whether the harness passes parameters contiguous in memory.
         requires_grad: Whether each parameter requires a gradient, in order.
-        collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if none is documented. A case
-            that records collectives must name one.
+        collective: The documented collective of the fetch, one of FETCH_COLLECTIVES; '' if no collective is documented.
+            A case that records collectives must name a collective.
     """
 
     VALUE_MODES: ClassVar[tuple[str, ...]] = FETCH_MODES

@@ -196,7 +196,7 @@ Fetcher = Callable[[Sequence[PartitionedParameter], DeviceMesh], Fetch]
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], fetch: Fetcher
 ) -> dict[str, Placed]:
-    """Partitions the given parameters and fetches them all by `fetch`.
+    """Partitions the parameters in `given` and fetches all of them by `fetch`.
 
     Returns the partitions and the whole parameters, by name.
     """

@@ -6,7 +6,7 @@ largest magnitude of a parameter.
 Cotangents are multiples of w, so that averages over ranks are integers. In one use the ranks' gradients add up to at
 most w m g. All gradients between two steps add up to at most MAX_OPERATIONS m g. A step subtracts half of this sum, so
 that parameters are at most 2 b + MAX_OPERATIONS m g units of 1/2. All three limits are at most 2**p, so every partial
-sum is a value of the dtype: see `equivtest.oracle.exact`, where the oracle proves it for the drawn numbers.
+sum is a value of the dtype: see `equivtest.oracle.exact`. The oracle proves this for the drawn numbers.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class DeepSpeedRun(DataParallelRun):
     def go_on(self, optimizer: torch.optim.Optimizer, step: int) -> torch.optim.Optimizer:
         """Returns the optimizer for the step after `step`.
 
-        After step `saved_after` this method saves a checkpoint, replaces the engine by a new one that loads the
+        After step `saved_after` this method saves a checkpoint, replaces the engine by a new engine that loads the
         checkpoint, and returns the new engine's optimizer.
         """
         if step != self.case.saved_after:
@@ -215,7 +215,7 @@ class DeepSpeedRun(DataParallelRun):
         """Loads parameters and optimizer states from the checkpoint in the folder.
 
         Raises:
-            RuntimeError: DeepSpeed has found nothing to load.
+            RuntimeError: there is no checkpoint that DeepSpeed can load.
         """
         path, _ = self.engine.load_checkpoint(folder, tag=TAG)
         if path is None:

@@ -54,13 +54,13 @@ def deepspeed_fetch_all_reduce(
 def run_fetch(
     case: FetchCase, mesh: DeviceMesh, given: Mapping[str, torch.Tensor], *, by_all_reduce: bool
 ) -> dict[str, Placed]:
-    """Partitions the given parameters and fetches them all together.
+    """Partitions the parameters in `given` and fetches all of them together.
 
     Returns the partitions and the fetched parameters, by name.
 
     Raises:
-        NotSupported: zero.Init refuses the dtype. DeepSpeed 0.19.8 takes float64 only on a CPU without kernels for
-            float16, because it does not check the dtype there.
+        NotSupported: zero.Init refuses the dtype. DeepSpeed 0.19.8 accepts float64 only on a CPU without kernels for
+            float16, because it does not check the dtype on such a CPU.
     """
     deepspeed = joined_deepspeed(mesh.device_type)
     wholes = [given[name].detach() for name in case.given_names()]
@@ -110,7 +110,7 @@ def joined_deepspeed(device_type: str) -> ModuleType:
 def restore_linear(deepspeed: ModuleType) -> None:
     """Undoes the replacement of `torch.nn.functional.linear` that `zero.Init` makes for the rest of the process.
 
-    Without this call an earlier run would change a later one, because engines reduce gradients in the order of their
+    Without this call an earlier run changes a later run, because engines reduce gradients in the order of their
     arrival: in DeepSpeed's function a weight's gradient arrives before the bias's gradient, in torch's function it
     arrives after that gradient. DeepSpeed keeps torch's function as `linear_bk`. Once `linear_bk` is deleted, the next
     `zero.Init` replaces the function again (runtime/zero/partition_parameters.py,

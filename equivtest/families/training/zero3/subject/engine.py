@@ -105,7 +105,7 @@ class Engine:
 def tell_shared(layers: Sequence[Layer]) -> None:
     """Sets the attributes `earlier` and `later` of each layer.
 
-    They are the kinds of parameters that earlier layers and later layers share with the layer.
+    The attributes are the kinds of parameters that earlier layers and later layers share with the layer.
 
     A kind is 'weight' or 'bias'. `layers` are in the forward's order.
     """

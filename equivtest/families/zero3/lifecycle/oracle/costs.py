@@ -32,7 +32,7 @@ from equivtest.tensors import DTYPES
 
 @expected_collectives.register
 def lifecycle_collectives(case: LifecycleCase, rank: int) -> Collectives:
-    """Returns the collectives of the whole sequence of operations; none runs in a backward."""
+    """Returns the collectives of the whole sequence of operations. No collective runs in a backward."""
     calls: list[Collective] = []
     for moment in moments(case, 0):
         if moment.refusal == "none":

@@ -62,7 +62,10 @@ class Model:
         self.parameters = {index: Parameter(self.given[f"param.{index}"].double()) for index in numbers}
 
     def run(self, number: int, operation: Operation) -> str:
-        """Applies operation number `number`. Returns the reason of its refusal, one of REFUSALS, or 'none'."""
+        """Applies operation number `number`.
+
+        Returns the reason of the refusal, one of REFUSALS. Returns 'none' if the operation is not refused.
+        """
         self.outputs = {}
         refusal = self.refusal(operation)
         if refusal == "none":

@@ -89,7 +89,10 @@ class Life:
         return answers
 
     def attempt(self, number: int, operation: Operation) -> str:
-        """Runs operation number `number`. Returns the reason if it is refused, or 'none'."""
+        """Runs operation number `number`.
+
+        Returns the reason if the operation is refused, and 'none' if it is not.
+        """
         self.outputs = {}
         try:
             with self.meter or nullcontext():
