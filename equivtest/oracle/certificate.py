@@ -1,13 +1,13 @@
 """Proves, operation by operation, that a parallel module rounds nothing on the data it received.
 
 The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
-float64, where every difference becomes a sum.  By induction, an operation's result on magnitudes bounds its result on
-the data, and on any part of the data.  So it also bounds partial sums, in any order and of any ranks.  And it bounds
-the results of linear operations on parts of the data that a program adds afterwards, because a linear operation may
-run before or after the addition.  If all magnitudes are integers times one unit, and at most 2**p units, then a dtype
-with p significand bits can represent every such result, so no program rounds any of them; `equivtest.oracle.exact`
-explains why.  Data that reach an operation outside the lists of this module are refused, because nothing is known about
-that operation.
+float64, where every difference becomes a sum. By induction, an operation's result on magnitudes bounds its result on
+the data, and on any part of the data. So it also bounds partial sums, in any order and of any ranks. A program may also
+apply a linear operation to parts of the data and then add the results. The operation's result on magnitudes bounds
+these results too. If all magnitudes are integers times one unit, and at most 2**p units, then a dtype with p
+significand bits can represent every such result, so no program rounds such a result. `equivtest.oracle.exact` explains
+why. Data that reach an operation outside the lists of this module are refused, because nothing is known about that
+operation.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0), which sees forward and backward below autograd.
 """

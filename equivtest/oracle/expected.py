@@ -33,20 +33,20 @@ class ExpectedTensor:
             these bits exactly. None if correct subjects may return different bits.
         flushed_below: Magnitude below which an element may be zero instead. It is set if a backend that declares to
             flush subnormals added zeros to the tensor.
-        scale: Size with which `allowed` is compared to decide if the bound is too wide. It counts if the values
-            themselves are smaller. Values that are zero in exact arithmetic need such a size, because every bound is
-            too wide compared with zero.
+        scale: Size with which `allowed` is compared to decide if the bound is too wide. The comparison uses this size
+            if the values themselves are smaller. Values that are zero in exact arithmetic need such a size, because
+            every bound is too wide compared with zero.
         is_sum: True if elements are sums, so that a zero may have either sign: the sum is -0 if a
             kernel begins with the product 0 * -1, and +0 if it begins with +0.
-        may_be_none: True if a correct subject may return None instead of zeros. This is so for the gradient of a tensor
-            that no output needs, and if the case accepts None.
-        is_inner: True if the claim does not become open when the bound of this tensor is too wide.  Set for values
-            within a module: if such a bound is too wide, the oracle continues with its own value, so that an error of
-            the ranks shows in later tensors.
+        may_be_none: True if a correct subject may return None instead of zeros. This is allowed for the gradient of a
+            tensor that no output needs, and for any tensor if the case accepts None.
+        is_inner: True if the claim does not become open when the bound of this tensor is too wide. Values within a
+            module are such tensors. If such a bound is too wide, the oracle continues with its own value, so that an
+            error of the ranks shows in later tensors.
         is_open: True if an error within the bound proves nothing, however narrow the bound is.
         is_part: True for inputs, outputs and gradients of a submodule.
-        factor: Factor by which the unsharded value was multiplied, because at this place the ranks' gradient has a
-            factor that a later step of their backward removes.
+        factor: Factor by which the unsharded value was multiplied. The ranks' gradient has this factor here, and a
+            later step of the ranks' backward removes it.
         resolution: Largest error per element, a float64 tensor, at which a rank's value counts as right although the
             bound is too wide or proves nothing: see `resolution_of`. If None, no value counts as right under such a
             bound.
@@ -96,11 +96,13 @@ def says_nothing(
 def resolution_of(value: torch.Tensor, scale: float = 0.0, change: torch.Tensor | None = None) -> torch.Tensor | None:
     """Returns the resolution of each element: an error up to which a value counts as right, however wide its bound is.
 
-    A bound counts as narrow if it allows an error of at most limits.TOO_WIDE times the root mean square of `value`, or
-    times `scale` if that is larger.  A rank's value may have such a small error although its bound is wider; then this
-    value proves as much as a value with a narrow bound.  So the resolution of an element is limits.TOO_WIDE times the
-    root mean square or `scale`, or times the element's own size if that is larger.  An error above the resolution does
-    not make a value wrong: a value within its bound then proves nothing.
+    A bound counts as narrow if it allows an error of at most limits.TOO_WIDE times the size of the tensor. The size of
+    the tensor is the root mean square of `value`, or `scale` if `scale` is larger. A rank's value may have such a small
+    error although its bound is wider. Then this value proves as much as a value with a narrow bound.
+
+    So the resolution of an element is limits.TOO_WIDE times the size of the tensor, or times the size of the element if
+    the element is larger. An error above the resolution does not make a value wrong. A value with such an error within
+    its bound proves nothing.
 
     Args:
         change: The change of `value` that an error must not hide, such as an update. The size of `change` takes the

@@ -3,10 +3,11 @@
 Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective's additions and of
 storage.
 
-The largest or smallest of k operands is one of these operands. A sum of exact data has the same value in any order.
-Their average has the same value in any order too, if the operands are multiples of k's odd part, and if fl(1 / k), by
-which a backend may multiply instead, is near enough to 1 / k (`equivtest.oracle.averages`). A product of powers of two
-is exact if no product of some of these powers overflows or is subnormal.
+The largest or smallest of k operands is one of these operands. A sum of exact data has the same value in any order. An
+average of exact data has the same value in any order under two conditions. The operands are multiples of k's odd part.
+And fl(1 / k), by which a backend may multiply instead of dividing by k, is near enough to 1 / k
+(`equivtest.oracle.averages`). A product of powers of two is exact if no product of some of these powers overflows or is
+subnormal.
 
 Each real operand takes part in at most k - 1 rounded additions, in any order and in steps over several axes.  An
 average also rounds a reciprocal and a product for each axis.  Errors of additions prefer no sign.  Errors of an

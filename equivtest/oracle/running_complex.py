@@ -1,8 +1,8 @@
 """Computes with complex numbers, which many rotary embeddings use, as pairs of real numbers.
 
-The error and the magnitude of a complex `Ranged` tensor are complex too, with separate real and imaginary parts,
-so an operation that moves the value also moves them.  Arithmetic becomes real arithmetic, with the rules
-of `equivtest.oracle.running_rules`: a product is four products and two sums, as in torch's kernels.
+The error and the magnitude of a complex `Ranged` tensor are complex too, with separate real and imaginary parts. So an
+operation that moves the value also moves the error and the magnitude. Arithmetic becomes real arithmetic, with the
+rules of `equivtest.oracle.running_rules`: a product is four products and two sums, as in torch's kernels.
 
 Source: c10/util/complex.h and aten/src/ATen/cpu/vec/vec256/vec256_complex_float.h (torch 2.13.0).
 """

@@ -1,9 +1,9 @@
 """Rules by which an operation propagates the errors of its operands, and adds its own roundings.
 
-Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its
-shares (`equivtest.oracle.ranged`); n the number of terms of a sum.  own(m, n) is the error of n roundings of a number
-of magnitude m, and of a few spare roundings, in the program and in the unsharded module together
-(`equivtest.oracle.running_roundings`).  The operands of an operation are a and b: e_a is the error of a.
+Letters: v the value of the unsharded module, e the largest error of a correct program, m the magnitude of its shares
+(`equivtest.oracle.ranged`); n the number of terms of a sum. own(m, n) is the error of n roundings, and of a few spare
+roundings, of a number of magnitude m. It is the sum of this error in the program and in the unsharded module
+(`equivtest.oracle.running_roundings`). The operands of an operation are a and b: e_a is the error of a.
 
         a product              e = e_a (|v_b| + e_b) + |v_a| e_b,  m = m_a m_b,  and own(m, n) if it is summed
         a sum                  e = sum of e,  m = sum of m,  and own(m, n)

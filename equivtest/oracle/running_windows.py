@@ -1,13 +1,14 @@
 """Rules of operations on windows of an image, a line or a volume: convolutions, pools, padding, upsampling.
 
 For each element of its result, a convolution adds one product for each element of a window, in all channels of a group.
-Its gradients are products of the cotangent with the weight, and with the elements of the windows.  These products are
-bilinear, and bounded like a matrix product (`equivtest.oracle.running_rules`).  Means over windows, and the gradients
-of pools, padding and upsampling, are linear with coefficients that are not negative, so applying them to errors and to
-magnitudes bounds both.
+Its gradients are products of the cotangent with the weight, and with the elements of the windows. These products are
+bilinear, and bounded like a matrix product (`equivtest.oracle.running_rules`). Means over windows, and the gradients of
+pools, padding and upsampling, are linear with coefficients that are not negative. So the same operations, applied to
+errors and to magnitudes, bound the errors and the magnitudes.
 
-The bounds hold for sums of products in any order, not for algorithms that add operands before they multiply
-(Winograd's, Fourier's), which a library of a device may choose and whose errors depend on other elements.
+The bounds hold for sums of products in any order. They do not hold for algorithms that add operands before they
+multiply, such as Winograd's and Fourier's. A library of a device may choose such an algorithm, whose errors depend on
+other elements.
 
 Source: aten::convolution, aten::convolution_backward and the pools of native_functions.yaml (torch 2.13.0).
 """

@@ -23,7 +23,10 @@ from equivtest.tensors import dtype_name
 
 @dataclass(frozen=True)
 class Shares:
-    """An operand that is the reduction of tensors of several ranks, stacked along a first dim."""
+    """An operand whose value is the reduction of several ranks' tensors, before the reduction.
+
+    `stack` has the ranks' tensors, one after the other along the first dim, and `op` is the reduction.
+    """
 
     stack: torch.Tensor
     op: str

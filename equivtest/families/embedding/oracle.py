@@ -1,8 +1,8 @@
 """Computes one embedding, forward and backward: copied rows of the weight, and sums of rows of the cotangent.
 
-Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; for a cotangent G (T, D), row v of the
-gradient is the sum of G_t over the tokens t whose id is v, zero for `padding_idx`, and divided by n_v if it is scaled
-by frequency.
+Letters: T tokens, V num_embeddings, D embedding_dim, n_v how often id v occurs; G (T, D) the cotangent. Row v of the
+gradient is the sum of G_t over the tokens t whose id is v. The row of `padding_idx` is zero. If the gradient is scaled
+by frequency, row v is divided by n_v.
 
 The forward only copies rows, so real values are equal too, to the last bit. The exception is a rowwise embedding. Its
 all_reduce adds zeros, and a backend may then flush subnormals.

@@ -13,9 +13,9 @@ def linear_collectives(case: LinearCase, rank: int) -> Collectives:
 
     Source: ColwiseParallel and RowwiseParallel in torch/distributed/tensor/parallel/style.py; distribute_tensor in
     torch/distributed/tensor/_api.py, `src_data_rank`: rank 0 scatters a sharded parameter and broadcasts a replicated
-    one (2.13.0). The backward is derived by the chain rule: the gradient of a redistributed tensor goes back the same
-    way, and the gradient of a partial sum is replicated; the gradient of a replicated input is a partial sum. Gradients
-    of parameters take no collective, because each rank has the operands of its shard.
+    one (2.13.0). The backward is derived by the chain rule. The gradient of a redistributed tensor is redistributed in
+    the opposite direction. The gradient of a partial sum is replicated. The gradient of a replicated input is a partial
+    sum. Gradients of parameters take no collective, because each rank has the operands of its shard.
     """
     shapes = case.shapes()
     last = case.num_dims - 1

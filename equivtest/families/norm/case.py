@@ -21,7 +21,7 @@ PARAMETERS = ("weight", "bias")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NormCase(ActivationCase):
-    """Fixes y = norm(x) weight + bias, normalized over the last dim, with x and y sharded along the sequence.
+    """Fixes y = norm(x) * weight + bias, with x and y sharded along the sequence. The norm is over the last dim.
 
     Weight and bias are replicated.
 
@@ -29,9 +29,9 @@ class NormCase(ActivationCase):
         norm: 'layer_norm' or 'rms_norm'.
         leading: Leading dims of the activation, one to three. x has the shape (*leading, features).
         sequence_dim: The leading dim that is divided among the ranks.
-        features: Size of the last dim. With one or two features the output is hardly more than signs, and the bounds
-            are too wide for a conclusion.
-        parameters: The parameters among 'weight' and, for layer_norm with a weight, 'bias'.
+        features: Size of the last dim. If there are only one or two features, the output is hardly more than signs, and
+            its bounds are too wide for a conclusion.
+        parameters: Names of the layer's parameters: none, 'weight', or for layer_norm also 'weight' and 'bias'.
         eps: The number that is added to the variance or to the mean square.
         x_is_dtensor: Whether x is passed as a DTensor. Uneven shards require this, because torch computes the global
             shape of a plain tensor as local size times ranks.

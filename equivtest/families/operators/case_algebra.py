@@ -50,7 +50,7 @@ def _beside_columns(shape: Shape) -> Signatures:
 
 
 def _reflections(*, columns: bool = False) -> Form:
-    """Returns a form: for a shape, it gives one signature with Householder vectors and their factors.
+    """Returns a form with one signature per shape, whose operands are Householder vectors and their factors.
 
     If `columns` is True, the signature has a third operand, matrices of two columns that the reflections multiply.
     """

@@ -21,9 +21,9 @@ _POINTWISE: tuple[tuple[str, dict[str, Argument], str], ...] = (
 
 
 def _alike(*each: dict[str, Argument]) -> Form:
-    """Returns a form: for a shape, it gives one signature for each of these dicts of arguments.
+    """Returns a form with one signature per shape and per dict in `each`, which has the arguments of the call.
 
-    Both operands of a signature have the shape.
+    Every signature has two operands of the shape.
     """
     return lambda shape: tuple(Signature((shape, shape), tuple(arguments.items())) for arguments in each)
 

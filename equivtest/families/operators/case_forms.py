@@ -38,12 +38,12 @@ Form = Callable[[Shape], Signatures]
 
 
 def each(**arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives one signature, with one operand of that shape and these arguments."""
+    """Returns a form with one signature per shape, which has one operand of the shape and the arguments `arguments`."""
     return lambda shape: (Signature((shape,), tuple(arguments.items())),)
 
 
 def pairs(**arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives signatures with two operands that broadcast to the shape.
+    """Returns a form whose signatures have two operands that broadcast to the shape.
 
     One operand has the shape. The other operand has the shape too, or one of its dims has size 1, or it lacks some or
     all of the first dims.
@@ -60,7 +60,7 @@ def pairs(**arguments: Argument) -> Form:
 
 
 def triples(**arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives signatures with three operands that broadcast to the shape.
+    """Returns a form whose signatures have three operands that broadcast to the shape.
 
     All operands have the shape, or the second or the third operand is smaller.
     """
@@ -74,7 +74,7 @@ def triples(**arguments: Argument) -> Form:
 
 
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives one signature for each of `values`, passed as the argument `name`.
+    """Returns a form with one signature for each of `values`, which is the value of the argument `name`.
 
     The only operand has the shape.
     """
@@ -87,15 +87,15 @@ def dims_of(shape: Shape) -> tuple[int, ...]:
 
 
 def along(**arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives one signature for each dim, passed as the argument `dim`.
+    """Returns a form with signatures for each dim of the shape, which is the value of the argument `dim`.
 
-    The only operand has the shape. A dim is counted once from the front and once from the end.
+    The only operand has the shape. In one signature the dim is counted from the front, and in another from the end.
     """
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
 
 def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True, **arguments: Argument) -> Form:
-    """Returns a form: for a shape, it gives signatures with one operand and different reduced dims.
+    """Returns a form whose signatures have one operand of the shape and differ in the reduced dims.
 
     A signature names one dim. If `several` is True, other signatures name several dims. If `all_dims` is True, another
     signature names no dim, so that all dims are reduced. If `keepdim` is True, each signature that names dims also
@@ -117,7 +117,7 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 
 
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
-    """Returns a form: for a shape, it gives one signature for each entry of `make(shape)`, a list of arguments.
+    """Returns a form with one signature for each entry of `make(shape)`, which is a list of arguments.
 
     The only operand has the shape.
     """
@@ -125,7 +125,7 @@ def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
 
 
 def indexed(*, same_dims: bool) -> Form:
-    """Returns a form: for a shape, it gives signatures with an operand, the argument `dim`, and an index into that dim.
+    """Returns a form whose signatures have an operand, the argument `dim`, and an index into this dim of the operand.
 
     If `same_dims` is True, the index has as many dims as the operand, and its size in a dim other than `dim` is at most
     the operand's size. If `same_dims` is False, the index has one dim.
@@ -147,7 +147,7 @@ def indexed(*, same_dims: bool) -> Form:
 
 
 def joined(*, new_dim: bool) -> Form:
-    """Returns a form: for a shape, it gives signatures of operands to join along each dim.
+    """Returns a form whose signatures have operands to join, for each dim along which they can be joined.
 
     A signature has two or three operands of the shape, or two operands, the second longer than the first in the joined
     dim. If `new_dim` is True, the operator stacks operands along a new dim, and each signature has two operands of the
@@ -166,7 +166,7 @@ def joined(*, new_dim: bool) -> Form:
 
 
 def products(*dims: str) -> Form:
-    """Returns a form for matrix products: for a shape, it gives one signature, whose dims are named by letters.
+    """Returns a form with one signature per shape, for matrix products whose dims have letters as names.
 
     For example `products("mk", "kn")` multiplies a matrix (m, k) by a matrix (k, n). b is the size of the shape's first
     dim, m the size of its last dim but one, and k the size of its last dim. n is 2 and o is 3. A shape of fewer than
@@ -183,5 +183,5 @@ def products(*dims: str) -> Form:
 
 
 def either(*forms: Form) -> Form:
-    """Returns a form that gives, for a shape, the signatures of all `forms`, in order."""
+    """Returns a form with the signatures of all `forms`, in order."""
     return lambda shape: tuple(signature for form in forms for signature in form(shape))

@@ -15,9 +15,9 @@ Results = tuple[torch.Tensor, ...]
 
 
 def _beside(*tails: tuple[int, ...]) -> Form:
-    """Returns a form: for a shape (N, C, ...), it gives one signature for each of `tails`.
+    """Returns a form with one signature per shape (N, C, ...) and per entry of `tails`.
 
-    The only operand of a signature is N images of C channels, of shape (N, C, *tail).
+    The only operand of a signature has the shape (N, C, *tail), for N images of C channels.
     """
     return lambda shape: tuple(Signature(((shape[0], shape[1], *tail),)) for tail in tails)
 
@@ -28,10 +28,10 @@ def _volumes(shape: Shape) -> Signatures:
 
 
 def _scaled(*how: str) -> Form:
-    """Returns a form: for a shape, it gives one signature with an input, a weight and a bias, for a normalization.
+    """Returns a form for a normalization, with one signature per shape that has an input, a weight and a bias.
 
-    The input has the shape. Weight and bias have the size of the input's last dim. In `_scaled("channels")` they have
-    the size of its dim 1.
+    The input has the shape. Weight and bias have the size of the input's last dim. If `how` has 'channels', weight and
+    bias have the size of the input's dim 1.
     """
 
     def form(shape: Shape) -> Signatures:
@@ -92,7 +92,7 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> Any:
 
 
 def _corners(num_dims: int) -> Form:
-    """Returns a form for `grid_sampler`: for a shape, it gives images or volumes, and a grid of points.
+    """Returns a form for `grid_sampler`, whose signatures have images or volumes, and a grid of points.
 
     The grid's values are -1 or 1, so that every point is a corner of the image.
     """

@@ -266,7 +266,7 @@ def _cotangents(given: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _plainly(case: OperatorCase, given: Tensors) -> Tensors:
-    """Returns the results and gradients of the whole call by name, computed in the case's dtypes, without bounds."""
+    """Returns the results and gradients of the unsharded call, by name, in the case's dtypes and without bounds."""
     operands = [_reduced(case, given, number) for number in range(len(case.operands))]
     return _run(case, operands, _cotangents(given))
 

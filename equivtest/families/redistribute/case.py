@@ -189,8 +189,8 @@ class RedistributeCase(ActivationCase):
     def fixes_bits(self, draw: int) -> bool:
         """True if the bits of every answer are known.
 
-        The bits are unknown if an answer is a sum or an average of real numbers, because they depend on the order of
-        the additions.
+        The bits are unknown if an answer is a sum or an average of real numbers, because the order of the additions
+        changes the bits.
         """
         mode, _ = self.values[draw]
         given = {"output": "x", "grad.x": "cotangent"}

@@ -4,9 +4,10 @@ Letters: T tokens, K in_features, N out_features, w ranks, p significand bits of
 Tensors are flat here: x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
 
 Derived here. Every tensor holds integers times one power of two. The layer has four contractions: output x W^T + b,
-grad.x G W, grad.weight G^T x, grad.bias sum_t G. If the magnitudes of the terms of each sum to at most 2**p, then every
-partial sum, of any subset of the terms, is an integer up to 2**p times a power of two, so it is a value of the dtype.
-Therefore no order, no blocking and no division among ranks rounds. The oracle checks this of every draw.
+grad.x G W, grad.weight G^T x, grad.bias sum_t G. Let the magnitudes of the terms of each contraction add up to at most
+2**p. Then every partial sum, of any subset of the terms, is an integer up to 2**p times a power of two, so it is a
+value of the dtype. Therefore no order, no blocking and no division among ranks rounds. The oracle checks this of every
+draw.
 
 DTensor divides a replicated bias by w when it makes it partial, so b is a multiple of w. Its magnitude is at most an
 eighth of the output's limit 2**p, or w if w is larger.

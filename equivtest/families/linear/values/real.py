@@ -30,8 +30,8 @@ def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
         real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
             is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
             half the features apart, so that the partial sums of whole ranks cancel each other. In 16 bits the features
-            of a pair are neighbours on one rank of a rowwise layer, because nothing could be concluded if partial sums
-            stored in 16 bits exceeded the output by much. The weights of a feature without a partner are made so small
+            of a pair are neighbours on one rank of a rowwise layer. If partial sums stored in 16 bits exceeded the
+            output by much, nothing could be concluded. The weights of a feature without a partner are made so small
             that its products are as small as the sum of a pair's products.
     """
     mode, seed = case.values[index]

@@ -51,7 +51,7 @@ class PartedOperations(Operations):
     ) -> Found:
         """Returns left @ right + plus, like the base class, but proves each block of rows of `left` exact separately.
 
-        There are `num_parts` blocks.
+        `left` has `num_parts` such blocks.
         """
         multiply = super().product
         found = [multiply(part, right, plus=plus, split=split) for part in left.chunk(self.num_parts)]

@@ -5,18 +5,19 @@ and u_a the unit roundoffs of the storage and of the accumulate dtype, w ranks o
 multiplied by min(1, c / (N + 1e-6)).
 
 For p = inf the norm is one of the elements' magnitudes, and nothing rounds. For p = 1 a sum of magnitudes is exact if
-they are integers of few enough bits (`equivtest.oracle.exact`). Otherwise the bound is derived here, for every program
-that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign, so every error
-is relative. A term in a subset of n terms has the error gamma(n, u_a). A stored norm is the root of a sum. Its rounding
-causes an error of p (u_o + f u_a) in S, where f u_a is the error of the root function.
+the magnitudes are integers of few enough bits (`equivtest.oracle.exact`). Otherwise the bound is derived here, for
+every program that takes norms of subsets and then the norm of these norms. In S = sum |g|**p all terms have one sign,
+so every error is relative. A term in a subset of n terms has the error gamma(n, u_a). A stored norm is the root of a
+sum. Its rounding causes an error of p (u_o + f u_a) in S, where f u_a is the error of the root function.
 
-The subsets are the ranks' shards of a tensor. They are joined along one axis of the mesh after the other: each rank
-stores the power of its norm, a collective adds w powers, and the root is stored. At last the norms of the tensors are
-joined. A power that underflows counts as a rounding. If a power overflows although the norm does not, this is an error
-of the subject: a correct subject computes the power in more bits, or scales the terms.
+The subsets are the ranks' shards of a tensor. The norms of the shards are combined along one axis of the mesh after the
+other. For each axis, each rank stores the power of its norm, a collective adds w powers, and the root of the sum is
+stored. At last the norms of the tensors are combined. A power that underflows counts as a rounding. If a power
+overflows although the norm does not, this is an error of the subject: a correct subject computes the power in more
+bits, or scales the terms.
 
-A gradient whose factor is certainly 1 is a copy. Otherwise the factor has three roundings (the sum, its reciprocal, the
-product with c), and the gradient's product has one.
+A gradient whose factor is certainly 1 is a copy. Otherwise the factor has three roundings: of the sum, of its
+reciprocal, and of the product with c. The product with the gradient has one more.
 
 Source: torch/nn/utils/clip_grad.py and _NormPartial in torch/distributed/tensor/_ops/_math_ops.py (2.13.0); Higham,
 lemma 3.1.

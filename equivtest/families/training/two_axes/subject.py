@@ -71,7 +71,7 @@ class Fsdp2TpRun(Fsdp2Run):
     def keep(self, name: str, tensor: torch.Tensor | None) -> None:
         """Records a copy of the tensor as the answer `name`.
 
-        An activation is a DTensor on the mesh of its row alone. It is recorded as a DTensor on both axes.
+        In the program, an activation is a DTensor on a mesh of only one axis. The answer is a DTensor on both axes.
         """
         if isinstance(tensor, DTensor) and tensor.device_mesh.ndim == 1:
             tensor = self.of_both_axes(tensor)

@@ -32,10 +32,10 @@ def draw_real_mlp(case: PerceptronCase, index: int) -> dict[str, torch.Tensor]:
     Each tensor has its own scale. Weights are divided by the root of the number of summed terms, as layers are
     initialised, so that the activation gets arguments of either sign on both sides of its bend. The weights of most
     hidden features get such signs that a token activates the feature. Each feature has a different token. Cotangents
-    are divided by the number of tokens that a gradient sums over, like the gradient of a mean, because training
-    continues from the updated parameters, and float16 overflows soon. AdamW moves a bias by the learning rate, for any
-    gradient. So out_proj's bias begins on the side of zero from which it moves away. The elements of in_proj's bias,
-    and of a weight of few elements, begin with magnitudes of at least 1.
+    are divided by the number of tokens of a gradient's sum, like the gradient of a mean. Without this, float16 would
+    overflow soon, because training continues from the updated parameters. AdamW moves a bias by the learning rate, for
+    any gradient. So out_proj's bias begins on the side of zero from which it moves away. The elements of in_proj's
+    bias, and of a weight of few elements, begin with magnitudes of at least 1.
     """
     mode, seed = case.values[index]
     sizes = {"in_proj.weight": 1 / math.sqrt(case.in_features), "out_proj.weight": 1 / math.sqrt(case.hidden_features)}
