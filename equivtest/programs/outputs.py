@@ -65,7 +65,10 @@ def _way_out(missing: str, names: Sequence[str]) -> str:
 
 
 def _leaves(name: str, given: object) -> Iterator[tuple[str, object]]:
-    """Yields (name, leaf); a mapping that is also a dataclass, such as transformers' ModelOutput, is a mapping here."""
+    """Yields (name, leaf) for each leaf of an output.
+
+    A mapping that is also a dataclass, such as transformers' ModelOutput, counts as a mapping.
+    """
     if given is None:
         return
     if isinstance(given, Mapping):

@@ -187,7 +187,7 @@ def _named_with(options: Options, build: str, parallelize: str) -> list[tuple[tu
 
 
 def _taken_of(options: Options, name: str, what: str) -> tuple[list[str], list[str]]:
-    """Returns (names in `options` that the function `name` takes, names of all arguments that it takes by name)."""
+    """Returns (names in `options` that the function takes, names of all arguments that the function takes by name)."""
     function: Any = load_named(name, what)
     require(callable(function), f"{what} {name!r} is not a function: {function!r}")
     parameters = inspect.signature(function).parameters.values()

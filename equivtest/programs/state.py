@@ -1,4 +1,7 @@
-"""Checks the contract of buffers that the forward changes: they depend on a rank's own rows or on the whole batch."""
+"""Checks the contract of buffers that the forward changes.
+
+By the contract such buffers depend on a rank's own rows or on the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ NUM_SEEDS = 2
 
 
 def require_state(case: ModuleCase) -> None:
-    """Checks that the contract of the buffers fits the case, and that the case names one if the two contracts differ.
+    """Checks that the contract of the buffers fits the case, and that the case has a contract if it needs one.
+
+    A case needs a contract if the two possible contracts differ.
 
     Raises:
         Misuse: The contract does not fit the module's inputs and outputs.
@@ -59,7 +64,7 @@ def require_state(case: ModuleCase) -> None:
 
 
 def _require_same_state(case: ModuleCase) -> None:
-    """Raises PropertyMisuse if some rows leave other buffers than the whole batch does."""
+    """Raises PropertyMisuse if the buffers after some rows differ from the buffers after the whole batch."""
     whole = case.program_of(case.num_rows)
     parts = [case.program_of(size) for size in sorted({1, *case.rows})]
     for name in (name for part in parts for name in differing_buffers(part, whole, case.row_names())):
@@ -67,7 +72,7 @@ def _require_same_state(case: ModuleCase) -> None:
 
 
 def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
-    """Raises PropertyMisuse if a parallel module has another batch norm than torch's and no contract is named.
+    """Raises PropertyMisuse if a parallel module has another batch norm than torch's and the case has no contract.
 
     The statistics of SyncBatchNorm, and of classes of other libraries that derive from it or from BatchNorm, may cover
     the rows of all ranks.
@@ -80,7 +85,10 @@ def require_own_norms(case: ModuleCase, parallel: nn.Module) -> None:
 
 
 def unnamed(what: str) -> str:
-    """Returns the message that a property must name one of the two contracts; it begins with the reason, `what`."""
+    """Returns the message that a property must name one of the two contracts.
+
+    The message begins with `what`, the reason.
+    """
     return (
         f"{what}, and each rank has its own rows: pass state={OWN_ROWS!r} if each rank's buffers follow its own rows, "
         f"or state={WHOLE_BATCH!r} if every rank's buffers follow the rows of all ranks, like SyncBatchNorm's"
@@ -91,7 +99,7 @@ def unnamed(what: str) -> str:
 def differing_buffers(part: Program, whole: Program, row_names: tuple[str, ...]) -> tuple[str, ...]:
     """Names the buffers whose values after the first or the last rows differ from their values after the whole batch.
 
-    Buffers of OWN_NORMS are left out.  Empty if the module does not take so few rows.
+    Buffers of OWN_NORMS are left out. If the module does not take so few rows, the result is empty.
     """
     num_rows = {name: shape[0] for name, _, shape in part.inputs if name in row_names}
     names = []

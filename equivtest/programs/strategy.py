@@ -29,8 +29,8 @@ def module_cases(
     """Draws cases of one module, and of one way to parallelize it.
 
     Args:
-        make: Makes a case from all drawn values.
-        varied: The field that differs between candidates, 'x_shape' or 'sizes'.
+        make: Function that makes a case from all drawn values.
+        varied: The field in which candidates differ, 'x_shape' or 'sizes'.
         candidates: World size -> mesh -> dtype -> the candidates to draw from, for each world size of the space.
     """
     world_size = pick(draw, "world_size", space.world_sizes)
@@ -51,10 +51,11 @@ def module_cases(
 
 @st.composite
 def option_cases(draw: DrawFn, variants: Mapping[Options, SearchStrategy[ModuleCase]]) -> ModuleCase:
-    """Draws cases of a program under each combination of its options; failures shrink to the first combination.
+    """Draws cases of a program under each combination of its options. Failures shrink to the first combination.
 
     Args:
-        variants: Options -> strategy of the cases under them; all have the same names of options.
+        variants: Combination of options -> strategy of the cases with these options. All combinations have the same
+            names.
     """
     remaining = list(variants)
     for place, (name, _) in enumerate(remaining[0]):

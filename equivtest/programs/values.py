@@ -1,4 +1,4 @@
-"""Draws the values of a user's module."""
+"""Draws the values of your module."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def draw_module(case: ModuleCase, index: int) -> dict[str, torch.Tensor]:
     """Draws the inputs, parameters and cotangents of a case, in the mode and with the seed of `case.values[index]`.
 
     Modes:
-        dense: Odd integers of random sign, up to `largest`; +1 or -1 for the cotangent.
+        dense: Odd integers of random sign with magnitudes up to `largest`. The cotangent has +1 and -1.
         real: Nearly normal numbers.  Parameters of two dims and more are divided by the root of the number of terms of
-            their sums, as layers are initialised; vectors, which may be scales, have magnitudes of 0.5 to 1.5.
+            their sums, as in the initialisation of layers. Vectors, which may be scales, have magnitudes of 0.5 to 1.5.
 
     In mode dense the cotangent, and parameters of one dim, which may be biases, are multiplied by the world size, so
-    that a division by the world size is exact. Ids, masks and the like determine how many terms are added up. So in
-    mode dense they are one of VARIANTS fixed draws, and the oracle proves for each of these that no sum is rounded.
+    that a division by the world size is exact. Ids, masks and similar inputs determine how many terms are added up. So
+    in mode dense these inputs are one of VARIANTS fixed draws, and the oracle proves for each of these draws that no
+    sum is rounded.
 
     Source: Partial._partition_value in torch.distributed.tensor.placement_types (2.13.0): a replicated tensor is
     divided by the number of ranks before it is added to a partial tensor. Data parallelism divides gradients by the

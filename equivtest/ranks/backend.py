@@ -1,4 +1,4 @@
-"""Describes a backend: its name, its device, and the modules to import first."""
+"""Describes a backend by its name, its device, and the modules to import first."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ STARTS = ("auto", "forkserver", "spawn")
 
 @dataclass(frozen=True)
 class Backend:
-    """Says on which backend of torch.distributed and on which device the ranks run.
+    """The backend of torch.distributed and the device on which the ranks run.
 
     Attributes:
         name: Name of the process group's backend, as for torch.distributed.init_process_group.
         device: Type of the tensors' device, such as 'cpu' or 'cuda', without an index.
         imports: Modules that every rank imports first, such as a vendor's torch backend.
-        start: 'forkserver' forks ranks from a server that has imported torch. 'spawn' starts a new interpreter for each
-            rank, as accelerators require. 'auto' forks on the CPU if a fork of the server can run a backward, and
-            otherwise spawns.
-        arithmetic: 'package.module:NAME' of the object that declares how the backend rounds; equivtest computes the
-            bounds of errors from it. '' for the rounding of torch's kernels on the CPU and of gloo.
+        start: How ranks start. If 'forkserver', ranks are forked from a server that has imported torch. If 'spawn',
+            each rank is a new interpreter, as accelerators require. If 'auto', ranks are forked on the CPU if a fork of
+            the server can run a backward. Otherwise each rank is a new interpreter.
+        arithmetic: 'package.module:NAME' of the object that declares how the backend rounds. equivtest computes the
+            bounds of errors from this object. If '', the bounds are for the rounding of torch's kernels on the CPU and
+            of gloo.
         faults: True if the ranks' process groups can spoil collectives, which an audit needs.
     """
 
@@ -43,14 +44,14 @@ class Backend:
 
     @property
     def is_gloo_on_cpu(self) -> bool:
-        """True for gloo on the CPU, on which failing cases of any other backend run again for comparison."""
+        """True for gloo on the CPU. Failing cases of any other backend run again on gloo and the CPU for comparison."""
         return (self.name, self.device) == ("gloo", "cpu")
 
     def validate(self) -> None:
         """Checks in this process that torch knows the backend and has the device.
 
         Raises:
-            Misuse: torch lacks the backend or the device; the message lists what is available.
+            Misuse: torch lacks the backend or the device. The message lists the available backends or devices.
         """
         if self.start not in STARTS:
             raise Misuse(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
@@ -127,7 +128,7 @@ def _check_name(name: str, device: str) -> None:
 
 
 def choose_device(backend: Backend, rank: int) -> torch.device:
-    """Makes a device current for this rank and returns it; ranks use the machine's devices in turn."""
+    """Makes a device current for this rank and returns it. Ranks use the machine's devices in turn."""
     import torch
 
     if backend.device == "cpu":

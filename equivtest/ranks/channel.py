@@ -1,4 +1,4 @@
-"""Sends whole messages over a socket: for each message its length, then its bytes."""
+"""Sends whole messages over a socket. A message is sent as its length and its bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Channel:
     """One end of a two-way connection over which whole messages are sent.
 
     Args:
-        end: A connected stream socket, which the channel then owns.
-        send_limit_s: Seconds for the other end to accept one message; None waits for ever.
+        end: A connected stream socket. The channel closes this socket.
+        send_limit_s: Seconds for the other end to accept one message. If None, there is no limit.
     """
 
     def __init__(self, end: socket.socket, send_limit_s: float | None = None) -> None:
@@ -51,7 +51,7 @@ class Channel:
         return message
 
     def receive_available(self) -> list[bytes]:
-        """Returns the messages that have arrived completely, without waiting; the list may be empty.
+        """Returns the messages that have arrived completely, without waiting. The list may be empty.
 
         Raises:
             EOFError: the other end is closed and no message is left.
@@ -99,7 +99,8 @@ class Channel:
 def close_in_forks(end: socket.socket) -> None:
     """Closes `end` in every child that this process forks from now on.
 
-    Without this, the process at the other end would not notice that this process has ended while such a child lives.
+    If the child kept `end` open, the process at the other end would not notice the end of this process while the child
+    lives.
     """
     _not_for_forks.add(end)
 

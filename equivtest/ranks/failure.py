@@ -1,4 +1,4 @@
-"""Describes an exception as text of bounded length: its type, its message and a shortened traceback."""
+"""Describes an exception by its type, its message and a shortened traceback, each as text of bounded length."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _trace_of(error: BaseException) -> str:
 def _shortened(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
     """Returns the stack without the harness's frames and without most frames of torch.
 
-    Of consecutive torch frames it keeps the first, the last and calls of collectives.
+    Of consecutive torch frames, the first, the last and calls of collectives are kept.
     """
     stack = list(stack)
     frames = [frame for frame in stack if not _is_passed_on(frame)] or stack
@@ -63,7 +63,7 @@ def _is_passed_on(frame: traceback.FrameSummary) -> bool:
 
 
 def in_one_line(text: str) -> str:
-    """Returns `text` as one line; beyond limits.REASON_CHARS characters its end is cut."""
+    """Returns `text` as one line of at most limits.REASON_CHARS characters. The end of a longer text is cut."""
     line = " ".join(text.split())
     return line if len(line) <= limits.REASON_CHARS else f"{line[: limits.REASON_CHARS - 3]}..."
 

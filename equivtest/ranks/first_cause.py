@@ -25,15 +25,15 @@ FAILED = ("raised", "misused", "lost", "timed_out")
 def first_cause(replies: Sequence[Reply]) -> Reply | None:
     """Returns the reply of the rank that caused the failure, or None if no rank failed.
 
-    Ranks that raised or were lost come first, then silent ranks, then ranks that only lost their peer,
-    then ranks that wait in a collective. Among replies of the same kind the earliest counts.
+    The first candidates are ranks that raised or were lost, then silent ranks, then ranks that only lost their peer,
+    then ranks that wait in a collective. Among several candidates of one kind the cause is the earliest.
     """
     failed = [reply for reply in replies if reply.outcome in FAILED]
     return min(failed, key=lambda reply: (_remoteness(reply), reply.at_s, reply.rank), default=None)
 
 
 def _remoteness(reply: Reply) -> int:
-    """Returns a number: the larger it is, the likelier another rank's failure caused the failure of this rank.
+    """Returns a number that is larger if it is likelier that another rank caused the failure of this rank.
 
     The number is 0 if the rank raised or was lost, 1 if it is silent, 2 if it only lost its peer, and 3 if it waits in
     a collective.

@@ -19,10 +19,10 @@ _DONE = "done"
 
 
 def why_forks_fail() -> str:
-    """Forks this process and lets the fork run a backward; returns why that fails, or ''.
+    """Forks this process and lets the fork run a backward. Returns the reason why that fails, or '' if it works.
 
-    The reason includes the number of threads of this process.  The fork's own timer kills the fork after limits.FORK_S
-    if it hangs, because this process may end first.
+    The reason includes the number of threads of this process.  If the fork hangs, a timer in the fork kills it after
+    limits.FORK_S. The timer is in the fork because this process may end first.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -38,7 +38,7 @@ def why_forks_fail() -> str:
 
 
 def _try_backward(write: int) -> NoReturn:
-    """Runs a backward in the forked child, writes to the pipe how it went, and ends the child."""
+    """Runs a backward in the forked child, writes the result to the pipe `write`, and ends the child."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})

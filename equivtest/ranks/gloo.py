@@ -36,10 +36,10 @@ def let_senders_finish() -> None:
 
 
 def use_few_workers() -> None:
-    """Creates every later gloo group of this process with WORKERS threads; does nothing if torch has no gloo.
+    """Makes every later gloo group of this process have WORKERS threads. Does nothing if torch has no gloo.
 
-    torch.distributed passes gloo a timeout and no options, so this wraps the constructor of gloo's class.  Groups
-    that are made with options keep them.
+    torch.distributed passes gloo a timeout and no options, so this function wraps the constructor of gloo's class. If a
+    group is made with options, the options stay unchanged.
     """
     from torch import distributed as dist
 
@@ -64,7 +64,7 @@ def _options(group: Any, timeout: timedelta) -> Any:
 
 
 def _devices(group: Any) -> list[Any]:
-    """Returns the network devices that torch would choose: those in GLOO_SOCKET_IFNAME, or the machine's default."""
+    """Returns the network devices that torch chooses, which are those in GLOO_SOCKET_IFNAME or the default device."""
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
         return [group.create_device(interface=name) for name in interfaces.split(",") if name]

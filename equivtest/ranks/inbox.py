@@ -34,10 +34,10 @@ class Inbox:
 
     Args:
         ranks: The rank processes, by rank.
-        request_id: Id of the request; replies to other requests are dropped.
+        request_id: Id of the request. Replies to other requests are dropped.
         server: Launcher that started the ranks.
         grace_s: Seconds that the other ranks have after the first failure.
-        noun: Name of a process in messages, see `describe_places`.
+        noun: Name of a process in messages: see `describe_places`.
         notes: Folder for the notes that watched ranks on other hosts send.
     """
 
@@ -63,7 +63,8 @@ class Inbox:
         """Returns one reply per rank, in rank order.
 
         Ranks that are silent after `limit_s`, or after the grace period that a failure begins, have the outcome
-        'timed_out'.  The reply of the rank that failed first says in its detail where the other ranks were.
+        'timed_out'.  The detail of the reply of the rank that failed first has the lines of code in which the other
+        ranks were.
         """
         deadline_s = time.monotonic() + limit_s
         failed = False
@@ -112,7 +113,7 @@ class Inbox:
             self._replies.setdefault(rank, self._lost(rank))
 
     def _receive(self, rank: int) -> None:
-        """Reads the messages of a rank that have arrived; only its first reply to the request counts."""
+        """Reads the messages of a rank that have arrived. Only the rank's first reply to the request counts."""
         process = self._ranks[rank]
         for message in process.channel.receive_available():
             try:
@@ -139,7 +140,10 @@ class Inbox:
         return Reply(rank=rank, outcome="lost", error_text=words, detail=clip("\n".join(parts)), at_s=ending.at_s)
 
     def _give_up(self, limit_s: float) -> None:
-        """Makes a reply for each silent rank: 'lost' if the rank has just ended, else 'timed_out' with its stacks."""
+        """Makes a reply for each silent rank.
+
+        The outcome is 'lost' if the rank has just ended, and otherwise 'timed_out' with the rank's stacks.
+        """
         for rank in self._silent():
             process = self._ranks[rank]
             closed = rank in self._closed
@@ -165,7 +169,7 @@ class Inbox:
         return [rank for rank in range(len(self._ranks)) if rank not in self._replies]
 
     def _explain(self) -> None:
-        """Adds the exceeded time limit, and what every rank was doing, to the reply that caused the failure."""
+        """Adds to the reply of the rank that caused the failure the exceeded time limit and the place of every rank."""
         replies = list(self._replies.values())
         cause = first_cause(replies)
         if cause is None:

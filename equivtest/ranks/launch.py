@@ -41,16 +41,16 @@ def preloads(visit: str = VISIT) -> tuple[str, ...]:
 class Server:
     """Controls the process that forks the ranks of this machine.
 
-    The constructor returns at once; the first fork waits until the process is ready.
+    The constructor returns at once. The first fork waits until the process is ready.
 
     Args:
-        start: 'forkserver', 'spawn' or 'auto', see `Backend`.
+        start: 'forkserver', 'spawn' or 'auto': see `Backend`.
         imports: Modules that the process must be able to import.
         preload: Modules that the process imports if it can.
         environment: Variables added for the process and its ranks, for settings that a process reads only at its start.
 
     Attributes:
-        ready: First message of the process, which says how it starts ranks; None before the first rank.
+        ready: First message of the process, which has the way in which ranks are started. None before the first rank.
     """
 
     is_local = True
@@ -94,7 +94,7 @@ class Server:
         return self._process.poll() is None
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Forks the ranks of a world one after the other and yields them; each rank waits for its `Start` message.
+        """Forks the ranks of a world one after the other and yields them. Each rank waits for its `Start` message.
 
         Raises:
             BrokenSetup: the server does not start or has died, or the system cannot fork.
@@ -116,7 +116,7 @@ class Server:
             )
 
     def fork(self, channel: socket.socket) -> Forked:
-        """Forks a rank that talks to its parent over `channel`; the caller still closes its own copy of `channel`.
+        """Forks a rank that talks to its parent over `channel`. The caller must still close its own copy of `channel`.
 
         Raises:
             BrokenSetup: the server does not start or has died, or the system cannot fork.
@@ -168,7 +168,7 @@ class Server:
         return f"the server that forks ranks does not answer ({reason}); its output:\n{output}"
 
     def close(self) -> None:
-        """Ends the server and its remaining ranks; a second call does nothing."""
+        """Ends the server and its remaining ranks. A second call does nothing."""
         with contextlib.suppress(OSError):  # it has already ended
             self._control.sendall(CLOSE)
         self._control.close()
@@ -183,7 +183,7 @@ class Server:
 def execute(
     code: str, output: Path, environment: Mapping[str, str], passed: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Runs `code` in a new interpreter that inherits the descriptors `passed`; its output goes to the file `output`."""
+    """Runs `code` in a new interpreter that inherits the descriptors `passed` and writes to the file `output`."""
     with output.open("wb") as file:
         return subprocess.Popen(
             interpreter_command(code),

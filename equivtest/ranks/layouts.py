@@ -1,4 +1,4 @@
-"""Reads the layout of a DTensor off its placements, without a collective."""
+"""Determines the layout of a DTensor from its placements, without a collective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivtest.layout import Layout
 
 
 def layout_of(tensor: DTensor, name: str) -> Layout:
-    """Converts the placements of a DTensor to a `Layout` of this package, one placement per mesh axis.
+    """Converts the placements of a DTensor to a `Layout` of this package, which has one placement per mesh axis.
 
     Raises:
         Misuse: no order of the axes that divide a dim explains its strided shards; the message has `name`.
@@ -32,9 +32,9 @@ def layout_of(tensor: DTensor, name: str) -> Layout:
 def shard_order(tensor: DTensor, placements: Sequence[layout.Placement], name: str) -> tuple[int, ...]:
     """Returns the mesh axes that shard `tensor`, in the order in which they divide it.
 
-    The axes that shard the same dim stand together in the result.  The result is () if for each dim they divide it in
-    ascending order, as with `Shard` on all axes.  A `_StridedShard` on an axis means that some of the later axes divide
-    the dim before this axis does; its split_factor is the product of the sizes of these later axes.
+    The axes that shard the same dim stand together in the result. If the axes of each dim divide it in ascending order,
+    as with `Shard` on all axes, the result is (). If an axis has a `_StridedShard`, some of the later axes divide the
+    dim before this axis. The split_factor of the placement is the product of the sizes of these later axes.
 
     Source: DTensorSpec._maybe_convert_StridedShard_to_shard_order in torch/distributed/tensor/_dtensor_spec.py
     (2.13.0).

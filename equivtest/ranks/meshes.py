@@ -1,4 +1,7 @@
-"""Makes each DeviceMesh once per process; all processes must make it together, also those outside the mesh."""
+"""Makes each DeviceMesh once per process.
+
+All processes must make a mesh together, also the processes outside the mesh.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from equivtest.errors import Unsupported
 
 
 def mesh_for(case: Case, device: str) -> DeviceMesh | None:
-    """Returns the mesh of `case` that contains this process; None if no mesh of the case does.
+    """Returns the mesh of `case` that contains this process, or None if no mesh of the case contains it.
 
-    All processes must call this together, see `mesh_of`.
+    All processes must call this function together: see `mesh_of`.
     """
     return mesh_of(device, case.mesh_shape, case.groups if case.members else (), case.axes)
 
@@ -31,17 +34,17 @@ def mesh_of(
 ) -> DeviceMesh | None:
     """Returns the mesh of this shape that contains this process, or None if no mesh contains it.
 
-    All processes must call this together. The result is cached.
+    All processes must call this function together. The result is cached.
 
     Args:
-        groups: Processes of each mesh, in mesh order; empty: one mesh of all processes.
-        axes: Names of the axes of the mesh of all processes; empty: no names.
+        groups: Processes of each mesh, in mesh order. If empty, there is one mesh of all processes.
+        axes: Names of the axes of the mesh of all processes. If empty, the axes have no names.
 
     Raises:
         Unsupported: the processes of a mesh are not ascending, and this torch sorts the processes of every group.
 
-    DeviceMesh(device, [3, 1]) makes a sorted group: its collectives use ranks 1, 0 at the mesh's coordinates 0, 1, and
-    a DTensor has the wrong shards (2.13.0).
+    DeviceMesh(device, [3, 1]) makes a sorted group. Collectives of the group use ranks 1, 0 at the mesh's coordinates
+    0, 1, and a DTensor has the wrong shards (torch 2.13.0).
 
     The processes outside all meshes also make a group, in which nothing runs.  Otherwise they would be in fewer groups
     than the other processes.  Then torch waits for ever if a later program makes groups with
@@ -57,7 +60,7 @@ def mesh_of(
 
 
 def _new_group(processes: tuple[int, ...]) -> dist.ProcessGroup:
-    """Makes a group whose ranks have the order of `processes`.
+    """Makes a group whose ranks are in the order of `processes`.
 
     If that order is not ascending, torch 2.13 or later is needed.
     """

@@ -1,4 +1,4 @@
-"""Defines the requests that a parent process sends to a rank: plain data, one struct per request."""
+"""Defines the requests that a parent process sends to a rank. Each request is a struct of plain data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Ready(msgspec.Struct, frozen=True):
     """First message of the server that forks ranks, to its parent.
 
     Attributes:
-        start: 'forkserver' or 'spawn': how the server starts ranks.
-        reason: Why the server cannot fork ranks, if start='auto' made it try; else ''.
-        problem: Why the server cannot start any rank, or ''.
+        start: How the server starts ranks: 'forkserver' or 'spawn'.
+        reason: The reason why the server cannot fork ranks, if start='auto' made the server try. Otherwise ''.
+        problem: The reason why the server cannot start any rank, or ''.
     """
 
     start: str
@@ -29,16 +29,18 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """First message to a rank: its number, and the parent's environment, import path and directory.
+    """First message to a rank, with its number and the parent's environment, import path and directory.
 
     Attributes:
         visit: 'package.module:function' that the rank calls at each `Visit`.
-        scratch: Directory for the harness's files: all ranks on the parent's host share it, and each rank on another
-            host has its own.
-        environment, sys_path, directory: The parent's environment variables, sys.path and current directory, as bytes
-            because a name may be invalid text. A rank on another host gets only the variables to add there.
-        local_rank: Number of the rank among the ranks on its host; this number selects the rank's device.
-        store: Host and port of the store that connects ranks on several hosts; None if all are on the parent's host.
+        scratch: Directory for the harness's files. All ranks on the parent's host share one directory. Each rank on
+            another host has a directory of its own.
+        environment, sys_path, directory: The parent's environment variables, sys.path and current directory, as bytes,
+            because a name may be invalid text. A rank on another host gets only the variables to add to its
+            environment.
+        local_rank: Number of the rank among the ranks on its host. This number selects the rank's device.
+        store: Host and port of the store that connects ranks on several hosts. None if all ranks are on the parent's
+            host.
     """
 
     rank: int
@@ -54,7 +56,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Asks rank 0 of ranks on several hosts to serve a store and to answer its port; sent before `Start`.
+    """Asks rank 0 to serve a store and to answer with the store's port.
+
+    This request is sent before `Start`, if ranks are on several hosts.
 
     Attributes:
         host: Address at which the other ranks reach rank 0.
@@ -77,7 +81,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: One of FAULTS, such as 'dropped'.
-        index: Number of the collective among a rank's calls, from 0; -1 for no fault.
+        index: Number of the collective among a rank's calls, from 0. If -1, there is no fault.
     """
 
     kind: str = FAULTS[0]
@@ -93,9 +97,9 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
     """Asks a rank to run `subject` on a case, which has the form of `equivtest.cases.case.to_data`.
 
     Attributes:
-        case_module: Module that defines the class of the case; imported first.
-        fault: Fault to plant, if the rank's process groups can spoil collectives, see `equivtest.ranks.observe.faults`.
-        watch: Folder in which the rank notes its operations and collectives, or BY_MESSAGE; '' for no notes.
+        case_module: Module that defines the class of the case. The rank imports this module first.
+        fault: Fault to plant, if the rank's process groups can spoil collectives: see `equivtest.ranks.observe.faults`.
+        watch: Folder in which the rank notes its operations and collectives, or BY_MESSAGE. If '', there are no notes.
     """
 
     id: int
@@ -107,7 +111,7 @@ class Visit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Asks all ranks to add up `id` in an all_reduce, which shows if all ranks answer the same request."""
+    """Asks all ranks to add up `id` in an all_reduce. The sum shows if all ranks answer the same request."""
 
     id: int
 
@@ -121,7 +125,7 @@ class Support(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Asks a rank to leave the process group and end; the rank sends no reply."""
+    """Asks a rank to leave the process group and end. The rank sends no reply."""
 
 
 Request = Serve | Start | Visit | Probe | Support | Stop

@@ -24,10 +24,10 @@ class Place:
     """A line of code in which a rank was, and the collective that this line calls.
 
     Attributes:
-        collective: Function that the line calls, such as 'all_reduce'; 'wait_tensor' or 'wait' if the line waits for an
-            asynchronous collective; '' if it calls no collective.
+        collective: The collective that the line calls, such as 'all_reduce'. It is 'wait_tensor' or 'wait' if the line
+            waits for an asynchronous collective, and '' if the line calls no collective.
         line: The innermost line outside torch, such as 'file.py:12'.
-        function: Name of the function with that line.
+        function: Name of the function that contains the line.
     """
 
     collective: str
@@ -41,7 +41,7 @@ class Place:
 
 
 def place_of(detail: str) -> Place | None:
-    """Returns the line at which faulthandler's stacks or a traceback end; None if `detail` has neither."""
+    """Returns the line at which faulthandler's stacks or a traceback end, or None if `detail` has neither."""
     frames = _frames(detail)
     if not frames:
         return None
@@ -103,7 +103,10 @@ def describe_places(replies: Sequence[Reply], noun: str = "rank") -> str:
 
 
 def _place_in_failure(reply: Reply) -> Place | None:
-    """Returns where a rank hangs, or the place of the collective in which it failed; None for any other reply."""
+    """Returns the place at which a rank hangs, or the place of the collective in which it failed.
+
+    For any other reply the result is None.
+    """
     if reply.outcome not in ("timed_out", "lost", "raised"):
         return None
     place = place_of(reply.detail)

@@ -45,10 +45,10 @@ def poison_in_words() -> str:
 def poisoned(poison: str) -> Iterator[None]:
     """Fills new memory of this process in the way that `poison` names, while the context lasts.
 
-    After the context malloc keeps filling memory until the next visit begins.  To stop earlier would be an error: a
-    thread that is within calloc at that moment may get memory that is not zero (glibc 2.36), and the threads that run
-    collectives use calloc.  When the next visit begins, these threads have been idle since all ranks answered the
-    last visit.
+    After the context malloc keeps filling memory until the next visit begins. To stop earlier would be an error,
+    because a thread that is within calloc at that moment may get memory that is not zero (glibc 2.36), and the threads
+    that run collectives use calloc.  When the next visit begins, these threads have been idle since all ranks answered
+    the last visit.
     """
     mallopt = _mallopt()
     if mallopt is not None:
@@ -59,7 +59,7 @@ def poisoned(poison: str) -> Iterator[None]:
 
 @contextmanager
 def _filled_by_torch() -> Iterator[None]:
-    """Makes torch fill uninitialised tensors, while the context lasts; it needs torch's deterministic mode.
+    """Makes torch fill uninitialised tensors while the context lasts. This needs torch's deterministic mode.
 
     An operation that is not deterministic only warns, and still runs.
     """
@@ -78,7 +78,7 @@ def _filled_by_torch() -> Iterator[None]:
 
 @cache
 def _mallopt() -> Any:
-    """Returns glibc's mallopt, or None for another C library: musl has no mallopt, macOS no M_PERTURB."""
+    """Returns glibc's mallopt, or None for another C library. (musl has no mallopt, and macOS has no M_PERTURB.)"""
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version  # noqa: B018  (glibc alone has it)

@@ -36,7 +36,7 @@ class _Outstanding:
 
     Attributes:
         subject, fault, watch: Arguments of `World.start_visit`, to send the visit again.
-        known: Results of the probes of collectives, for the case's dtypes.
+        known: Results of the probes of collectives in the case's dtypes.
         ended: The failed probe, if the visit was not sent because a probe hung or ended a rank on this world size.
     """
 
@@ -51,7 +51,7 @@ class _Outstanding:
 
     @property
     def cut_off(self) -> str:
-        """Returns why ranks lost their host during the visit, or ''."""
+        """Returns the reason why ranks lost their host during the visit, or ''."""
         return "" if self.world is None else self.world.cut_off
 
     def wait(self, limit_s: float | None, *, keep_if_all_raised: bool) -> list[Reply]:
@@ -76,16 +76,16 @@ class Pool:
     Args:
         max_worlds: Largest number of worlds (process groups with their ranks) that live at once. To make room, the pool
             ends the least recently used world.
-        visit: 'package.module:function' that every rank calls for a case, see `World`.
+        visit: 'package.module:function' that every rank calls for a case: see `World`.
         environment: Variables added to the environment of the ranks, such as GLIBC_TUNABLES.
         beside: An open pool whose server also forks the ranks of this pool, because a server takes seconds to start. Do
             not use this if `environment` has variables that a process reads only at its start.
-        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts; '' for
-            ranks of this machine.
-        server: Server or hub connection that was started earlier for the same backend; the pool ends it.
+        hub: Path of the socket of a hub (`equivtest.ranks.hosts.run_hub`) that provides ranks on other hosts. If '',
+            the ranks are on this machine.
+        server: Server or hub connection that was started earlier for the same backend. The pool ends this server.
 
     Attributes:
-        code: Path of each of the user's own files that ranks imported -> its digest when a rank first named it.
+        code: Path of each of your own files that ranks imported -> digest of the file when a rank first named it.
 
     Raises:
         Misuse: torch does not know the backend, or this machine lacks the device.
@@ -142,10 +142,10 @@ class Pool:
         """Runs `subject` on `case` on all ranks and returns one reply per rank, in rank order.
 
         Args:
-            limit_s: Seconds that the ranks may take; None: limits.CASE_S.
-            keep_if_all_raised: True for a case that should be refused: the ranks stay alive if each of them raised.
-            fault: Fault to plant in one collective. The case then runs in a separate world, whose process groups record
-                calls; without a fault, the bare backend runs it.
+            limit_s: Seconds that the ranks may take. If None, this is limits.CASE_S.
+            keep_if_all_raised: True for a case that should be refused. The ranks stay alive if each of them raised.
+            fault: Fault to plant in one collective. With a fault, the case runs in a separate world, whose process
+                groups record calls. If None, the case runs on the bare backend.
 
         Raises:
             BrokenSetup: ranks cannot start.
@@ -163,7 +163,7 @@ class Pool:
     def _finish(
         self, outstanding: _Outstanding, limit_s: float | None, *, keep_if_all_raised: bool = False
     ) -> list[Reply]:
-        """Waits for the replies to a visit and returns them; repeats the visit if ranks lost their host during it."""
+        """Waits for the replies to a visit and returns them. If ranks lost their host during the visit, repeats it."""
         case = outstanding.case
         try:
             replies = outstanding.wait(limit_s, keep_if_all_raised=keep_if_all_raised)
@@ -209,7 +209,7 @@ class Pool:
 
     @property
     def start(self) -> str:
-        """How ranks start: 'forkserver' or 'spawn'; 'auto' before the first rank.
+        """How ranks start: 'forkserver' or 'spawn', or 'auto' before the first rank.
 
         If 'auto' became 'spawn', the text says why.
         """
@@ -218,7 +218,7 @@ class Pool:
 
     @property
     def faults(self) -> list[Finding]:
-        """Findings on the collectives whose probe failed: it hung, ended a rank, raised or gave a wrong value."""
+        """Findings on the collectives whose probe hung, ended a rank, raised or gave a wrong value."""
         return [fault for known in self._support.values() for fault in known.faults]
 
     def faults_of(self, case: Case) -> list[Finding]:
@@ -251,7 +251,7 @@ class Pool:
     def serve(self, owner: str) -> None:
         """Prepares the pool for programs of `owner`, such as a test file: ends all ranks if another owner used them.
 
-        Programs of that other owner may have changed modules that all programs share.
+        Programs of the other owner may have changed modules that all programs share.
         """
         if owner != self._owner:
             self._end_faulty()
@@ -260,7 +260,7 @@ class Pool:
         self._owner = owner
 
     def renew(self, world_size: int) -> None:
-        """Ends the ranks of this world size, if there are any; the next visit gets new processes."""
+        """Ends the ranks of this world size, if there are any. The next visit gets new processes."""
         world = self._worlds.pop(world_size, None)
         if world is not None:
             self._note_deaths(world)
@@ -317,10 +317,10 @@ class Pool:
 
     @property
     def _hung(self) -> Finding | None:
-        """The finding of a collective that hung in its probe; None if no probe hung.
+        """The finding of a collective that hung in its probe, or None if no probe hung.
 
-        After such a probe no visit starts, on any world size and in any dtype: nothing shows which cases call the
-        collective, and each of them would use its whole time limit.
+        After such a probe no visit starts, on any world size and in any dtype. Nothing shows which cases call the
+        collective, and each such case would use its whole time limit.
         """
         return next((fault for fault in self.faults if fault.kind == "hung"), None)
 
@@ -333,7 +333,7 @@ class Pool:
         return limits.on_many_ranks(limits.PROBE_S, world_size) if on_cpu else limits.START_S
 
     def _world(self, world_size: int) -> World:
-        """Returns the running ranks of this world size; starts them if necessary, and marks them as just used."""
+        """Returns the running ranks of this world size, and marks them as just used. Starts the ranks if necessary."""
         self._check_usable()
         world = self._worlds.pop(world_size, None)
         if world is None or not world.alive:
@@ -348,7 +348,7 @@ class Pool:
     def _faulty_world(self, world_size: int) -> World:
         """Returns running ranks of this world size whose groups can spoil collectives.
 
-        It ends such ranks of another world size.
+        Such ranks of another world size are ended.
         """
         self._check_usable()
         if self._faulty is None or not self._faulty.alive or self._faulty.world_size != world_size:

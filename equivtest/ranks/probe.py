@@ -1,4 +1,4 @@
-"""Runs small collectives with known results on the ranks, to find out what the backend can do."""
+"""Runs small collectives with known results on the ranks, to find out which collectives the backend supports."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a sum: every rank has 1 in element 0, and rank r has r + 1 in element r + 1."""
+    """Returns (actual, expected) of a sum.
+
+    Every rank has 1 in element 0, and rank r has r + 1 in element r + 1.
+    """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     own = torch.eye(ranks, dtype=torch.int64)[rank] * (rank + 1)
     tensor = _given([1, *own.tolist()], dtype, device)
@@ -88,7 +91,7 @@ def _sum(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.
 
 
 def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of an average of vectors; on rank r only element r is not 0."""
+    """Returns (actual, expected) of an average of vectors. On rank r only element r is not 0."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * ranks, dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -96,14 +99,14 @@ def _average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def _largest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a maximum over all ranks: of a negative number, and of a positive one."""
+    """Returns (actual, expected) of a maximum over all ranks, for a negative and for a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor, torch.tensor([-1, dist.get_world_size()])
 
 
 def _smallest(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a minimum over all ranks: of a negative number, and of a positive one."""
+    """Returns (actual, expected) of a minimum over all ranks, for a negative and for a positive number."""
     tensor = _given([-dist.get_rank() - 1, dist.get_rank() + 1], dtype, device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
     return tensor, torch.tensor([-dist.get_world_size(), 1])
@@ -124,7 +127,7 @@ def _all_gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce_scatter of matrices; rank r fills column r and receives row r."""
+    """Returns (actual, expected) of a reduce_scatter of matrices. Rank r fills column r and receives row r."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((1, ranks), dtype, device)
@@ -133,7 +136,7 @@ def _reduce_scatter_tensor(dtype: torch.dtype, device: torch.device) -> tuple[to
 
 
 def _reduce_scatter_average(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce_scatter by the average; rank r fills column r and receives row r."""
+    """Returns (actual, expected) of a reduce_scatter by the average. Rank r fills column r and receives row r."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = (torch.arange(ranks) % 3 + 1)[:, None] * torch.eye(ranks)[rank] * ranks
     output = _output((1, ranks), dtype, device)
@@ -150,9 +153,10 @@ def _broadcast(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _reduce(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce of vectors to the last rank; on rank r only element r is not 0.
+    """Returns (actual, expected) of a reduce of vectors to the last rank. On rank r only element r is not 0.
 
-    On the other ranks both are the same tensor, since a reduce leaves its value there undefined.
+    On all ranks except the last, both results are the same tensor, since the result of a reduce is undefined on these
+    ranks.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     tensor = _given(torch.eye(ranks)[rank] * (rank + 1), dtype, device)
@@ -192,7 +196,7 @@ def _gather(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, tor
 
 
 def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) of a reduce_scatter of lists of vectors; rank r fills element r of each vector."""
+    """Returns (actual, expected) of a reduce_scatter of lists of vectors. Rank r fills element r of each vector."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     operand = torch.arange(1, ranks + 1)[:, None] * torch.eye(ranks, dtype=torch.int64)[rank]
     output = _output((ranks,), dtype, device)
@@ -201,7 +205,7 @@ def _reduce_scatter(dtype: torch.dtype, device: torch.device) -> tuple[torch.Ten
 
 
 def _send_and_receive(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (actual, expected) after each rank sent its number to the next rank; a single rank sends nothing.
+    """Returns (actual, expected) after each rank sent its number to the next rank. A single rank sends nothing.
 
     Even ranks send first, odd ranks receive first. NCCL runs the messages between two ranks one after another, so two
     ranks that both send first would wait for each other (ProcessGroupNCCL.cpp, pointToPoint, 2.11.0).

@@ -19,12 +19,12 @@ from equivtest.ranks.surroundings import bound
 
 @dataclass(frozen=True)
 class Ending:
-    """How and when a rank's process ended.
+    """Describes how and when a rank's process ended.
 
     Attributes:
-        code: Exit code, negative for a signal; None if no process saw the exit.
+        code: Exit code, which is negative for a signal. None if no process saw the exit.
         at_s: Time of the end by time.monotonic().
-        cut_off: What happened to the rank's host, if the host was lost; else ''.
+        cut_off: What happened to the rank's host, if the host was lost. Otherwise ''.
     """
 
     code: int | None
@@ -33,7 +33,7 @@ class Ending:
 
     @property
     def is_certain(self) -> bool:
-        """True if the rank certainly cannot answer any more; False if only its closed connection suggests that."""
+        """True if the rank certainly cannot answer any more. False if only its closed connection suggests that."""
         return self.code is not None or bool(self.cut_off)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Forked:
         self._ending: Ending | None = None
 
     def ending(self, now_s: float) -> Ending:
-        """Returns how the process ended; call it once `end` is readable."""
+        """Returns how the process ended. Call this method once `end` is readable."""
         if self._ending is None:
             self._ending = self._read_ending(now_s)
         return self._ending
@@ -72,7 +72,7 @@ class Forked:
         return Ending(*ENDING.unpack(data)) if len(data) == ENDING.size else Ending(None, now_s)
 
     def wait(self, limit_s: float) -> bool:
-        """Waits for the process to end; False if it still runs after `limit_s`."""
+        """Waits for the process to end. The result is False if the process still runs after `limit_s`."""
         poll = select.poll()
         poll.register(self.end, select.POLLIN)
         return self._ending is not None or bool(poll.poll(max(limit_s, 0.0) * 1000))
@@ -82,7 +82,7 @@ class Forked:
         kill_group(self.pid)
 
     def close(self) -> None:
-        """Closes the descriptors; the process must have ended."""
+        """Closes the descriptors. The process must have ended."""
         os.close(self.end)
 
 
@@ -92,10 +92,10 @@ class Place:
 
     Attributes:
         scratch: Directory for the rank's own files.
-        environment: Environment of the rank; on another host only the variables to add.
+        environment: Environment of the rank. On another host, this is only the variables to add.
         local_rank: Number of the rank among the ranks on its host.
-        store: Host and port of the store that connects ranks on several hosts; None if all are on one host.
-        where: Process and host of the rank, in words; '' on this machine.
+        store: Host and port of the store that connects ranks on several hosts. None if all ranks are on one host.
+        where: Process and host of the rank, as text. It is '' if the rank is on this machine.
     """
 
     scratch: Path
@@ -132,10 +132,10 @@ class RankProcess(Forked):
 
 
 class Launcher(Protocol):
-    """Starts ranks, here or on other hosts.
+    """Starts ranks on this machine or on other hosts.
 
     Attributes:
-        ready: How the launcher starts ranks; None before the first rank.
+        ready: First message of the server, which has the way in which ranks are started. None before the first rank.
         is_local: True if the launcher's ranks live on this machine and share its files.
     """
 
@@ -147,13 +147,14 @@ class Launcher(Protocol):
         """True if the launcher can still start ranks."""
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Starts the ranks of a new process group and yields them in order; each rank waits for its `Start` message.
+        """Starts the ranks of a new process group and yields them in order. Each rank waits for its `Start` message.
 
         Args:
-            scratch: If `is_local`, two directories for the ranks: for the harness's files and for temporary ones.
+            scratch: Two directories for the ranks, if `is_local` is True: one for the harness's files and one for
+                temporary files.
 
         Raises:
-            BrokenSetup: a rank cannot start; `HostLost` if its host was lost meanwhile.
+            BrokenSetup: a rank cannot start. If the rank's host was lost meanwhile, the exception is `HostLost`.
             Misuse: the other hosts have fewer than `world_size` slots.
         """
 
@@ -164,4 +165,4 @@ class Launcher(Protocol):
         """Waits until each of the ranks' hosts has answered, or is known to be lost."""
 
     def close(self) -> None:
-        """Ends the remaining ranks and frees the launcher; a second call does nothing."""
+        """Ends the remaining ranks and frees the launcher. A second call does nothing."""

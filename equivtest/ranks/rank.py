@@ -1,4 +1,4 @@
-"""Runs a rank process: it joins the process group, then answers one request of its parent after the other."""
+"""Runs a rank process, which joins the process group and then answers its parent's requests, one after the other."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ VisitFunction = Callable[[str, Case, Backend], Answers]
 
 
 def live(channel: Channel) -> int:
-    """Serves the parent at the other end of `channel` until the parent sends `Stop`; returns the exit code.
+    """Serves the parent at the other end of `channel` until the parent sends `Stop`. Returns the exit code.
 
-    An Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, as they would
+    An Exception of a subject becomes a reply.  SystemExit and other BaseExceptions end the process, in the same way as
     without the harness.
     """
     try:
@@ -105,8 +105,8 @@ class Rank:
     """The state of one rank process, and its methods to answer requests.
 
     Args:
-        channel: Connection to the parent. If the parent is on another host, a watched rank also sends its notes on the
-            connection.
+        channel: Connection to the parent. If the parent is on another host, a watched rank also sends its notes over
+            this connection.
     """
 
     def __init__(self, start: Start, channel: Channel | None = None) -> None:
@@ -120,10 +120,10 @@ class Rank:
         self._files: tuple[str, ...] = ()
 
     def join(self, store: Any = None) -> Answers:
-        """Imports the backend's modules, joins the process group of the world, and returns no answers.
+        """Imports the backend's modules and joins the process group of the world. The result is empty.
 
         Args:
-            store: Store that this rank serves for ranks on several hosts; None if another rank serves it.
+            store: Store that this rank serves for ranks on several hosts. None if this rank serves no store.
         """
         start = self._start
         enter(start)
@@ -146,7 +146,7 @@ class Rank:
     def _open_store(self) -> Any:
         """Opens the store through which the ranks find each other.
 
-        It is a file if all ranks are on one host, and otherwise the TCP server of rank 0.
+        The store is a file if all ranks are on one host, and otherwise the TCP server of rank 0.
         """
         if self._start.store is None:
             return dist.FileStore(str(self._scratch / "rendezvous"), self._start.world_size)  # type: ignore[attr-defined]
@@ -160,10 +160,10 @@ class Rank:
         return faults.register(backend.name, backend.device) if backend.faults else backend.name
 
     def work(self, task: Task) -> Answers:
-        """Carries out one request: runs the subject on a case, or probes a collective.
+        """Carries out one request, which is to run the subject on a case or to probe a collective.
 
         Returns:
-            The subject's answers, or None if the rank is in no mesh of the case; () for a probe.
+            The tensors that the subject returned, or None if the rank is in no mesh of the case. For a probe, ().
 
         Raises:
             Exception: any exception of the subject.
@@ -180,14 +180,17 @@ class Rank:
             return self._visit(task.subject, _read_case(task), self._start.backend)
 
     def _open_notes(self, watch: str) -> IO[bytes] | None:
-        """Opens the file for the notes of a watched visit; returns None if the visit is not watched."""
+        """Opens the file for the notes of a watched visit. Returns None if the visit is not watched."""
         if watch == BY_MESSAGE:
             assert self._channel is not None
             return SentNotes(self._channel)
         return file_of(Path(watch), self._start.rank).open("wb") if watch else None
 
     def answer(self, request_id: int, work: Callable[[], Answers]) -> bytes:
-        """Calls `work` and returns the encoded reply: its answers, or a description of the exception that it raised."""
+        """Calls `work` and returns the encoded reply.
+
+        The reply has the result of `work`, or a description of the exception that `work` raised.
+        """
         begun_s = time.monotonic()
         try:
             answers = work()
@@ -206,7 +209,10 @@ class Rank:
             return encode_reply(request_id, self._failed(error, begun_s), self._shared)
 
     def _imported_files(self) -> tuple[str, ...]:
-        """Returns the user's own files that this rank imported; looks again only if modules were added."""
+        """Returns your own files that this rank imported.
+
+        The list is made again only if modules were added since the last call.
+        """
         if len(sys.modules) != self._num_modules:
             self._num_modules, self._files = len(sys.modules), imported_files()
         return self._files
@@ -274,7 +280,10 @@ def _import_function(name: str) -> VisitFunction:
 
 
 def main(fd: int) -> None:
-    """Runs a rank on the socket `fd` and ends the process; the server calls it in a fork or in a new interpreter."""
+    """Runs a rank on the socket `fd` and ends the process.
+
+    The server calls this function in a fork or in a new interpreter.
+    """
     import socket
 
     code = live(Channel(socket.socket(fileno=fd)))

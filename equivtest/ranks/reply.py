@@ -1,4 +1,4 @@
-"""Defines the reply of one rank to one case: what happened, and its tensors."""
+"""Defines the reply of one rank to one case, with the outcome and the returned tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Answer:
     """The tensors that the subject returned on one rank, after one draw of input values.
 
     Attributes:
-        tensors: name -> local tensor with its layout; it is on the CPU, detached, and no collective still writes to it.
-        requires_grad: name -> requires_grad of the tensor as the subject returned it.
+        tensors: Name -> local tensor with its layout. The tensor is detached and on the CPU, and no collective still
+            writes to it.
+        requires_grad: Name -> requires_grad of the tensor when the subject returned it.
         touched: One sentence for each change that the subject made to its inputs.
-        again: Like `tensors`, from a second run on the same values; empty if there was none.
-        collectives: Collectives that the subject called, in order; None if not recorded.
+        again: Like `tensors`, from a second run on the same values. Empty if there was no second run.
+        collectives: Collectives that the subject called, in order. None if they were not recorded.
     """
 
     tensors: Mapping[str, Placed]
@@ -45,18 +46,19 @@ Answers = Mapping[int, Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One rank's reply to one case: its outcome, and its tensors or a description of its failure.
+    """One rank's reply to one case, with the outcome, and with the rank's tensors or a description of its failure.
 
     Attributes:
-        rank: Number of the process among all processes; see Case.groups for its rank in the case's mesh.
-        answers: One per draw of the case's values, in order; empty unless the outcome is 'answered'.
+        rank: Number of the process among all processes. `Case.groups` shows its rank in the case's mesh.
+        answers: One `Answer` for each draw of the case's values, in order. Empty unless the outcome is 'answered'.
         error_type, error_text: Type and text of the exception, if the outcome is 'raised' or 'misused'.
         detail: Traceback, stacks or end of the process, for a person.
-        at_s: time.monotonic() of the outcome; the earliest failure is taken for the cause of the others.
+        at_s: Time of the outcome by time.monotonic(). The earliest failure is taken for the cause of all other
+            failures.
         busy_s: Seconds that the rank spent on the case.
-        lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused; only for
-            'not_supported'.
-        imported: Path of each of the user's own files that the rank has imported so far.
+        lacking: 'dtype:function' or 'dtype:function_reduction' of each collective that the backend refused, if the
+            outcome is 'not_supported'.
+        imported: Path of each of your own files that the rank has imported so far.
     """
 
     rank: int

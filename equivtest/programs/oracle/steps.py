@@ -88,8 +88,8 @@ def taken_out(counted: RunningError, tensor: torch.Tensor, runs: Sequence[Forced
     """Returns a gradient whose error also allows a program to remove the constant factors of its backward.
 
     `runs` has found these factors in the ranks' backward.  Scaling by a power of two is exact unless a value
-    underflows; if the factor is below 1, the division that removes it enlarges the error of such values.  Call this
-    function outside of the mode `counted`.
+    underflows. If the factor is below 1, the division that removes the factor enlarges the error of such values. Call
+    this function outside of the mode `counted`.
     """
     factors = [factor for run in runs for factor in run.factors.values()]
     if not isinstance(tensor, Ranged) or not factors:

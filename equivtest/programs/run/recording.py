@@ -1,4 +1,6 @@
-"""Records the tensors of a module in a user's own job, in forwards and backwards, without keeping them.
+"""Records the tensors of a module in your own job, in forwards and backwards.
+
+This module passes the tensors on and does not keep them.
 
 Each output is replaced by an alias, so that the alias's gradient covers all uses outside of the module and no use
 within it. Each input is replaced by an alias too, whose gradient covers the uses within the module. Each forward is a
@@ -32,14 +34,15 @@ Keep = Callable[[str, torch.Tensor], None]
 
 
 class PartsMet(Boundaries):
-    """Passes the inputs, outputs and gradients of parts whose names match `patterns` to `keep`.
+    """Passes to `keep` the inputs, outputs and gradients of the parts whose names match `patterns`.
 
-    A tensor that several parts give or take has the name of the first of them, chosen or not, so that a choice of parts
-    changes no name.
+    If several parts return or take a tensor, the tensor has the name that the first of these parts gives it. This is so
+    even if `patterns` does not match the first part, so that `patterns` changes no name.
 
     Args:
         patterns: Patterns (`fnmatch`) of names of submodules.
-        whole: Knows which forward runs, and the inputs of the whole module, which are not recorded as inputs of a part.
+        whole: Recorder of the whole module. It has the number of the current forward, and the inputs of the whole
+            module, which are not recorded as inputs of a part.
     """
 
     def __init__(self, module: nn.Module, patterns: tuple[str, ...], keep: Keep, whole: WholeMet) -> None:
@@ -79,7 +82,7 @@ class PartsMet(Boundaries):
             super()._meet_all(path, number, given, what)
 
     def _see(self, path: str, tensor: torch.Tensor, known: Known) -> None:
-        """Records a tensor under its names when the first chosen part gives or takes it."""
+        """Records a tensor under its names when the first matching part returns or takes the tensor."""
         self._known[id(tensor)] = known
         if not any(fnmatchcase(path, pattern) for pattern in self._patterns):
             return
@@ -102,9 +105,9 @@ class WholeMet:
         inputs: For each call, the names of the inputs in order, and of the inputs passed by position.
 
     Args:
-        name_inputs: (args, kwargs) -> the inputs by name, and the names of inputs passed by position.
+        name_inputs: Function (args, kwargs) -> (inputs by name, names of the inputs passed by position).
         outputs: Same as in `ModuleCase`.
-        look_again: Receives each input again, as (name of an answer, tensor), when the forward has ended.
+        look_again: Function that is called with each input again, as (name, tensor), when the forward has ended.
     """
 
     def __init__(
@@ -168,16 +171,16 @@ class WholeMet:
         return replaced(given, aliases)
 
     def _alias(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns an alias of a tensor for its next users, and passes the gradient of the alias to `keep`."""
+        """Returns an alias of a tensor for all later uses, and passes the gradient of the alias to `keep`."""
         alias: torch.Tensor = _Same.apply(tensor)  # type: ignore[no-untyped-call]
         alias.register_hook(functools.partial(self._keep, self.at(name)))  # type: ignore[no-untyped-call]
         return alias
 
 
 class _Same(torch.autograd.Function):
-    """Returns the tensor itself, neither a copy nor a view.
+    """Returns the tensor itself, which is neither a copy nor a view.
 
-    FSDP2 warns of views, and some operations in place refuse them.
+    FSDP2 warns of views, and some operations in place refuse views.
     """
 
     @staticmethod
@@ -190,7 +193,10 @@ class _Same(torch.autograd.Function):
 
 
 def replaced(given: Any, aliases: Mapping[int, torch.Tensor]) -> Any:
-    """Replaces tensors in nested tuples, mappings and dataclasses; `aliases` has the new tensor by the old one's id."""
+    """Replaces tensors in nested tuples, mappings and dataclasses.
+
+    `aliases` maps the id of a tensor to the new tensor.
+    """
     if isinstance(given, torch.Tensor):
         return aliases.get(id(given), given)
     if dataclasses.is_dataclass(given) and not isinstance(given, type) and not isinstance(given, Mapping):
@@ -209,9 +215,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def named_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-    """Names the inputs of a call by the parameters of the module's forward, and lists the inputs passed by position.
+    """Returns the inputs of a call by name, and the names of the inputs passed by position.
 
-    Leaves out an input that is None or has its default value.
+    The names are those of the parameters of the module's forward. An input that is None or has its default value is
+    left out.
 
     Raises:
         Misuse: any other input is not a tensor.

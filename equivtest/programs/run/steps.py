@@ -1,4 +1,4 @@
-"""Runs steps of training on a rank: the harness's own step, or a user's."""
+"""Runs steps of training on a rank, by the harness's own step or by your step function."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Held = Callable[[], Answers]
 
 
 def run_steps(case: ModuleCase, parallel: nn.Module, given: Given, once: Once, held: Held) -> Answers:
-    """Runs every step of a case on this rank, and returns the rank's answers.
+    """Runs every step of a case on this rank, and returns the rank's tensors.
 
     Args:
-        once: Runs one forward and backward, or the user's step function, on the inputs of one step.
-        held: Returns the parameters and gradients that this rank has at the time of the call.
+        once: Function that runs one forward and backward, or your step function, on the inputs of one step.
+        held: Function that returns the parameters and gradients that this rank has at the time of the call.
     """
     optimizer = called_optimizer(case.training.optimizer, parallel) if case.training.optimizer else None
     before = _parameters(case, held())
@@ -69,14 +69,14 @@ def own_step(
     inputs: Inputs,
     optimizer: torch.optim.Optimizer | None,
 ) -> object:
-    """Calls the user's step function with this rank's micro-batches; returns its report."""
+    """Calls your step function with this rank's micro-batches. Returns the function's report."""
     function = cast("Callable[..., object]", load_named(case.training.step, "step"))
     require_arguments(function, f"step {case.training.step!r}", ("module", "mesh", "micro_batches", "optimizer"))
     return function(parallel, mesh, micro_batches_of(case, inputs), optimizer)
 
 
 def micro_batches_of(case: ModuleCase, inputs: Inputs) -> list[dict[str, torch.Tensor]]:
-    """Cuts a rank's inputs along their rows, as evenly as possible; inputs without rows stay whole.
+    """Cuts a rank's inputs along their rows, as evenly as possible. Inputs without rows stay whole.
 
     Every rank has the same number of micro-batches, with at least one row in each.  Otherwise a program that reduces
     gradients in every backward would hang.
@@ -93,11 +93,11 @@ def num_micro_batches(case: ModuleCase) -> int:
 
 
 def clipped(case: ModuleCase, parallel: nn.Module) -> torch.Tensor:
-    """Clips all gradients by `clip_grad_norm_`; returns their norm before clipping.
+    """Clips all gradients by `clip_grad_norm_`. Returns their norm before clipping.
 
     Raises:
-        Misuse: a rank has a part of a parameter as a plain tensor, and would clip by the norm of that part alone; or
-            torch does not take the gradients together.
+        Misuse: a rank has a part of a parameter as a plain tensor, so that it would clip by the norm of that part
+            alone; or torch does not accept the gradients in one call.
     """
     facts, own_name = case.facts.parameters, own_names(parallel)
     way_out = "write a step that clips as its library does, module_property(..., step='package.module:function')"

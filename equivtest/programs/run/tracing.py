@@ -1,14 +1,14 @@
-"""Finds which elements of the whole parameters a rank has: it calls `parallelize` on numbers that all differ.
+"""Finds which elements of the whole parameters a rank has, by calling `parallelize` on numbers that all differ.
 
-`parallelize` runs twice or more. Each element of each parameter has a different word, which is a list of numbers, one
-for each run. In every run the whole parameters hold the numbers of that run, and `parallelize` makes a module from
+`parallelize` runs twice or more. Each element of each parameter has a different word, which is a list with one number
+for each run. In every run the whole parameters have the numbers of that run, and `parallelize` makes a module from
 them. If `parallelize` only moves, cuts and joins elements, each element can be recognised by its word, in any tensor.
-The numbers are whole and at most 255 in magnitude, exact in every dtype; in one run they are positive, in the next
-negative. So an element that is the same in all runs is not part of a parameter: it is padding, or a parameter of the
-parallel module alone. Only few of the possible words are used, so that a computed number hardly ever equals another
-word.
+The numbers are whole and at most 255 in magnitude, so that every dtype represents them exactly. The numbers are
+positive in one run and negative in the next. So if an element is the same in all runs, it is not part of a parameter of
+the unsharded module. Such an element is padding, or belongs to a parameter that only the parallel module has. Few of
+the possible words are used, so that a computed number hardly ever equals another word.
 
-The values of the run that is judged are not used here, so a wrong value is never taken for another element.
+The module does not use the values of the run that is judged. So a wrong value is never taken for another element.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     Attributes:
         holder: Name of the tensor in the parallel module.
-        indices: For each local element of the tensor its index in the flattened parameter, or NONE.
+        indices: For each local element of the tensor, its index in the flattened parameter, or NONE.
     """
 
     holder: str
@@ -53,12 +53,13 @@ Make = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
 def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
-    """Returns name of a parameter -> each tensor of this rank with elements of the parameter, and which elements.
+    """Returns name of a parameter -> one `Place` for each tensor of this rank with elements of the parameter.
 
     Args:
         shapes: Shape of each parameter of the unsharded module, by its name.
-        make: Makes the parallel module from whole parameters, and returns its local tensors by name.
-        who: The program, for messages.
+        make: Function that makes the parallel module from whole parameters, and returns the module's local tensors by
+            name.
+        who: Name of the program, for messages.
 
     Raises:
         Misuse: the module computes from the parameters, or differs from run to run.
@@ -92,7 +93,9 @@ def read_places(shapes: Mapping[str, Shape], make: Make, who: str) -> Places:
 
 
 def code_words(num: int) -> torch.Tensor:
-    """Returns a different word for each of `num` elements: (runs, num), float64, with one sign in each run.
+    """Returns a float64 tensor (runs, num) with a different word for each of `num` elements.
+
+    The numbers of one run have the same sign.
 
     The words are spread evenly over all N possible words: element i has the word of number i * step modulo N.  The step
     is near N divided by the golden ratio, and shares no factor with N.
@@ -110,14 +113,14 @@ def code_words(num: int) -> torch.Tensor:
 
 
 def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch.Tensor:
-    """Returns for each local element of a tensor the index of its word; NONE if the element belongs to no parameter.
+    """Returns, for each local element of a tensor, the index of its word, or NONE if it belongs to no parameter.
 
     Args:
-        words: The words of all elements, (runs, number of elements).
+        words: The words of all elements, as a tensor (runs, number of elements).
         held: Values of the local tensor in all runs, stacked along dim 0.
 
     Raises:
-        Misuse: some elements are neither a parameter's nor the same in all runs.
+        Misuse: some elements belong to no parameter and are not the same in all runs.
     """
     keys, order = _keys(words).sort()
     numbers = order[torch.searchsorted(keys, _keys(held)).clamp(max=len(keys) - 1)]
@@ -135,7 +138,10 @@ def _read(words: torch.Tensor, held: torch.Tensor, name: str, who: str) -> torch
 
 
 def _keys(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a number for each column of `numbers`: different for different words, arbitrary for anything else."""
+    """Returns a number for each column of `numbers`.
+
+    Different words have different numbers. The number of a column that is no word is arbitrary.
+    """
     digits = (numbers.nan_to_num().abs() - 1).clamp(0, ALPHABET - 1).long()
     return torch.stack([digit * ALPHABET**run for run, digit in enumerate(digits)]).sum(0)
 

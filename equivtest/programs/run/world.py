@@ -1,4 +1,6 @@
-"""Sets up the world for a program that needs it: the environment as under torchrun, and the program's own groups.
+"""Sets up the world for a program that needs it.
+
+The world has the environment as under torchrun, and the program's own groups.
 
 Source of the names: "Environment Variables" of torch.distributed.run (2.13.0).
 """
@@ -29,9 +31,9 @@ _set_up: set[str] = set()
 
 @contextlib.contextmanager
 def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
-    """Sets up the world that the program needs; afterwards tears it down and restores the environment.
+    """Sets up the world that the program needs. Afterwards tears the world down and restores the environment.
 
-    A program without a tear-down is set up once: its ranks are fresh, and run no other case.
+    A program without a tear-down is set up once. Its ranks are fresh, and run no other case.
     """
     if not case.world.needs_world:
         yield
@@ -62,7 +64,7 @@ def world_of(case: ModuleCase, mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _call(name: str, what: str, mesh: DeviceMesh) -> None:
-    """Calls the function that the case names, if any."""
+    """Calls the function `name` with the mesh. Does nothing if `name` is ''."""
     if name:
         function = cast("Callable[[DeviceMesh], object]", load_named(name, what))
         require_arguments(function, f"{what} {name!r}", ("mesh",))
@@ -71,7 +73,7 @@ def _call(name: str, what: str, mesh: DeviceMesh) -> None:
 
 @cache
 def _environment() -> dict[str, str]:
-    """Returns the environment variables that torchrun sets; a rank on another host already has some of them."""
+    """Returns the environment variables that torchrun sets. A rank on another host already has some of them."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     here = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size}
     return (here if _host() is None else {name: os.environ[name] for name in here}) | {
@@ -85,7 +87,7 @@ def _environment() -> dict[str, str]:
 
 @cache
 def _store() -> Any:
-    """Returns the store at MASTER_PORT, which rank 0 serves as long as the process lives."""
+    """Returns the store at MASTER_PORT. Rank 0 serves the store until its process ends."""
     told, served = distributed_c10d._get_default_store(), dist.TCPStore  # type: ignore[attr-defined]
     if dist.get_rank():
         return served(_host() or ADDRESS, int(told.get(PORT_KEY)), is_master=False)
@@ -95,7 +97,10 @@ def _store() -> Any:
 
 
 def _host() -> str | None:
-    """Returns the host at which ranks reach rank 0; None if all ranks are on this machine and share a file."""
+    """Returns the host at which ranks reach rank 0.
+
+    The result is None if all ranks are on this machine and share a file.
+    """
     store: Any = distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -1,9 +1,9 @@
-"""The hub of a run: a process beside the parent that provides ranks on other hosts.
+"""The hub of a run, which is a process beside the parent that provides ranks on other hosts.
 
-It listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
-directory of the run's owner.  A pool that requests a world receives each rank's connection, which it then owns, and
-a pipe that reports the rank's end.  The hub and each slot exchange a message every limits.BEAT_S, so that the hub knows
-which hosts are still there.
+The hub listens for slots (`equivtest.ranks.hosts.slot`) at one port, and for pools of this machine at a socket in a
+directory of the run's owner. If a pool requests a world, the pool receives a connection to each rank, and a pipe that
+reports the rank's end. The pool closes both.  The hub and each slot exchange a message every limits.BEAT_S, so that the
+hub knows which hosts are still there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, door: socket.socket, control: socket.socket) -> bool:
-        """Serves slots and pools until the run's owner is gone; True if the owner said that the run is over."""
+        """Serves slots and pools until the run's owner is gone. The result is True if the owner has ended the run."""
         loop = asyncio.get_running_loop()
         for each in (listener, door, control):
             each.settimeout(0)
@@ -107,7 +107,7 @@ class Hub:
             connection.close()
 
     async def _challenge(self, connection: socket.socket) -> None:
-        """Raises NotTheSame unless the peer proves that it knows the secret."""
+        """Raises NotTheSame unless the process at the other end of `connection` proves that it knows the secret."""
         loop, received, exchange = asyncio.get_running_loop(), b"", admitting(self._secret)
         to_send, num_bytes = next(exchange)
         with contextlib.suppress(StopIteration):
@@ -138,7 +138,7 @@ class Hub:
             slot.connection.close()
 
     async def _listen(self, slot: SlotLink) -> None:
-        """Processes the slot's messages until the slot is lost, and records why."""
+        """Processes the slot's messages until the slot is lost, and records the reason."""
         try:
             while True:
                 async with asyncio.timeout(limits.SILENT_S):
@@ -220,7 +220,7 @@ class Hub:
             connection.close()
 
     async def _answer(self, pool: PoolLink, asked: messages.FromPool) -> None:
-        """Answers one request of a pool; a pool sends its next request only after the answer."""
+        """Answers one request of a pool. The pool sends its next request only after the answer."""
         try:
             if isinstance(asked, messages.AskWorld):
                 await self._give_world(pool, asked)
@@ -241,7 +241,7 @@ class Hub:
             await pool.send(messages.NoWorld(error.kind, str(error)))
 
     async def _all_slots(self) -> list[SlotLink]:
-        """Waits until every slot of the torchrun job is connected; returns the slots in order of rank.
+        """Waits until every slot of the torchrun job is connected. Returns the slots in order of rank.
 
         Raises:
             Gone: not all slots connect within limits.HOSTS_S.
@@ -260,9 +260,10 @@ class Hub:
     def _start_anew(self) -> None:
         """Makes torchrun restart all slots, because a slot that was cut off for some time does not rejoin the others.
 
-        torchrun runs an agent beside each slot. The agents of the other slots drop the lost slot, and its own agent
-        does not ask to join again.  Source: _sanitize in torch/distributed/elastic/rendezvous/dynamic_rendezvous.py,
-        _invoke_run in torch/distributed/elastic/agent/server/api.py (2.13.0).
+        torchrun runs an agent beside each slot. If a slot is lost, the agents of the other slots drop it, and the agent
+        of the lost slot does not ask to join again.  Source: _sanitize in
+        torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _invoke_run in
+        torch/distributed/elastic/agent/server/api.py (2.13.0).
         """
         self._changed_s = time.monotonic()
         if all(slot.hello.restarts_left > 0 for slot in self._slots.values()):
@@ -335,9 +336,9 @@ class Hub:
         return {rank.token: text for rank in asked if (text := rank.slot.stacks.pop(rank.token, ""))}
 
     def _note(self, text: str) -> None:
-        """Records an event, which the run prints at its end.
+        """Records an event. The run prints all events at its end.
 
-        It records at most limits.MOST_EVENTS, so that strangers who connect cannot fill memory.
+        At most limits.MOST_EVENTS events are recorded, so that strangers who connect cannot fill the memory.
         """
         if len(self._events) < limits.MOST_EVENTS:
             self._events[clip(text, limits.EVENT_CHARS)] = None
@@ -350,7 +351,8 @@ def main(listener: int, door: int, control: int, owner: int) -> None:
         listener: Descriptor of the socket at which slots connect.
         door: Descriptor of the socket at which pools connect.
         control: Descriptor of the connection to the owner, over which the secret arrives first.
-        owner: Process id of the owner. If it ends without closing the hub, its scratch directories are removed.
+        owner: Process id of the owner. If the owner ends without closing the hub, the owner's scratch directories are
+            removed.
     """
     ours = socket.socket(fileno=control)
     secret = ours.recv(PACKET_BYTES)

@@ -1,6 +1,6 @@
-"""Defines what the hub of a run knows about a slot (a process on a host that forks ranks), a pool or a rank.
+"""Defines the state that the hub of a run has for each slot, pool and rank, and chooses slots for ranks.
 
-It also chooses the slots for the ranks of a world.
+A slot is a process on a host that forks ranks there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKET_BYTES = 2**17
 
 
 class Gone(Exception):
-    """Raised if the hub cannot provide the ranks that a pool requested; see `NoWorld` for `kind`."""
+    """Raised if the hub cannot provide the ranks that a pool requested. `NoWorld` describes `kind`."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -40,9 +40,11 @@ class SlotLink:
 
     Attributes:
         address: Address of the slot's host, as this machine sees it.
-        gone: Why the slot was lost; '' while it is connected.
-        offset_s: Seconds to add to the host's clock to get this machine's, exact within the time of one message.
-        stacks: Python stacks of the slot's ranks, as they arrive; the key is the token, the hub's name for a rank.
+        gone: The reason why the slot was lost. It is '' while the slot is connected.
+        offset_s: Seconds to add to the clock of the slot's host to get the clock of this machine. The error is at most
+            the time of one message.
+        stacks: Python stacks of the slot's ranks, which are added when they arrive. The key is the token, the hub's
+            name for a rank.
     """
 
     connection: socket.socket
@@ -64,12 +66,12 @@ class SlotLink:
         return f"slot {self.hello.rank} (process {self.hello.pid} on {self.host})"
 
     def hear(self) -> float:
-        """Records that a message has arrived; returns the seconds since the previous message."""
+        """Records that a message has arrived. Returns the seconds since the previous message."""
         before, self._heard_s = self._heard_s, time.monotonic()
         return self._heard_s - before
 
     def hear_beat(self, beat: messages.Beat) -> None:
-        """Computes the difference of the two clocks from a beat's answer; the fastest answer so far counts.
+        """Computes the difference of the two clocks from the answer to a beat. The fastest answer so far counts.
 
         Source: RFC 5905, on-wire protocol.
         """
@@ -80,7 +82,7 @@ class SlotLink:
             self.offset_s = (beat.hub_s + now_s) / 2 - beat.slot_s
 
     async def be_certain(self) -> None:
-        """Asks the slot to answer, and waits until it does or is lost."""
+        """Asks the slot to answer, and waits until the slot answers or is lost."""
         asked_s = time.monotonic()
         self.send(messages.Beat(asked_s))
         while not self.gone and self._answered_s < asked_s:
@@ -105,7 +107,7 @@ class SlotLink:
                 await self._outbox.join()
 
     def shut(self) -> None:
-        """Shuts the connection down; the receiving task notices that and closes it."""
+        """Shuts the connection down. The receiving task notices this and closes the connection."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -136,7 +138,7 @@ class HubRank:
     Attributes:
         forked, connection: Futures. `forked` is set once the slot has forked the rank, `connection` once the rank has
             connected.
-        end_r, end_w: The ends of a pipe, which becomes readable once the rank has ended.
+        end_r, end_w: The ends of a pipe. The pipe becomes readable once the rank has ended.
     """
 
     token: str
@@ -155,7 +157,7 @@ class HubRank:
         return f"rank {self.number} ({self.where})" if self.where else f"rank {self.number}"
 
     def tell(self, ended: messages.Ended) -> None:
-        """Writes to the pipe, which the pool reads, how the rank ended.
+        """Writes `ended`, a report of the rank's end, to the pipe. The pool reads the pipe.
 
         The rank's output and stacks are left out if they exceed the pipe's capacity.
         """
@@ -185,7 +187,8 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
     Ranks of one host have consecutive numbers.
 
     Returns:
-        By rank: (slot, index of the rank on its host, how many ranks of the world are there, index of the host).
+        For each rank: (slot, index of the rank on its host, number of ranks of the world on that host, index of the
+            host).
     """
     hosts: dict[int, list[SlotLink]] = {}
     for slot in slots:
@@ -203,7 +206,7 @@ def spread(slots: Sequence[SlotLink], world_size: int) -> list[tuple[SlotLink, i
 
 
 async def receive(connection: socket.socket) -> bytes:
-    """Receives one message of a peer that has proved the secret.
+    """Receives one message of a peer that has proved that it knows the secret.
 
     Raises:
         EOFError: the peer closed the connection.

@@ -1,7 +1,7 @@
-"""Messages between the hub of a run, the slots on its hosts and its pools: plain data, one struct per message.
+"""Messages between the hub of a run, the slots on its hosts and its pools. Each message is a struct of plain data.
 
-A hub listens for slots.  A slot is a process on a host, started by torchrun, that reserves a place for one rank of each
-world.  A pool requests worlds from the hub.  A token is the random name that the hub gives to a rank.
+A hub listens for slots. A slot is a process that torchrun starts on a host, and that reserves a place for one rank of
+each world.  A pool requests worlds from the hub.  A token is the random name that the hub gives to a rank.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
         group_rank: Number of the slot's host.
         host: Name of the machine.
         master: Address at which others reach the first slot's host.
-        identity: Version of the code on the slot's host, see `identity`.
-        restarts_left: Number of times that torchrun can still restart it.
+        identity: Result of the function `identity` on the slot's host.
+        restarts_left: Number of times that torchrun can still restart the slot.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class SlotHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
-    """Introduces the connection of a rank, which its slot opens just before it forks the rank."""
+    """Introduces the connection of a rank. The slot opens this connection just before it forks the rank."""
 
     token: str
 
@@ -67,7 +67,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Tells a slot that the hub rejects it, and why."""
+    """Tells a slot that the hub rejects it, with the reason."""
 
     reason: str
 
@@ -96,7 +96,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """Shows that the hub is alive; the slot returns it.
+    """Shows that the hub is alive. The slot returns this message.
 
     Attributes:
         hub_s, slot_s: time.monotonic() of the hub when it sent the message, and of the slot when it returned it.
@@ -134,19 +134,19 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotForked(msgspec.Struct, frozen=True, tag=True):
-    """Reports that a slot could not fork a rank, and why."""
+    """Reports that a slot could not fork a rank, with the reason."""
 
     token: str
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """Reports that a rank has ended; the pool reads this from a pipe.
+    """Reports that a rank has ended. The pool reads this message from a pipe.
 
     Attributes:
-        code: Exit code, negative for a signal; None if no process saw the exit.
-        at_s: Time of the end by the clock of the message's reader.
-        cut_off: What happened to the rank's host, if the host was lost; else ''.
+        code: Exit code, which is negative for a signal. None if no process saw the exit.
+        at_s: Time of the rank's end, by the clock of the process that reads the message.
+        cut_off: What happened to the rank's host, if the host was lost. Otherwise ''.
         output, stacks: The last parts of the rank's output and of its stacks.
     """
 
@@ -168,7 +168,7 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskWorld(msgspec.Struct, frozen=True, tag=True):
-    """Asks the hub for the ranks of a new world; the answer is one `Rank` for each, or `NoWorld`."""
+    """Asks the hub for the ranks of a new world. The answer is one `Rank` for each rank, or `NoWorld`."""
 
     world_size: int
     config: Config
@@ -179,26 +179,29 @@ class KillRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStacksOf(msgspec.Struct, frozen=True, tag=True):
-    """Asks the hub for the Python stacks of ranks; the answer is `Stacks`."""
+    """Asks the hub for the Python stacks of ranks. The answer is `Stacks`."""
 
     tokens: list[str]
 
 
 class AskCertainty(msgspec.Struct, frozen=True, tag=True):
-    """Asks the hub which hosts are still there; the answer is `Certain`.
+    """Asks the hub which hosts are still connected. The answer is `Certain`.
 
-    The answer comes once each rank's host has answered after this request, or is lost.
+    The hub answers once each rank's host either has answered after this request or is lost.
     """
 
     tokens: list[str]
 
 
 class AskSlots(msgspec.Struct, frozen=True, tag=True):
-    """Asks the hub for the number of slots per host; the answer is `Slots` once all are connected, or `NoWorld`."""
+    """Asks the hub for the number of slots per host.
+
+    The answer is `Slots` once all slots are connected, or `NoWorld`.
+    """
 
 
 class AskEvents(msgspec.Struct, frozen=True, tag=True):
-    """Asks the hub which hosts were lost, refused or silent; the answer is `Events`."""
+    """Asks the hub which hosts were lost, refused or silent. The answer is `Events`."""
 
 
 # To a pool.
@@ -207,12 +210,14 @@ class AskEvents(msgspec.Struct, frozen=True, tag=True):
 class Rank(msgspec.Struct, frozen=True, tag=True):
     """One rank of a new world.
 
-    Two descriptors come with the message: the rank's connection, and a pipe that is readable once the rank has ended.
+    Two descriptors come with the message. One is the rank's connection. The other is a pipe that is readable once the
+    rank has ended.
 
     Attributes:
-        where: Process and host of the rank, in words.
-        offset_s: Seconds to add to the host's clock to get this machine's.
-        local_rank, local_world_size: Number of the rank among the world's ranks on its host, and their number.
+        where: Process and host of the rank, as text.
+        offset_s: Seconds to add to the clock of the rank's host to get the clock of this machine.
+        local_rank, local_world_size: Number of the rank among the world's ranks on its host, and the number of these
+            ranks.
         group_rank: Number of the host in the world.
         master: Address at which others reach the host of rank 0.
     """
@@ -227,10 +232,10 @@ class Rank(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoWorld(msgspec.Struct, frozen=True, tag=True):
-    """Tells a pool why the hub cannot provide the requested ranks.
+    """Tells a pool that the hub cannot provide the requested ranks, with the reason.
 
     Attributes:
-        kind: 'misuse', 'broken' or 'lost'; after 'lost' the pool may try again.
+        kind: 'misuse', 'broken' or 'lost'. After 'lost' the pool may try again.
     """
 
     kind: str
@@ -238,17 +243,17 @@ class NoWorld(msgspec.Struct, frozen=True, tag=True):
 
 
 class Certain(msgspec.Struct, frozen=True, tag=True):
-    """Answers `AskCertainty`: every rank's host has answered or is lost."""
+    """Answers `AskCertainty` after every rank's host has answered or is lost."""
 
 
 class Slots(msgspec.Struct, frozen=True, tag=True):
-    """Answers `AskSlots`: number of slots of each host, by the host's name."""
+    """Answers `AskSlots` with the number of slots of each host, by the host's name."""
 
     of: dict[str, int]
 
 
 class Events(msgspec.Struct, frozen=True, tag=True):
-    """Answers `AskEvents`: slots that were lost, refused or silent so far, one line each."""
+    """Answers `AskEvents` with one line for each slot that was lost, refused or silent so far."""
 
     lines: list[str]
 
@@ -263,7 +268,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def identity() -> str:
-    """Identifies what must be equal on all hosts: equivtest's code, and torch's version without its build."""
+    """Identifies equivtest's code and torch's version without its build. Both must be equal on all hosts."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -271,7 +276,7 @@ def identity() -> str:
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Splits 'HOST:PORT' into host and port; the host may be ''.
+    """Splits 'HOST:PORT' into host and port. The host may be ''.
 
     Raises:
         Misuse: `text` has another form.

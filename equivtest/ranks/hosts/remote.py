@@ -1,4 +1,4 @@
-"""Represents, in a pool, ranks that run on other hosts; the pool reaches them through the hub."""
+"""Represents, in a pool, the ranks that run on other hosts. The pool reaches these ranks through the hub."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class HubDoor:
 
         Raises:
             BrokenSetup: the hub has ended or does not answer.
-            Misuse, BrokenSetup, HostLost: the hub answers `NoWorld`; its `kind` says which of the three is raised.
+            Misuse, BrokenSetup, HostLost: the hub answers `NoWorld`. The `kind` of the answer determines which of these
+                exceptions is raised.
         """
         try:
             packet, fds, _, _ = socket.recv_fds(self._connection, PACKET_BYTES, 2)
@@ -77,7 +78,7 @@ class HubDoor:
 
 
 class RemoteRank(RankProcess):
-    """One rank on another host; the hub passes requests on to the rank's process."""
+    """One rank on another host. The hub passes requests on to the rank's process."""
 
     def __init__(self, told: messages.Rank, channel: Channel, end: int, door: HubDoor, place: Place, rank: int) -> None:
         super().__init__(told.forked.pid, channel, end, rank, place)
@@ -102,14 +103,14 @@ class RemoteRank(RankProcess):
         return at_s + self._offset_s
 
     def bound_output(self) -> None:
-        """Does nothing: the slot truncates the output."""
+        """Does nothing, because the slot truncates the output."""
 
     def last_words(self) -> tuple[str, str]:
         return self._last_words
 
 
 class HubServer:
-    """Starts ranks on other hosts for a pool, see `Launcher`."""
+    """Starts ranks on other hosts for a pool. `Launcher` describes the methods."""
 
     is_local = False
 
@@ -123,7 +124,7 @@ class HubServer:
         return self._door.alive
 
     def fork_ranks(self, world_size: int, scratch: Sequence[Path]) -> Iterator[RankProcess]:
-        """Requests all ranks of a world from the hub at once, and yields them in order.
+        """Requests all ranks of a world from the hub at once, and yields the ranks in order.
 
         Each rank waits for its `Start` message. Rank 0 serves the store through which the ranks find each other.
         """

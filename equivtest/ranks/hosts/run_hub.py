@@ -1,4 +1,7 @@
-"""Starts the hub of a run, sends requests to it, and ends it, in the process of the run's owner."""
+"""Starts the hub of a run, sends requests to the hub, and ends the hub.
+
+This module runs in the process of the run's owner.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class RunHub:
     """Controls a hub process, which lives until this object is closed.
 
     Args:
-        address: Host and port to listen at; '' for all of this machine's addresses, 0 for any free port.
+        address: Host and port to listen at. The host '' stands for all addresses of this machine, and the port 0 for
+            any free port.
 
     Attributes:
         path: Path of the socket for pools of this machine.
@@ -82,7 +86,7 @@ class RunHub:
         self.close()
 
     def slots(self) -> dict[str, int]:
-        """Waits until all slots are connected; returns the number of slots of each host.
+        """Waits until all slots are connected. Returns the number of slots of each host.
 
         Raises:
             BrokenSetup: the slots do not connect within limits.HOSTS_S.
@@ -106,7 +110,7 @@ class RunHub:
             return door.receive()[0]
 
     def close(self) -> None:
-        """Tells the hosts that the run is over and ends the hub; a second call does nothing."""
+        """Tells the hosts that the run is over and ends the hub. A second call does nothing."""
         with contextlib.suppress(OSError):
             self._control.sendall(CLOSE)
         self._control.close()
@@ -120,10 +124,12 @@ class RunHub:
 
 @contextlib.contextmanager
 def pool_on_hosts(backend: Backend, listen: str) -> Iterator[Pool]:
-    """Yields a pool with ranks on the hosts that connect to the address `listen`; '' for ranks on this machine.
+    """Yields a pool with ranks on the hosts that connect to the address `listen`.
+
+    If `listen` is '', the ranks are on this machine.
 
     Raises:
-        Misuse: `listen` is no address, or there is no secret; see also `Pool`.
+        Misuse: `listen` is no address, there is no secret, or `Pool` raises.
         BrokenSetup: no host connects in time.
     """
     from equivtest.ranks.pool import Pool

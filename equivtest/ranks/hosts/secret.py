@@ -1,8 +1,10 @@
-"""Reads the secret that a run shares with other hosts, and lets two processes prove to each other that they know it.
+"""Reads the secret that a run shares with other hosts.
 
-Until a peer has proved this, none of its messages is decoded: both sides read a fixed number of bytes, within a time
-limit.  Each side answers a challenge of the other.  An answer is valid only for one side and one connection.  Later
-messages are neither encrypted nor signed. Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a
+Two processes prove to each other that they know the secret.
+
+Until a peer has proved this, none of its messages is decoded. Both sides only read a fixed number of bytes, within a
+time limit. Each side answers a challenge of the other side. An answer is valid only for one side and one connection.
+Later messages are neither encrypted nor signed. Source: HMAC, RFC 2104; the exchange has the purpose of RFC 4279, a
 pre-shared key, without its encryption.
 """
 
@@ -31,14 +33,14 @@ Exchange = Generator[tuple[bytes, int], bytes, None]
 
 
 class NotTheSame(Exception):
-    """Raised if the other side does not know the secret, or is no process of equivtest."""
+    """Raised if the process on the other side does not know the secret, or is no process of equivtest."""
 
 
 def read_secret() -> bytes:
     """Returns the secret from the environment, or from the file that the environment names.
 
     Raises:
-        Misuse: there is no secret, or it is unreadable or too short.
+        Misuse: there is no secret, or the secret is unreadable or too short.
     """
     text = os.environ.get(VARIABLE, "").encode()
     path = os.environ.get(FILE_VARIABLE, "")
@@ -78,7 +80,7 @@ def introducing(secret: bytes) -> Exchange:
     The generator yields (bytes to send, number of bytes to receive) and is sent the received bytes.
 
     Raises:
-        NotTheSame: the listener's proof is wrong, or it is no process of equivtest.
+        NotTheSame: the listener's proof is wrong, or the listener is no process of equivtest.
     """
     greeting = yield b"", len(_GREETING) + _NONCE_BYTES
     theirs = greeting[len(_GREETING) :]

@@ -1,8 +1,9 @@
-"""Runs a slot: a process on a host that forks, for a run elsewhere, one rank of each world.
+"""Runs a slot, which is a process that forks, for a run on another host, one rank of each world.
 
-It connects to the hub of the run and forks ranks from its own server, as a pool does for ranks on its machine.  It
-opens the connection of each rank to the parent, and passes the connection to the rank.  If the hub is silent for
-limits.SILENT_S, the ranks end and the slot tries to reconnect; if it cannot within limits.RUN_S, it ends.
+The slot connects to the hub of the run and forks ranks from its own server, like a pool that forks ranks on its
+machine. The slot opens the connection of each rank to the parent, and passes the connection to the rank. If the hub is
+silent for limits.SILENT_S, the ranks end and the slot tries to reconnect. If the slot cannot reconnect within
+limits.RUN_S, it ends.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Slot:
 
     Args:
         address: Host and port of the hub.
-        limit_s: Seconds to try to connect to it.
+        limit_s: Seconds during which the slot tries to connect to the hub.
     """
 
     def __init__(
@@ -91,7 +92,10 @@ class Slot:
         self._threads: list[threading.Thread] = []
 
     def run(self) -> str:
-        """Serves the hub until the run is over; returns '' then, and otherwise why the slot ended earlier."""
+        """Serves the hub until the run is over.
+
+        The result is '' if the run is over, and otherwise the reason why the slot ended earlier.
+        """
         try:
             while True:
                 channel = self._connect()
@@ -110,7 +114,7 @@ class Slot:
                 server.close()
 
     def _connect(self) -> Channel | None:
-        """Opens a connection on which the hub accepts this slot; returns None if no attempt succeeded in time.
+        """Opens a connection on which the hub accepts this slot. Returns None if no attempt succeeded in time.
 
         Raises:
             Refused: the hub has rejected the slot.
@@ -132,7 +136,7 @@ class Slot:
         """Connects to the hub, proves the secret on both sides, sends `hello`, and returns the connection.
 
         Raises:
-            OSError, EOFError: no process listens there now.
+            OSError, EOFError: no process listens at the hub's address.
             Refused: one side does not know the secret.
         """
         connection = socket.create_connection(self._address, limits.HANDSHAKE_S)
@@ -157,7 +161,7 @@ class Slot:
         return connection
 
     def _serve(self, channel: Channel) -> bool:
-        """Serves the hub's requests; True if the hub ended the run, False if the connection ended.
+        """Serves the hub's requests. The result is True if the hub ended the run, and False if the connection ended.
 
         Raises:
             Refused: torchrun must restart all slots.
@@ -181,7 +185,7 @@ class Slot:
                 self._begin(self._tell_stacks, channel, message.token)
 
     def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Runs `work`, which may take seconds, in a thread, so that the slot can answer the hub meanwhile."""
+        """Runs `work` in a thread, so that the slot can answer the hub meanwhile. `work` may take seconds."""
         thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads = [*(thread for thread in self._threads if thread.is_alive()), thread]
         thread.start()
@@ -244,13 +248,19 @@ class Slot:
 
 
 def _kill(process: Forked) -> None:
-    """Kills a rank that has not ended; after its end, another process may have its process id."""
+    """Kills a rank that has not ended.
+
+    After the rank's end nothing is killed, because another process may have the same process id.
+    """
     if not process.wait(0.0):
         process.kill()
 
 
 def _end(process: Forked) -> None:
-    """Frees a rank's descriptors; first kills a rank that still lives because the hub or the rank's server is gone."""
+    """Kills a rank that still lives, and frees the rank's descriptors.
+
+    A rank may still live if the hub or the rank's server is gone.
+    """
     if not process.wait(0.0) or not process.ending(time.monotonic()).is_certain:
         process.kill()
     process.close()
@@ -267,7 +277,7 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def keep_slot(address: tuple[str, int], secret: bytes) -> int:
-    """Runs the slot that torchrun's environment variables describe; returns the exit code."""
+    """Runs the slot that torchrun's environment variables describe. Returns the exit code."""
     hello = hello_of(os.environ)
     limit_s = limits.RUN_S if os.environ.get(RESTARTS, "0") == "0" else limits.RUN_AGAIN_S
     for name in OF_TORCHRUN:

@@ -1,7 +1,7 @@
-"""Defines a process group that can spoil one collective; an audit runs a program on such groups.
+"""Defines a process group that can spoil one collective. An audit runs a program on such groups.
 
-It is a Python subclass of torch's ProcessGroup around a group of the real backend.  It therefore sees the calls that
-DistributedDataParallel's reducer and FSDP2 make from C++.  Without a planned fault it only records calls.
+The class is a Python subclass of torch's ProcessGroup around a group of the real backend. Therefore it sees the calls
+that DistributedDataParallel's reducer and FSDP2 make from C++. Without a planned fault the group only records calls.
 
 Source: torch/csrc/distributed/c10d/PyProcessGroup.hpp and torch/distributed/distributed_c10d.py,
 _new_process_group_helper (2.13.0).
@@ -30,7 +30,7 @@ BACKEND = "equivtest_faults"
 
 
 class CannotSpoil(EquivtestError):
-    """Raised if the backend cannot bring one rank's operand to another; the subject is not to blame."""
+    """Raised if the backend cannot send one rank's operand to another rank. The subject is not to blame."""
 
 
 @dataclass
@@ -76,20 +76,20 @@ def operations() -> AbstractContextManager[Any]:
 
 
 def begin() -> None:
-    """Marks the beginning of a subject's run, at which the numbers of collectives start at 0 again."""
+    """Marks the beginning of a subject's run. The numbers of collectives start at 0 again."""
     _visit.called = []
 
 
 def called() -> tuple[Collective, ...] | None:
-    """Returns the collectives that the subject has called so far, in order; None if they were not recorded.
+    """Returns the collectives that the subject has called so far, in order, or None if they were not recorded.
 
-    They are recorded if the groups of this rank are `FaultyGroup`s.
+    Collectives are recorded if the groups of this rank are `FaultyGroup`s.
     """
     return tuple(_visit.called) if _visit.is_known else None
 
 
 def register(backend: str, device: str) -> str:
-    """Registers `FaultyGroup`, around groups of `backend`, with torch; returns the name for init_process_group."""
+    """Registers `FaultyGroup`, around groups of `backend`, with torch. Returns the name for init_process_group."""
 
     def make(options: Any, _: object) -> FaultyGroup:
         return FaultyGroup(backend, options)
@@ -107,7 +107,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
 
     Args:
         backend: Name of the real backend.
-        options: torch's options of the new group.
+        options: Options of torch for the new group.
     """
 
     def __init__(self, backend: str, options: Any) -> None:
@@ -136,7 +136,7 @@ class FaultyGroup(_Group):  # type: ignore[misc]
         return BACKEND
 
     def _get_sequence_number_for_group(self) -> int:
-        """Returns the number of collectives called, including spoiled ones."""
+        """Returns the number of calls of collectives, with the spoiled calls."""
         return self._num_calls
 
     def _end_coalescing(self, *arguments: Any) -> Work:
@@ -186,19 +186,19 @@ HandOn = Callable[[Sequence[Any]], Work]
 
 
 def _own_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call: sends nothing, and computes the result as if every rank had this rank's operand."""
+    """Spoils a call. Nothing is sent, and the result is computed as if every rank had this rank's operand."""
     call.repeat_own(arguments, group.rank(), group.size())
     return _done(group, call, arguments)
 
 
 def _dropped(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call: sends nothing, and fills the result from this rank's operand alone."""
+    """Spoils a call. Nothing is sent, and the result is filled from this rank's operand alone."""
     call.keep_own(arguments, group.rank())
     return _done(group, call, arguments)
 
 
 def _poisoned(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call: sends nothing, and fills the result with NaN, or with an integer that no program expects."""
+    """Spoils a call. Nothing is sent, and the result is NaN, or an integer that no program expects."""
     for tensor in flat_tensors(call.results(arguments)):
         tensor.fill_(torch.nan if tensor.is_floating_point() else _odd_one(tensor.dtype))
     return _done(group, call, arguments)
@@ -210,7 +210,7 @@ def _odd_one(dtype: torch.dtype) -> int:
 
 
 def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call: runs the collective and doubles its result."""
+    """Spoils a call. The collective runs, and its result is doubled."""
     _wait(hand_on(arguments))
     for tensor in flat_tensors(call.results(arguments)):
         tensor.mul_(2)
@@ -218,7 +218,7 @@ def _doubled(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequenc
 
 
 def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments: Sequence[Any]) -> Work:
-    """Spoils a call: the first rank passes the second rank's operand; zeros instead if their sizes differ."""
+    """Spoils a call. The first rank passes the second rank's operand, or zeros if the operands' sizes differ."""
     operands = flat_tensors(call.operands(arguments))
     try:
         others = [_of_second_rank(group, tensor) for tensor in operands]
@@ -230,9 +230,11 @@ def _another_operand(group: FaultyGroup, call: Call, hand_on: HandOn, arguments:
 
 
 def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the values that the second rank of the group has in this tensor; zeros if the sizes of the ranks differ.
+    """Returns the values that the second rank of the group has in this tensor.
 
-    All ranks of the group must call this together.
+    If the ranks' tensors differ in size, the values are zeros.
+
+    All ranks of the group must call this function together.
     """
     inner = group._inner
     sizes = torch.tensor([tensor.numel(), -tensor.numel()], device=tensor.device)
@@ -249,7 +251,7 @@ def _of_second_rank(group: FaultyGroup, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Taken(dist.Work):
-    """The finished work of a receive from any rank; it names the next rank as the sender."""
+    """The finished work of a receive from any rank. It names the next rank as the sender."""
 
     def __init__(self, group: FaultyGroup) -> None:
         super().__init__()
@@ -279,7 +281,7 @@ def _wait(work: Work) -> None:
 def _done(group: FaultyGroup, call: Call, arguments: Sequence[Any]) -> Work:
     """Returns a finished work for a spoiled call.
 
-    Its value is the results, because DistributedDataParallel reads them there.
+    The work's value is the results, because DistributedDataParallel reads the results from the work.
     """
     if call is CALLS[FROM_ANY]:
         return Taken(group)

@@ -1,8 +1,8 @@
-"""Describes methods of torch's ProcessGroup: which arguments are operands and which receive results.
+"""Describes, for methods of torch's ProcessGroup, which arguments are operands and which receive results.
 
-It also says what a rank's results would be if other ranks sent nothing.
+The descriptions also compute the results that a rank would have if other ranks sent nothing.
 
-Source: torch/csrc/distributed/c10d/init.cpp, class ProcessGroup (2.6.0 to 2.13.0, which renamed some).
+Source: torch/csrc/distributed/c10d/init.cpp, class ProcessGroup (2.6.0 to 2.13.0; the last renamed some methods).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Call:
 
     Attributes:
         kind: Kind of collective, as in `equivtest.base.collective.Collective`.
-        operand, result: Positions of the arguments that hold the rank's operand and its result.
+        operand, result: Positions of the arguments with the rank's operand and with its result.
         keep: Function of (results, operands, rank) that fills the results from the rank's own operands, without other
             ranks.
     """
@@ -43,7 +43,7 @@ class Call:
     keep: Callable[[Any, Any, int], None]
 
     def operands(self, arguments: Arguments) -> Any:
-        """Returns the rank's operands: a tensor, or lists of tensors."""
+        """Returns the rank's operands, which are a tensor or lists of tensors."""
         return arguments[self.operand]
 
     def results(self, arguments: Arguments) -> Any:
@@ -66,9 +66,9 @@ class Call:
                 _fill_with(result, operand)
 
     def giving(self, arguments: Arguments, operands: Sequence[torch.Tensor]) -> list[Any]:
-        """Returns `arguments` with `operands` in place of the rank's operands; `operands` is a flat list of tensors.
+        """Returns `arguments` with `operands`, a flat list of tensors, in place of the rank's operands.
 
-        A method that works in place keeps its tensors: the values of `operands` are copied into them.
+        If the method works in place, the tensors stay, and the values of `operands` are copied into them.
         """
         if self.operand == self.result:
             for tensor, operand in zip(flat_tensors(self.operands(arguments)), operands, strict=True):
@@ -79,7 +79,10 @@ class Call:
 
 
 def flat_tensors(held: Any) -> list[torch.Tensor]:
-    """Lists the tensors of a tensor, a list of tensors or a list of lists, in order."""
+    """Lists all tensors in `held`, in order.
+
+    `held` is a tensor, a list of tensors or a list of lists.
+    """
     if isinstance(held, torch.Tensor):
         return [held]
     return [tensor for part in held for tensor in flat_tensors(part)] if isinstance(held, list | tuple) else []
@@ -92,12 +95,18 @@ def _shaped_like(held: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _copied(held: Any) -> Any:
-    """Returns nested lists with copies of the tensors, because an operand of FSDP2 shares memory with its result."""
+    """Returns nested lists with copies of the tensors.
+
+    The copies are needed because an operand of FSDP2 shares memory with its result.
+    """
     return _shaped_like(held, (tensor.clone() for tensor in flat_tensors(held)))
 
 
 def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
-    """Changes the tensor to the reduction of `size` tensors equal to it; averages, minima and maxima need no change."""
+    """Changes the tensor to the reduction of `size` tensors that are equal to it.
+
+    If the reduction is an average, a minimum or a maximum, the tensor stays unchanged.
+    """
     operation = next(
         (getattr(options, "reduceOp", None) for options in arguments if hasattr(options, "reduceOp")), None
     )
@@ -112,18 +121,25 @@ def _repeat(tensor: torch.Tensor, arguments: Arguments, size: int) -> None:
 def factor_of(operation: Any) -> float:
     """Returns the factor by which a PREMUL_SUM multiplies each operand.
 
-    Source: torch/csrc/distributed/c10d/init.cpp, class ReduceOp (2.13.0); only its pickled state has the factor.
+    Source: torch/csrc/distributed/c10d/init.cpp, class ReduceOp (2.13.0). Only the pickled state of a ReduceOp has the
+    factor.
     """
     return float(operation.__getstate__()[1])
 
 
 def _by_operand(results: Any, num_operands: int) -> Sequence[Any]:
-    """Returns the results as a sequence with one entry per operand: a tensor, or a list with a tensor of each rank."""
+    """Returns the results as a sequence with one entry per operand.
+
+    An entry is a tensor, or a list with one tensor for each rank.
+    """
     return [results] if isinstance(results, torch.Tensor) or not num_operands else results
 
 
 def _fill_with(result: Any, operand: torch.Tensor) -> None:
-    """Copies the operand to every rank's part of a gathered result; in a list, a part of another size is left out."""
+    """Copies the operand to every rank's part of a gathered result.
+
+    If the result is a list, a part of another size than the operand is left out.
+    """
     if isinstance(result, torch.Tensor):
         result.view(-1, max(1, operand.numel()))[:, : operand.numel()] = operand.reshape(-1)
         return
@@ -133,20 +149,20 @@ def _fill_with(result: Any, operand: torch.Tensor) -> None:
 
 
 def _nothing(results: Any, operands: Any, rank: int) -> None:
-    """Leaves the rank's tensors as they are."""
+    """Leaves the rank's tensors unchanged."""
 
 
 def _own_of_list(results: Any, operands: Any, rank: int) -> None:
-    """For all_gather and gather into lists: copies the rank's operand to entry `rank` of each list of results.
+    """Copies the rank's operand to entry `rank` of each list of results.
 
-    Only the root of a gather has lists.
+    This is for all_gather and gather into lists. Only the root of a gather has lists.
     """
     for result, operand in zip(results, operands, strict=False):
         result[rank].copy_(operand)
 
 
 def _own_part(result: Any, operand: Any, rank: int) -> None:
-    """For all_gather into one tensor: copies the rank's operand to part `rank` of the result."""
+    """Copies the rank's operand to part `rank` of the result, for all_gather into one tensor."""
     start = rank * operand.numel()
     result.view(-1)[start : start + operand.numel()].copy_(operand.reshape(-1))
 
@@ -157,16 +173,16 @@ def _own_parts(results: Any, operands: Any, rank: int) -> None:
 
 
 def _own_of_operands(results: Any, operands: Any, rank: int) -> None:
-    """For reduce_scatter and scatter from lists: copies entry `rank` of each list of operands to the rank's result.
+    """Copies entry `rank` of each list of operands to the rank's result.
 
-    Only the root of a scatter has operands.
+    This is for reduce_scatter and scatter from lists. Only the root of a scatter has operands.
     """
     for result, operand in zip(results, operands, strict=False):
         result.copy_(operand[rank])
 
 
 def _own_slice(result: Any, operand: Any, rank: int) -> None:
-    """For reduce_scatter from one tensor: copies part `rank` of the rank's operand to the result."""
+    """Copies part `rank` of the rank's operand to the result, for reduce_scatter from one tensor."""
     start = rank * result.numel()
     result.view(-1).copy_(operand.reshape(-1)[start : start + result.numel()])
 
@@ -177,7 +193,10 @@ def _own_slices(results: Any, operands: Any, rank: int) -> None:
 
 
 def _as_given(results: Any, operands: Any, rank: int) -> None:
-    """For all_to_all: copies the rank's operands to its results, in order, as many elements as both have."""
+    """Copies the rank's operands to its results, for all_to_all.
+
+    The elements are copied in order, until the operands or the results end.
+    """
     for result, operand in zip(flat_tensors(results), flat_tensors(operands), strict=True):
         size = min(result.numel(), operand.numel())
         result.view(-1)[:size].copy_(operand.reshape(-1)[:size])

@@ -1,6 +1,8 @@
-"""Reads and writes the notes of a watched visit: one file per rank, in which notes of plain data follow each other.
+"""Reads and writes the notes of a watched visit.
 
-A note has its tensors as bytes.
+Each rank has one file, in which notes follow each other. A note is plain data.
+
+Tensors in a note are bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ COLLECTIVE, OPERATION, OPERATOR = "collective", "operation", "operator"
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """One entry in the file of a watched rank: that a call began, ended or raised.
+    """One entry in the file of a watched rank, which records that a call began, ended or raised.
 
     Attributes:
         number: Number of the call, from 0 on each rank.
@@ -30,16 +32,17 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         kind: COLLECTIVE, OPERATION on plain tensors, or OPERATOR on DTensors.
         name: Method of a process group, or operator such as 'aten::mm.default'.
         given: The arguments of the call, converted by `packed`.
-        got: The results of a collective; the returned value of an operation or operator, then the tensors that it wrote
-            to.
-        group: World ranks of the collective's group, in its order; of an operator, the ranks of the mesh.
+        got: For a collective, its results. For an operation or operator, the returned value, then the tensors to which
+            the call wrote.
+        group: For a collective, the world ranks of its group, in the group's order. For an operator, the ranks of its
+            mesh.
         options: Further facts by name. The note of a call's beginning has 'phase' ('forward' or 'backward'). The end of
             an operator has 'order', its number among all calls. A collective has 'group_name', 'room' (the number of
             elements of each result) and 'numbers' (such as split sizes), and may have 'op' (the reduction), 'factor'
             (if 'op' is 'premul') and 'root'. A barrier has 'group_name' and 'clock' (the host whose clock gave `at_s`).
         was_changed: True if other code wrote to the operands between the call and its end.
         error: Text of the exception.
-        at_s: Time of a barrier's call, then of its end: `time.monotonic` of the rank's host.
+        at_s: For a barrier, the time of its call or of its end, by `time.monotonic` of the rank's host.
     """
 
     number: int
@@ -57,11 +60,11 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's local tensor of a DTensor, with what is needed to put the whole tensor together.
+    """One rank's local tensor of a DTensor, with the facts from which the whole tensor can be assembled.
 
     Attributes:
         shape: Shape of the whole tensor.
-        ranks: World ranks of its mesh, in row-major order.
+        ranks: World ranks of the DTensor's mesh, in row-major order.
     """
 
     local: torch.Tensor
@@ -76,7 +79,10 @@ _decoder = msgspec.msgpack.Decoder(Note)
 
 
 def read_notes(path: Path) -> Iterator[Note]:
-    """Yields the notes in a rank's file, without a last note that is incomplete; yields none if the file is missing."""
+    """Yields the notes in a rank's file.
+
+    An incomplete last note is left out. If the file is missing, nothing is yielded.
+    """
     content = path.read_bytes() if path.exists() else b""
     start = 0
     while start + _HEAD <= len(content):
@@ -88,7 +94,7 @@ def read_notes(path: Path) -> Iterator[Note]:
 
 
 def write_note(note: Note, file: IO[bytes]) -> None:
-    """Appends a note and flushes it, so that it survives this process."""
+    """Appends a note and flushes the file, so that the note survives this process."""
     content = _encoder.encode(note)
     file.write(len(content).to_bytes(_HEAD, "little") + content)
     file.flush()
@@ -133,7 +139,7 @@ def _packed_part(part: Part) -> tuple[Any, ...]:
 
 
 def unpacked(value: Any) -> Any:
-    """Converts plain data that `packed` has made back to arguments; all tensors are on the CPU.
+    """Converts plain data from `packed` back to arguments. All tensors are on the CPU.
 
     Raises:
         ValueError: an argument was neither a tensor nor plain data, so `packed` has only noted its type.

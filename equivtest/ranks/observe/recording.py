@@ -49,7 +49,7 @@ _GROUPS = ("process_group", "group_name", "group", "tag")
 
 
 def is_recordable(group: dist.ProcessGroup) -> bool:
-    """True if torch's dispatcher, and so a `Recorder`, sees the collectives on a group.
+    """True if torch's dispatcher sees the collectives on a group. Then a `Recorder` sees them too.
 
     If a group is a Python subclass of ProcessGroup, such as one from `register_backend(..., extended_api=True)`, torch
     calls it without the dispatcher.  Then the dispatcher sees only the calls that the subclass itself makes, on groups
@@ -63,8 +63,9 @@ def is_recordable(group: dist.ProcessGroup) -> bool:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every collective while this mode is active, at most limits.MAX_COLLECTIVES.
 
-    It returns NotImplemented for an operator on DTensors; the DTensor then calls the collectives on plain tensors,
-    which the recorder sees.  torch asks a mode before subclasses, and a mode does not see its own calls.
+    The mode returns NotImplemented for an operator on DTensors. The DTensor then calls the collectives on plain
+    tensors, and the recorder sees these calls. torch calls a mode before subclasses, and a mode does not see its own
+    calls.
 
     Args:
         members: Processes of the mesh, in mesh order.
@@ -107,14 +108,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes_of(handed: object) -> int:
-    """Returns the bytes of one tensor, or of all tensors in nested lists together."""
+    """Returns the size in bytes of one tensor, or of all tensors in nested lists together."""
     if isinstance(handed, torch.Tensor):
         return handed.numel() * handed.element_size()
     return sum(map(_bytes_of, handed)) if isinstance(handed, list | tuple) else 0
 
 
 def _ranks_of(group: Any) -> list[int] | None:
-    """Returns the global ranks of a group, given as an object, as a boxed object or by name; None for anything else."""
+    """Returns the global ranks of a group.
+
+    `group` is a process group, a boxed process group or a group's name. For anything else the result is None.
+    """
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined,arg-type]
     elif isinstance(group, torch.ScriptObject):

@@ -1,8 +1,8 @@
-"""Notes in a file what a rank computes and exchanges in one visit, with all operands.
+"""Notes in a file each computation and each collective of a rank in one visit, with all operands.
 
 `equivtest.diagnose.blame` reads the notes to find the call that a failure comes from.  Each collective, each operator
-on DTensors and each local operation has a note of its beginning and one of its end.  So the notes also show a call that
-never ends.
+on DTensors and each local operation has a note of its beginning and a note of its end. So the notes also show a call
+that never ends.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode (2.13.0) for operators and local operations, also in a backward;
 `equivtest.ranks.observe.faults` sees collectives, because DistributedDataParallel calls them from C++.
@@ -73,7 +73,7 @@ class Watch:
     """Writes the notes of this rank on one visit.
 
     Args:
-        file: File for the notes; the watch closes it.
+        file: File for the notes. The watch closes the file.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -110,13 +110,14 @@ class Watch:
         hand_on: Callable[[Sequence[Any]], Any],
         named: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        """Calls a collective of the real group; notes its operands, and its results once it is complete.
+        """Calls a collective of the real group. Notes its operands, and its results once the collective is complete.
 
-        It returns the work of the call, or None for a part of a coalesced call, because only the whole call has a work.
+        The result is the work of the call. For a part of a coalesced call the result is None, because only the whole
+        call has a work.
 
         Args:
             hand_on: Function of the arguments that calls the real group.
-            named: Keyword arguments, for the note only: `hand_on` adds them itself.
+            named: Keyword arguments, only for the note. `hand_on` itself passes them to the real group.
         """
         with _disable_current_modes():
             number = next(self.numbers)
@@ -150,9 +151,9 @@ class Watch:
         return Watched(work, [end], lambda error: self.note(number=number, moment=RAISED, error=_in_short(error)))
 
     def barrier(self, group: Any, name: str, hand_on: Callable[[], Any]) -> Any:
-        """Calls a barrier of the real group; notes when it was called and when it ended.
+        """Calls a barrier of the real group. Notes when the barrier was called and when it ended.
 
-        It returns the work of the call, or None for a monitored_barrier, which has none.
+        The result is the work of the call, or None for a monitored_barrier, which has no work.
         """
         number = next(self.numbers)
         self.note(
@@ -183,7 +184,7 @@ class Watch:
         return Watched(work, [end], failed)
 
     def coalesced(self, work: Any) -> Any:
-        """Wraps and returns the work of a coalesced call; once it is complete, all results of the call are noted."""
+        """Wraps and returns the work of a coalesced call. Once the call is complete, all its results are noted."""
         ends, self._unended = self._unended, []
         return work if work is None else Watched(work, ends, lambda error: None)
 
@@ -243,8 +244,8 @@ class Watched(dist.Work):
 def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
     """Returns the arguments of a collective other than its operands, and the phase, as plain data.
 
-    The dict has 'phase' ('forward' or 'backward') and 'numbers' (split sizes, a peer, a tag). If the collective has a
-    reduction or a root, 'op' and 'root' name them.
+    The dict has 'phase' ('forward' or 'backward') and 'numbers' (split sizes, a peer or a tag). If the collective has a
+    reduction, the dict has 'op'. If it has a root, the dict has 'root'.
     """
     found: dict[str, Any] = _phase()
     for argument in arguments:
@@ -260,12 +261,12 @@ def _options_of(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(named: Mapping[str, Any]) -> list[Any]:
-    """Returns the values of the keyword arguments of a `send` or `recv` as a list: the peer's rank, then the tag."""
+    """Returns the keyword arguments of a `send` or `recv` as the list of the peer's rank and the tag."""
     return [named[name] for name in sorted(named, key=lambda name: (name == "tag", name))]
 
 
 def _isnumbers(argument: Any) -> bool:
-    """True for an integer or a list of integers: sizes of splits, a peer or a tag."""
+    """True for an integer or a list of integers. Such arguments are sizes of splits, a peer or a tag."""
     if isinstance(argument, list | tuple):
         return all(isinstance(part, int) for part in argument)
     return isinstance(argument, int)
@@ -276,7 +277,7 @@ def _phase() -> dict[str, Any]:
 
 
 def _clock() -> str:
-    """Returns the boot id of this rank's host; ranks with the same id have the same monotonic clock."""
+    """Returns the boot id of this rank's host. Ranks with the same boot id have the same monotonic clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -312,7 +313,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _of_dtensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes an operator on DTensors, and lets DTensor compute it.
 
-        This mode stays on meanwhile, so it notes the local operations and collectives too.
+        This mode stays on meanwhile, so it also notes the local operations and collectives that DTensor calls.
         """
         is_noted, self._entering.is_noted = getattr(self._entering, "is_noted", False), False
         mesh = _mesh_of((args, kwargs))
@@ -357,7 +358,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Splits an operator's arguments into those that it writes to and the others, both in the order of its schema."""
+    """Splits an operator's arguments into two lists: those to which the operator writes, and all others.
+
+    Both lists have the order of the operator's schema.
+    """
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     used: tuple[list[Any], list[Any]] = ([], [])
@@ -368,7 +372,10 @@ def _by_use(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[l
 
 
 def _is_computed(types: Sequence[type], given: Any) -> bool:
-    """True if an operation computes values: none of its tensors is fake, on "meta", or of an unknown subclass."""
+    """True if an operation computes values.
+
+    It computes no values if one of its tensors is fake, on "meta", or of an unknown subclass.
+    """
     has_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     is_plain = all(kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types)
     return is_plain and not has_fakes and not any(getattr(each, "is_meta", False) for each in tree_leaves(given))
@@ -382,7 +389,10 @@ def _is_seen(func: Any) -> bool:
 
 
 def _mesh_of(given: Any) -> Any:
-    """Returns the mesh of the first DTensor; None if this rank is outside it, or the local tensor has no values."""
+    """Returns the mesh of the first DTensor.
+
+    The result is None if this rank is outside the mesh, or if the local tensor has no values.
+    """
     first = next(each for each in tree_leaves(given) if isinstance(each, DTensor))
     local = first._local_tensor
     has_values = isinstance(local, AsyncCollectiveTensor) or _is_computed([type(local)], [local])
@@ -395,7 +405,10 @@ def _has_another_meaning(func: Any) -> bool:
 
 
 def _in_parts(value: Any) -> Any:
-    """Returns nested lists with a `Part` for each DTensor, or its spec if parts cannot make up the whole tensor."""
+    """Returns nested lists in which a `Part` replaces each DTensor.
+
+    If parts cannot make up the whole tensor, the DTensor's spec replaces it.
+    """
     if isinstance(value, list | tuple):
         return [_in_parts(each) for each in value]
     if not isinstance(value, DTensor):
