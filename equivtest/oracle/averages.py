@@ -3,18 +3,18 @@
 Letters: R rows of the whole batch, w ranks, M micro-batches; left (C, R) @ right (R, D) / w, in
 which C and D are any sizes.
 
-The result is exact if two conditions hold. The operands are integers (`equivtest.oracle.exact`). And in each row of the
-batch, all elements of `left` or all elements of `right` are multiples of w's odd part. Then every sum of terms is a
-multiple of w's odd part too, so a program may divide the sum before or after a collective reduces it. A program may
-also multiply by fl(1/w), which has a relative error d, instead of dividing by w. This changes a quotient k to k (1 +
-d), which is rounded to k if |d| <= u/2. In float32, w = 7 is the first number that breaks this condition.
+The result is exact if two conditions hold. First, the operands are integers (`equivtest.oracle.exact`). Second, in each
+row of the batch, all elements of `left` or all elements of `right` are multiples of w's odd part. Then every sum of
+terms is a multiple of w's odd part too, so a program may divide the sum before or after a collective reduces it. A
+program may also multiply by fl(1/w), which has a relative error d, instead of dividing by w. This changes a quotient k
+to k (1 + d), which is rounded to k if |d| <= u/2. In float32, w = 7 is the first number that breaks this condition.
 
 Otherwise the result has a bound, derived here. Each of the w M micro-batches' products is stored, and divided by w. If
 w is not a power of two, the division rounds twice: the reciprocal of w is rounded, and so is the product with the
-reciprocal. Then one of two orders of addition follows. Each rank may add its M products, and a collective add the w
-sums. Or a collective may add the w products of each micro-batch, and each rank the M sums. The bound of additions is
-`equivtest.oracle.rounding.after_additions`; the result has the wider bound of the two orders. If every term of a sum is
-zero, the sum is zero.
+reciprocal. Then one of two orders of addition follows. In the first order, each rank adds its M products, and a
+collective adds the w sums. In the second order, a collective adds the w products of each micro-batch, and each rank
+adds the M sums. The bound of additions is `equivtest.oracle.rounding.after_additions`; the result has the wider bound
+of the two orders. If every term of a sum is zero, the sum is zero.
 
 If gradients are stored in one dtype and reduced in another dtype, each stored product is cast to the dtype of the
 reduction. The cast rounds once, and all later operations round in the dtype of the reduction. Exact sums must then fit
@@ -144,7 +144,7 @@ class Averages:
         return bounded(left @ right / w, error, terms / w, num_rows + 1, derivation)
 
     def _added(self, blocks: torch.Tensor, error: torch.Tensor, arithmetic: Arithmetic) -> torch.Tensor:
-        """Bounds the error, in the shape (C, D), of the sum of the stored products `terms` (w, M, C, D).
+        """Bounds the error, in the shape (C, D), of the sum of the stored products `blocks` (w, M, C, D).
 
         Args:
             error: Sum, in the shape (C, D), of the errors that the products had before they were added.

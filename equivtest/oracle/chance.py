@@ -5,7 +5,7 @@ Letters: n independent events, each of probability q; X of them happen.
     P(X = k) = n! / (k! (n - k)!) q**k (1 - q)**(n - k)
 
 The code adds these probabilities from either end, term by term, while the sum stays below half of the allowed
-probability; it uses no normal approximation and no inequality. A generator compares a number of at least 24 bits with
+probability. It uses no normal approximation and no inequality. A generator compares a number of at least 24 bits with
 q, so the probability of an event is off by at most delta = 2**-23. Every P(X = k) is off by at most the factor exp(n
 delta / min(q, 1 - q)). The sums of the code are off by far less than a factor of 2. The limits allow for both errors.
 

@@ -7,7 +7,7 @@ If a tensor changes its placement on one mesh axis, torch is documented to call
     Partial  -> Shard(d)     a reduce_scatter of the whole
     Shard(d) -> Shard(e)     an all_to_all of its shard; on the CPU, because gloo has no all_to_all, an
                              all_gather of its shard, followed by a chunk without a collective
-    Replicate -> Shard(d)    no collective; the same for an unchanged placement
+    Replicate -> Shard(d)    no collective; an unchanged placement needs none either
 
 Collectives need parts of one size: a sharded dim of n elements counts as w shards of ceil(n / w).  A mesh of one rank
 redistributes nothing.

@@ -117,7 +117,7 @@ def require_declared(name: str, dtypes: Iterable[str]) -> None:
     """Checks that 'package.module:NAME' has a record for each of `dtypes`.
 
     Raises:
-        Misuse: a record is missing; see also `load_arithmetics`.
+        Misuse: a record is missing, or `load_arithmetics` cannot import the records.
     """
     records = load_arithmetics(name)
     missing = [dtype for dtype in dtypes if dtype not in records]

@@ -75,7 +75,7 @@ def bits_of(magnitude: int) -> int:
 
 
 def find_integers(name: str, tensor: torch.Tensor) -> Scaled:
-    """Returns `tensor` as integers times the largest power of two for which they are integers.
+    """Returns `tensor` as integers times the largest power of two that divides every element.
 
     Args:
         name: Name of the tensor, for the message.
@@ -115,8 +115,8 @@ def sum_products(
             so each element of `plus` must be a multiple of n's odd part. If n is 1, a program adds `plus` once.
 
     Raises:
-        InexactData: the magnitudes of the terms of a sum add up to more than 2**p units, the most that `dtype` can
-            represent; or an element of `plus` is not divisible by n's odd part.
+        InexactData: an element of `plus` is not divisible by n's odd part, or the magnitudes of the terms of a sum add
+            up to more than 2**p units. This is the largest sum that `dtype` can certainly represent.
     """
     unit = left.exponent + right.exponent
     added = None
@@ -151,12 +151,12 @@ def sum_terms(name: str, terms: Scaled, dtype: torch.dtype, *, times: int = 1) -
         name: Name of the result, for the message.
         terms: Tensor of shape (terms, columns). The sum has the shape (columns,).
         dtype: Dtype in which partial sums may be stored.
-        times: Largest number of operands that the ranks may add to get one term, each operand at most as large as that
-            term.
+        times: Largest number of operands that the ranks may add to get one term. Each operand is at most as large as
+            the term.
 
     Raises:
-        InexactData: the magnitudes, each counted `times` times, add up to more than 2**p units, the most that `dtype`
-            can represent.
+        InexactData: the sum of the magnitudes, multiplied by `times`, exceeds 2**p units. This is the largest sum that
+            `dtype` can certainly represent.
     """
     factors = Scaled(torch.full((1, len(terms.integers)), times, dtype=torch.int64), 0)
     total = sum_products(name, factors, terms, dtype)

@@ -6,12 +6,12 @@ weight, g the cotangent; u the roundoff of accumulation, f the error of exp and 
 
     loss = -W y_t        grad.x = (p - onehot t) W g        mean: both over the sum of all W
 
-Derived here.  m is exact.  d is off by u |d|.  So exp d has a relative error of expm1(u |d|), and of 2 f u
-from exp itself; if exp d underflows, its error is at most the smallest normal number.  s is a sum of C terms,
-and a collective adds w parts of this sum, so the error is gamma(C + w) s.  If s has a relative error e, l is
-off by -log1p(-e), and by 2 f u |l| from log itself.  y is rounded once more, and stored.  p = exp y has a
-relative error of expm1 of y's error.  In 16 bits the stored y is off by u_o |y|, so p is off by far more than
-one rounding.  All other errors are single roundings of storage, and the errors of one sum over positions.
+Derived here. m is exact. d is off by u |d|. So exp d has a relative error of expm1(u |d|), and of 2 f u from exp
+itself. If exp d underflows, its error is at most the smallest normal number. s is a sum of C terms, and a collective
+adds w parts of this sum, so the error is gamma(C + w) s. If s has a relative error e, l is off by -log1p(-e), and by 2
+f u |l| from log itself. y is rounded once more, and stored. p = exp y has a relative error of expm1 of y's error. In 16
+bits the stored y is off by u_o |y|, so p is off by far more than one rounding. All other errors are single roundings of
+storage, and the errors of one sum over positions.
 
 If the exponentials of a row, except that of the maximum, add up to less than 2**-80, they do not change s.  Then
 exp 0 = 1 and log 1 = 0 are exact, and so is each later result that the dtype can represent: see `rounded`.

@@ -4,8 +4,8 @@ Letters: k operands of one reduction, u_r and u_o unit roundoffs of a collective
 storage.
 
 The largest or smallest of k operands is one of these operands. A sum of exact data has the same value in any order. An
-average of exact data has the same value in any order under two conditions. The operands are multiples of k's odd part.
-And fl(1 / k), by which a backend may multiply instead of dividing by k, is near enough to 1 / k
+average of exact data has the same value in any order under two conditions. First, the operands are multiples of k's odd
+part. Second, fl(1 / k), by which a backend may multiply instead of dividing by k, is near enough to 1 / k
 (`equivtest.oracle.averages`). A product of powers of two is exact if no product of some of these powers overflows or is
 subnormal.
 

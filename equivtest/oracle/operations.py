@@ -59,7 +59,7 @@ class Found:
 
     @classmethod
     def exactly(cls, found: Sum, dtype: torch.dtype) -> Found:
-        """Returns exact sums as a result that a correct subject must equal; `dtype` is the dtype that stores it."""
+        """Returns exact sums as a result that a correct subject must equal; `dtype` is the result's stored dtype."""
         bits = significand_bits(dtype)
         text = f"equal: integers times a power of two, at most {found.bits_used} of {bits} bits"
         return cls(found.value, None, text, found.bits_used)

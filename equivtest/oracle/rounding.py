@@ -4,8 +4,8 @@ Every bound here holds for each element separately and for any order of summatio
 tolerance.  If a correct kernel exceeds a bound, the bound has forgotten a rounding: find the rounding, name it, count
 it.
 
-Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and d or h is 0; n roundings in a row
-turn v into v (1 + t) with |t| <= gamma(n, u).
+Model: a rounding turns v into v (1 + d) + h with |d| <= u and |h| <= eta, and d or h is 0. n roundings in a row turn v
+into v (1 + t) with |t| <= gamma(n, u).
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.: equation 2.4 (the model),
 2.8 (with underflow), lemma 3.1 (gamma); IEEE 754-2019 table 3.5 for the formats.
@@ -67,8 +67,8 @@ class Arithmetic:
     def u_r(self) -> float:
         """Unit roundoff of a collective's additions.
 
-        If the additions have more bits than the dtype, their result is rounded once more when it is stored; the unit
-        roundoff counts that rounding for each addition.
+        If the additions have more bits than the dtype, the result is rounded once more when it is stored. The unit
+        roundoff counts this rounding for each addition.
         """
         added = unit_roundoff(self.reduce)
         return added if added >= self.u_o else added + self.u_o + added * self.u_o
@@ -152,7 +152,7 @@ def underflow(dtype: str, *, flushed: bool = False) -> float:
 
 
 def gamma(num_roundings: int, u: float) -> float:
-    """Returns n u / (1 - n u), the largest relative error of n roundings in a row; infinite from n u = 1 on.
+    """Returns n u / (1 - n u), the largest relative error of n roundings in a row; infinite if n u is at least 1.
 
     Source: Higham, lemma 3.1.
     """

@@ -1,4 +1,6 @@
-"""Rules of operations that choose by comparing, such as argmax; each also says if every correct program chooses alike.
+"""Rules of operations that choose by comparing, such as argmax.
+
+Each rule also says whether every correct program makes the same choice.
 
 For two operands v and v' with errors e and e', the order is certain if |v - v'| > e + e'. If both operands are exact,
 the order is certain too, provided that the documentation of the operation says which of two equal operands it chooses.

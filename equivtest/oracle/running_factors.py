@@ -1,14 +1,14 @@
 """Rules of factorizations and inverses, for matrices on which LAPACK rounds nothing: see `equivtest.oracle.running`.
 
-Derived here.  Let U be upper triangular, of -1, 0 and 1, with ones on its diagonal, and M = (2 I - |U|)^-1 the sum of
-the powers of |U| - I.  Elimination of U finds each pivot in its place, and only zeros below it; elimination of its
-transpose divides by ones; Householder's vectors of U are zero.  All further steps add whole numbers, which have
-a limit: M in a substitution, M M' in the product of the inverse with its transpose, and 2 |U|'|U| in Cholesky's
-algorithm for U'U (the sign ' is the transpose).  If the significand has room for these numbers, no step rounds, in any
-order.
+Derived here. The sign ' is the transpose. Let U be an upper triangular matrix of -1, 0 and 1, with ones on its
+diagonal. Let M = (2 I - |U|)^-1, which is the sum of the powers of |U| - I. Elimination of U finds each pivot in its
+place, and only zeros below the pivot. Elimination of U' divides by ones. Householder's vectors of U are zero. All
+further steps add whole numbers of limited magnitude. The limit is M in a substitution, M M' in the product of the
+inverse with its transpose, and 2 |U|'|U| in Cholesky's algorithm for U'U. If the dtype can represent whole numbers up
+to this limit, no step rounds, in any order.
 
-If the diagonal of a diagonal matrix has distinct powers of two, their magnitudes are its singular values, so finding
-these rounds nothing.
+If the diagonal of a diagonal matrix has distinct powers of two, the magnitudes of these powers are the singular values.
+So no step rounds when LAPACK computes the singular values.
 
 Source: LAPACK 3.12, xGETRF, xGETRS, xTRTRI, xLARFG, xPOTRF, xPOTRI and xGESDD, which torch calls on the CPU.
 """

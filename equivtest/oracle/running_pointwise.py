@@ -2,10 +2,10 @@
 
 Each function here shows which results its kernel stores in 16 bits:
 
-    the last one       elu, gelu, hardsigmoid, hardswish, leaky_relu, mish, prelu, rrelu, silu, smooth_l1_loss,
+    the last result    elu, gelu, hardsigmoid, hardswish, leaky_relu, mish, prelu, rrelu, silu, smooth_l1_loss,
                        softplus and tanh; sigmoid in bfloat16
-    none               hardtanh, which rounds nothing: the gradient passes or becomes zero
-    each one           sigmoid in float16; in both dtypes logit, huber_loss, mse_loss, binary_cross_entropy and
+    no result          hardtanh, which rounds nothing: the gradient passes or becomes zero
+    each result        sigmoid in float16; in both dtypes logit, huber_loss, mse_loss, binary_cross_entropy and
                        soft_margin_loss
     an operand         glu and log_sigmoid: the sigmoid, or exp(-|x|), is stored before the next kernel
 

@@ -3,8 +3,8 @@
 Two programs round: the unsharded module and the parallel program. Each program computes in `Arithmetic.accumulate`, in
 which a sum of n terms in any order has n roundings, plus SPARE. Each program stores the result once, in the tensor's
 dtype. This is no additional rounding if the program computes in the tensor's dtype. If each rank of the parallel
-program holds a share of a result, the rank stores that share; the stored shares add up to no more than the shares'
-magnitudes. A collective adds the shares, and rounds every sum of some shares to `reduce`.
+program holds a share of a result, the rank stores this share. The magnitudes of the stored shares add up to no more
+than the magnitude of the result. A collective adds the shares, and rounds every sum of some shares to `reduce`.
 
 Derived here.  A sum of some shares, or of some of their terms, is at most the sum of all positive or of all negative
 terms, (m + |v|) / 2 with m the sum of magnitudes (`equivtest.oracle.rounding.after_additions`).
@@ -185,9 +185,9 @@ class Roundings:
     def one_by_one(self, parts: Parts, num: int) -> torch.Tensor:
         """Bounds the roundings of a program that adds `num` results in any order, and stores each sum.
 
-        Each rank may add its shares, and a collective may then add the ranks' sums. Or a collective may first add the
-        shares of each result. Either way a share takes part in num - 1 additions on a rank and ranks - 1 additions of a
-        collective.
+        Each rank may first add its shares, and a collective may then add the ranks' sums. A collective may instead
+        first add the shares of each result. In both orders a share takes part in num - 1 additions on a rank and ranks
+        - 1 additions of a collective.
         """
         record = self.record(parts.value.dtype)
         count = num - 1 + self.ranks - 1

@@ -131,7 +131,8 @@ def mul(r: Roundings, left: Any, right: Any) -> Parts:
 def _is_unit(operand: Any) -> torch.Tensor:
     """Returns the mask of elements that are 0, 1 or -1 in every program.
 
-    No element counts if the operand depends on the module's inputs or parameters, since ranks may hold shares of it.
+    If the operand depends on the module's inputs or parameters, the mask is False for all elements, because ranks may
+    hold shares of the operand.
     """
     a = Parts.of(operand)
     is_given = isinstance(operand, Ranged) and not operand.origin.is_constant
@@ -340,7 +341,10 @@ def sigmoid(r: Roundings, operand: Any) -> Parts:
 
 
 def rsqrt(r: Roundings, operand: Any) -> Parts:
-    """Computes 1 / sqrt(x); torch's scalar code stores the root in 16 bits: UnaryOpsKernel.cpp (torch 2.13.0)."""
+    """Computes 1 / sqrt(x). torch's scalar code stores the root in 16 bits.
+
+    Source: UnaryOpsKernel.cpp (torch 2.13.0).
+    """
     return curve(r, operand, torch.rsqrt, above=0.0, stores=2)
 
 

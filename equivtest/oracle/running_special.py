@@ -138,7 +138,7 @@ def product(r: Roundings, operand: Any, dim: int | None = None, keepdim: bool = 
 
 
 def products(r: Roundings, operand: Any, dim: int) -> Parts:
-    """Computes cumprod: the first factor, the product of the first two, of the first three, and so on."""
+    """Computes cumprod, whose k-th element is the product of the first k factors."""
     a = Parts.of(operand)
     reach = a.reach.cumprod(dim)
     num = a.value.shape[dim] if a.value.dim() else 1

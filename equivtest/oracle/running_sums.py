@@ -76,12 +76,12 @@ def var_mean(
 def softmax(r: Roundings, operand: Any, dim: int, half_to_float: bool = False) -> Parts:  # noqa: FBT001, FBT002
     """Computes a softmax of terms that may each be off by an error.
 
-    An element of a softmax rises with its own term, falls with every other term, and is at most 1.  It does not change
-    if a number is added to all terms, such as the maximum that is subtracted first.
+    An element of a softmax rises with its own term, falls with every other term, and is at most 1. A softmax does not
+    change if a kernel first subtracts a number, such as the maximum, from all terms.
 
-    Derived here.  Let p be the softmax and e the error of each term.  An element is largest if its own term is larger
-    by e and all others are smaller by theirs: p exp(e) / (p exp(e) + sum of the others' p exp(-e)).  It is smallest
-    with the signs exchanged.
+    Derived here. Let p be the softmax and e the error of each term. An element is largest if its own term is larger by
+    e, and all other terms are smaller by their errors: p exp(e) / (p exp(e) + sum of the others' p exp(-e)). An element
+    is smallest if all errors have the opposite signs.
     """
     a = Parts.of(operand)
     if not a.value.numel():

@@ -33,7 +33,7 @@ class Shares:
 
 
 def right_of_operation(name: str, args: list[Any], kwargs: dict[str, Any], ranks: int = 1) -> list[Right]:
-    """Returns right values for the operator's results, then for the operands that it writes to, tensor by tensor.
+    """Returns the right value of each result of the operator, then of each operand to which the operator writes.
 
     For a complex tensor the right value has pairs of real numbers: see `as_pairs`.
 
@@ -93,7 +93,7 @@ def operator_of(name: str) -> Any:
 
 
 def written(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Returns the arguments that the operator writes to."""
+    """Returns the arguments to which the operator writes."""
     arguments = func._schema.arguments
     named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     return [named[each.name] for each in arguments if each.name in named and _is_written(each)]

@@ -1,7 +1,7 @@
 """Compares one tensor on every rank, element by element, with the oracle's tensor.
 
-Every rank is judged under the layout that it reports, against the oracle's slice.  Under a partial
-layout the operands are reduced first.  The subject gathers nothing.
+Each rank's tensor is compared with the oracle's slice under the layout that the rank reports. Under a partial layout
+the ranks' operands are reduced first. The subject gathers nothing.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _missing(name: str, rank: int, expected: ExpectedTensor) -> Mismatch:
 
 
 def _fitted(name: str, placed: Placed, expected: ExpectedTensor, shape: Shape, mesh_shape: Shape, rank: int) -> str:
-    """Explains how to mend a tensor with a wrong local shape or dtype; '' if that is unknown."""
+    """Explains how to mend a tensor with a wrong local shape or dtype; '' if the remedy is unknown."""
     local = tuple(placed.local.shape)
     dim = divided_dim(shape, local, mesh_shape, rank) if shape == tuple(expected.value.shape) else None
     if dim is not None:

@@ -12,8 +12,8 @@ for errors of any sizes, known or unknown. With lam = limits.LEAN = 9 the right 
 The errors of a correct subject may lean a little too, at most by b. The density of a value v changes between two
 neighbouring numbers of the dtype, so v is rounded down somewhat more, or less, often than up. The distance of the two
 numbers is at most 2**-7 v in bfloat16, and smaller in all other dtypes. If v is about normal with the standard
-deviation sigma, the lean is at most 2**-7 (v / sigma)**2, on average 2**-7; b = limits.LEAN_SKEW is eight times this
-average. Errors that always go to one side have b = 1.
+deviation sigma, the lean is at most 2**-7 (v / sigma)**2, and on average 2**-7. b = limits.LEAN_SKEW is eight times
+this average. Errors that always go to one side have b = 1.
 
 The sums go over the whole tensor, each row, each column and each shard, with three weights each:
 - 1, which shows a number added to every element;

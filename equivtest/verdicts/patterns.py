@@ -32,9 +32,9 @@ def _common_factor(actual: torch.Tensor, expected: torch.Tensor, allowed: torch.
 
     Returns '' if there is no such factor.
 
-    Derived here: let a be the actual value, e the expected one, b the allowed error.  The right value v is within b of
-    e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude.  The result is '' unless
-    the intervals of all wrong elements overlap, and the ends of the overlap are equal to three decimals.
+    Derived here: let a be the actual value, e the expected value and b the allowed error. The right value v is within b
+    of e, so a factor c with a = c v is between |a| / (|e| + b) and |a| / (|e| - b) in magnitude. The result is ''
+    unless the intervals of all wrong elements overlap, and the ends of the overlap are equal to three decimals.
     """
     size, has_sign = expected.abs(), expected.abs() > allowed
     if not bool(has_sign.any()):

@@ -18,17 +18,17 @@ class Mismatch:
 
     Attributes:
         tensor: Name of the tensor, such as 'grad.weight'.
-        rank: The rank whose element is shown: the element whose error is largest in relation to its allowance.
-        local_index, global_index: Indices of that element; padding has no global index.
+        rank: The rank that has the shown element. This element has the largest error in relation to its allowed error.
+        local_index, global_index: Indices of the shown element. Padding has no global index.
         layout: Layout under which the rank holds the tensor.
         expected, actual: The element's value, or the layout, shape, dtype, bits or flag.
         error, allowed: The element's absolute error, and its allowed error. The allowed error is 0 if values must be
             equal.
-        derivation: Why an error of that size is allowed.
+        derivation: Derivation of the allowed error, in words.
         extent: Number of wrong local elements, and the ranks that hold these elements, in words.
         pattern: A pattern that all wrong elements have in common, if there is no doubt about it.
         process: Number of the rank's process in the world.
-        way_out: How to mend the mismatch, if that is known.
+        way_out: How to mend the mismatch, if the remedy is known.
         drawing: Wrong and right elements of all ranks, if the tensor is small and values are wrong.
     """
 
@@ -195,7 +195,7 @@ class ChanceMismatch(
 
 
 class CollectiveMismatch(ClaimFailed, kind="collectives", headline="other collectives than the documented ones"):
-    """The kinds, counts or bytes of the collectives are not the documented ones."""
+    """The kinds, counts or bytes of the collectives differ from those of the documented collectives."""
 
 
 class NotRefused(ClaimFailed, kind="not_refused", headline="a case outside the contract was not refused alike"):

@@ -4,8 +4,8 @@ The operand of a call has one part for each rank, and all parts have one size. A
 tensor takes the first part.
 
 A function that begins a collective returns a `Begun`. Nevertheless the "Returns" in its docstring describes the result
-of `Begun.end`. Each result is copied as soon as the call has returned or has been waited for, so that a result that
-arrives too late is noticed.
+of `Begun.end`. Each result is copied as soon as the call, or the wait for the call, has returned. So the copy shows if
+a result arrives too late.
 
 Source: the docstrings in torch/distributed/distributed_c10d.py and torch/distributed/_functional_collectives.py
 (2.13.0).

@@ -7,7 +7,8 @@ Terms of a sum are integers up to 2**p / w, so that every partial sum, in any or
 a value of the dtype. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the
 sum. If w * o is more than 2**p, only some ranks' terms are not zero. Factors of a product are 2 and 1/2 on at most 8
 ranks, and 1 on all others, each with a random sign: the magnitude of every partial product is a power of two from 2**-8
-to 2**8. Compared values have whole significands, and no zeros, since a maximum may choose either sign of zero.
+to 2**8. Compared values use all bits of the significand. They are never zero, because a maximum may choose either sign
+of zero.
 
 In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`): a
 sum that is infinite, that overflows or that is the largest number, and largest and smallest values among infinities. No

@@ -74,8 +74,8 @@ def run_differentiable(case: DifferentiableCase, mesh: DeviceMesh, given: Given,
         The outputs and the gradients of the operands, by name.
 
     Raises:
-        Unsupported: the case has functional collectives, and the installed torch is older than 2.13, which gave them a
-            backward.
+        Unsupported: the case has functional collectives, which have a backward since torch 2.13, and the installed
+            torch is older.
     """
     group = mesh.get_group()
     answers: dict[str, torch.Tensor | None] = {}

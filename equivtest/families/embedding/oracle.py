@@ -7,11 +7,11 @@ by frequency, row v is divided by n_v.
 The forward only copies rows, so real values are equal too, to the last bit. The exception is a rowwise embedding. Its
 all_reduce adds zeros, and a backend may then flush subnormals.
 
-The gradient is derived here. n_v numbers take n_v - 1 additions, in any order and divided among ranks in any way, since
-adding zeros rounds nothing (the cost of additions: `equivtest.oracle.rounding.after_additions`). A sum may be kept in
-the storage dtype. Each addition is then rounded to that dtype, and before that to the accumulator's dtype if the
-accumulator is wider. A gradient scaled by 1 / n_v rounds that factor and each product, and stores the first product
-before the additions; if n_v is a power of two, the factor and the products do not round.
+The gradient is derived here. A sum of n_v numbers has n_v - 1 additions, in any order and divided among ranks in any
+way, because adding zeros rounds nothing. `equivtest.oracle.rounding.after_additions` bounds the error of additions. A
+sum may be kept in the storage dtype. Each addition is then rounded to that dtype, and before that to the accumulator's
+dtype if the accumulator is wider. If a gradient is scaled by 1 / n_v, this factor and each product are rounded, and the
+first product is stored before the additions. If n_v is a power of two, the factor and the products do not round.
 
 Source: torch.nn.Embedding and embedding_dense_backward_cpu in ATen/native/Embedding.cpp (2.13.0), which adds row by row
 into the gradient; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.  Exactness:

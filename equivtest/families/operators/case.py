@@ -193,7 +193,7 @@ class OperatorCase(Case):
         return kind_of(self.definition, self.holds, number)
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain that the values of operand `number` are drawn from, such as 'positive'."""
+        """Returns the domain from which the values of operand `number` are drawn, such as 'positive'."""
         return domain_of(self.definition, self.holds, number)
 
     def dtype_of(self, number: int) -> str:
@@ -202,7 +202,7 @@ class OperatorCase(Case):
         return {INDEX: "int64", WHOLE: "int64", BOOLS: "bool"}.get(self.kind_of(number), other or self.dtype)
 
     def index_limit(self) -> int:
-        """Returns the size of the dim that the call's index operand points into, a dim of the first operand."""
+        """Returns the size of the first operand's dim into which the call's index operand points."""
         dim = self.dim
         return self.operands[0][dim if isinstance(dim, int) else 0]
 

@@ -65,8 +65,8 @@ def _reflections(*, columns: bool = False) -> Form:
 def _exactly(name: str, call: Call, domain: str | tuple[str, ...], form: Form = _alone) -> Operator:
     """Returns an operator whose results must be exact.
 
-    `domain` names the contents of the first operand; a tuple names the contents of the first operands, one name per
-    operand. All further operands have integers.
+    `domain` is the name of the first operand's contents, or a tuple with one name for each of the first operands. All
+    further operands have integers.
     """
     domains = (domain,) if isinstance(domain, str) else domain
     return chooses(name, call, form, domains=domains, rounds=True, adds_cotangents=False, num_dims=(2, 3))

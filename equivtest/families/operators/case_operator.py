@@ -61,7 +61,7 @@ class Operator:
             that the results are exact.
         adds_cotangents: True if the gradient of an exact operator is a sum of cotangents or of parts of cotangents, and
             nothing else is computed.
-        cotangent_parts: Largest number of equal parts, a power of two, that a cotangent is divided into.
+        cotangent_parts: Largest number of equal parts, a power of two, into which a cotangent is divided.
         rounds: True if the operator is called only in float32 and float64: 16 bits are too few for a conclusion.
         num_dims: Every number of dims that the shape of a form may have.
         has_samples: True if the operator's forms are samples from torch's list. Such samples name the contents of
@@ -86,7 +86,7 @@ class Operator:
         return self.kinds[number] if number < len(self.kinds) else FLOATS
 
     def domain_of(self, number: int) -> str:
-        """Returns the domain that the values of operand `number` are drawn from."""
+        """Returns the domain from which the values of operand `number` are drawn."""
         return self.domain if not self.domains else self.domains[number] if number < len(self.domains) else ANY
 
 

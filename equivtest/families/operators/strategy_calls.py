@@ -80,9 +80,9 @@ PARTS = 8
 def calls_of(space: Space, depth: int, part: int) -> list[OperatorCase]:
     """Returns the enumerated calls of every PARTS-th operator, from operator `part` on.
 
-    The calls have the first dtype of the space that is in `REAL_DTYPES`; if it has no such dtype, there are no calls.
-    The depth is the strength of `calls_of_operator`; with depth 1 operators of `REFUSED` have no calls. Neighbours in
-    the table of operators are in different parts.
+    The calls have the first dtype of the space that is in `REAL_DTYPES`; if the space has no such dtype, there are no
+    calls. The depth is the strength of `calls_of_operator`. If the depth is 1, operators of `REFUSED` have no calls.
+    Neighbours in the table of operators are in different parts.
     """
     dtype = next((each for each in space.dtypes if each in REAL_DTYPES), "")
     names = (ENUMERATED if depth == 1 else ALL)[part::PARTS] if dtype else ()

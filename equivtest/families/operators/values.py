@@ -48,7 +48,7 @@ def draw_operators(case: OperatorCase, index: int) -> dict[str, torch.Tensor]:
     Modes:
         dense: Integers of the operator's domain, such as positive integers. The terms of a partial operand reduce
             exactly to such integers.
-        real: Numbers that use the whole significand.
+        real: Numbers that use all bits of the significand.
     """
     mode, seed = case.values[index]
     given = {}

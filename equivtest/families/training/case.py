@@ -1,4 +1,6 @@
-"""Defines `PerceptronCase`: a perceptron of two linear layers and its training, the base of every parallel style.
+"""Defines `PerceptronCase`, the base class of every parallel style's cases.
+
+A case fixes a perceptron of two linear layers and its training.
 
 Letters: T tokens (product of the leading dims), K in_features, H hidden_features, N out_features.
 """
@@ -157,7 +159,7 @@ class PerceptronCase(TrainingCase):
 
     @property
     def hidden_requires_grad(self) -> bool:
-        """True if the hidden activation needs a gradient, because x or a parameter of in_proj needs one."""
+        """True if the hidden activation needs a gradient, because x or a parameter of in_proj needs a gradient."""
         return any(name == "x" or name.startswith("in_proj") for name in self.requires_grad)
 
     def computes_hidden_again(self, step: int) -> bool:

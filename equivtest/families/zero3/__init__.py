@@ -1,1 +1,1 @@
-"""Families about ZeRO-3: parameters that are partitioned over the ranks and fetched when they are used."""
+"""Families about ZeRO-3, in which parameters are partitioned over the ranks and fetched when they are used."""

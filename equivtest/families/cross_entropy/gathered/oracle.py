@@ -129,7 +129,9 @@ class _Loss:
         return torch.where(kept, value, 0.0), torch.where(kept, error, 0.0)
 
     def _backward_of(self, g: torch.Tensor, where: torch.Tensor, factor: float) -> Off:
-        """Returns -factor * g * weight for the classes in the mask `where`, zero for all others, and the error of both.
+        """Returns the gradient -factor * g * weight and its error.
+
+        The gradient is zero for classes outside of the mask `where`.
 
         g is the cotangent of each position. For a mean the values are divided by the total weight.
         """

@@ -5,7 +5,7 @@ N).
 
 One contraction is split over the ranks, because the contract shards the weight. In a rowwise layer this is the output,
 over K. In a colwise layer this is grad.x, over N. Each rank sums its own shard, so P, the sum of the magnitudes of the
-ranks' partial sums, is known; if a subject does not split the contraction, fewer numbers are rounded. One rank computes
+ranks' partial sums, is known. If a subject does not split the contraction, fewer numbers are rounded. One rank computes
 all other sums.
 
 `equivtest.oracle.contractions` derives the bounds.

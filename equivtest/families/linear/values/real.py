@@ -1,4 +1,4 @@
-"""Draws values of a linear layer that use their whole significand, so that every sum rounds.
+"""Draws values of a linear layer that use all bits of the significand, so that every sum rounds.
 
 Letters: T tokens, K in_features, N out_features; x (T, K), weight W (N, K), bias b (N,), cotangent G (T, N).
 """
@@ -28,11 +28,11 @@ def draw_real_linear(case: LinearCase, index: int) -> dict[str, torch.Tensor]:
         real: Nearly normal numbers. Each tensor has its own scale. The weight's scale is divided by the root of
             in_features, as layers are initialised.
         real-cancelling: Features come in pairs whose products nearly cancel in every output, so that an error of a term
-            is far larger relative to the output than to the term. In float64 and float32 the features of a pair lie
-            half the features apart, so that the partial sums of whole ranks cancel each other. In 16 bits the features
-            of a pair are neighbours on one rank of a rowwise layer. If partial sums stored in 16 bits exceeded the
-            output by much, nothing could be concluded. The weights of a feature without a partner are made so small
-            that its products are as small as the sum of a pair's products.
+            is far larger relative to the output than to the term. In float64 and float32 the distance between the two
+            features of a pair is half the number of features, so that the partial sums of whole ranks cancel each
+            other. In 16 bits the features of a pair are neighbours on one rank of a rowwise layer. If partial sums
+            stored in 16 bits exceeded the output by much, nothing could be concluded. The weights of a feature without
+            a partner are made so small that its products are as small as the sum of a pair's products.
     """
     mode, seed = case.values[index]
     scale = {name: _pick(f"{name} scale", mode, seed, _SCALES) for name in ("x", "weight", "cotangent")}

@@ -12,9 +12,9 @@ Welford's updates all compute v from sums of squares of at most |x| + A: v is of
 monotonic in v, and its own computation adds an error of (f + 3) ulp. Kernels expand the products (x r - mu r, g' r + b
 x + c), so that each rounding is of |x| + |mu|, not of |x - mu|.
 
-In 16 bits torch's CPU kernels save mu and r for the backward, and accumulate the gradients
-of weight and bias over tokens in the storage dtype (the cost of additions:
-`equivtest.oracle.rounding.after_additions`); rms_norm stores x r before it multiplies.
+In 16 bits torch's CPU kernels save mu and r for the backward. They accumulate the gradients of weight and bias over
+tokens in the storage dtype. `equivtest.oracle.rounding.after_additions` bounds the error of these additions. rms_norm
+stores x r before it multiplies.
 
 Source: ATen/native/cpu/layer_norm_kernel.cpp, ATen/native/layer_norm.cpp (2.13.0); Higham, Accuracy
 and Stability of Numerical Algorithms, 2nd ed., sections 1.9 (variance) and 3.1.

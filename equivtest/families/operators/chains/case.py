@@ -113,7 +113,7 @@ class ChainCase(OperatorCase):
 
 
 def unsharded_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the context that the oracle runs the unsharded chain in."""
+    """Returns the context in which the oracle runs the unsharded chain."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     return torch.no_grad() if name in (NO_GRAD, INFERENCE) else nullcontext()

@@ -76,7 +76,7 @@ def run_steps(
 
 
 def forward_context(name: str) -> AbstractContextManager[Any]:
-    """Returns the torch context that only the forward runs in."""
+    """Returns the torch context in which only the forward runs."""
     if name == AUTOCAST:
         return torch.autocast("cpu", torch.bfloat16)
     if name == INFERENCE:

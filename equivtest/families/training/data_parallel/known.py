@@ -13,8 +13,9 @@ def is_folded_by_a_view_alone(case: DataParallelCase) -> bool:
     """True if in_proj runs one kernel on x and another kernel on a view of x that has the same elements.
 
     This happens if x is not contiguous, if all its dims before tokens and features have size 1, and if x needs a
-    gradient but the weight does not. The outer strides of the view then fit its inner strides, but those of x do not
-    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch 2.13.0).
+    gradient but the weight does not. Then the outer strides of the view fit the inner strides of the view, but the
+    outer strides of x do not fit the inner strides of x (should_fold in aten/src/ATen/native/LinearAlgebra.cpp, torch
+    2.13.0).
     """
     *outer, tokens = case.leading
     is_one_row = bool(outer) and set(outer) == {1} and tokens > 1 and case.in_features > 1

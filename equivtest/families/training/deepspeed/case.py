@@ -53,11 +53,12 @@ class EngineCase(DataParallelCase):
             alone.
         saved_after: Number of the step after whose update the engine saves everything. A new engine, built with other
             values, then loads the saved state and continues. If 0, nothing is saved.
-        predivide_factor: Number by which gradients are divided before they are reduced, and multiplied afterwards.
+        predivide_factor: Number by which gradients are divided before they are reduced, and by which they are
+            multiplied afterwards.
         prescales: Whether gradients are divided by the number of ranks before they are reduced. If so,
             `predivide_factor` has no effect.
         gradient_clipping: Limit for the norm of all gradients together. Before each update, gradients with a larger
-            norm are scaled down to this norm. If 0, gradients are never scaled.
+            norm are scaled down to this norm. If the limit is 0, gradients are never scaled.
 
     Source: deepspeed/runtime/zero/config.py (0.19.8).
     """

@@ -8,10 +8,11 @@ A factor f divides gradients before they are reduced and multiplies them afterwa
 The two scalings and their reciprocals have up to four roundings. If f is a power of two, they have none.
 
 Clipping starts from the averaged gradients g that the ranks really had. Each parameter's norm is taken in float64.
-After that, each operation counts as one rounding of float32, though some are in float64: the sum of squares is stored,
-reduced (w - 1) and its root taken; at most P groups of parameters are squared, summed and rooted again; then 1e-6 is
-added, and the sum is divided by the limit. Within these roundings c lies between two numbers. If both are 1, gradients
-stay unchanged to the last bit. Otherwise the reciprocal, its storage and the product round once more each.
+After that, each operation counts as one rounding of float32, although some operations are in float64. The sum of
+squares is stored and reduced by w - 1 additions, and its root is taken. The norms of at most P groups of parameters are
+squared and summed, and the root is taken again. Then 1e-6 is added, and the sum is divided by the limit. Within these
+roundings c lies between two numbers. If both are 1, gradients stay unchanged to the last bit. Otherwise the reciprocal,
+its storage and the product round once more each.
 
 Source: get_grad_norm_direct and unscale_and_clip_grads in deepspeed/runtime/zero/stage3.py and
 stage_1_and_2.py, combine_grad_norm_groups in runtime/utils.py, get_norm_dtype in

@@ -53,7 +53,7 @@ def grad_of_tied(
 
 
 def _by_block(tensors: Sequence[torch.Tensor], num_blocks: int) -> torch.Tensor:
-    """Joins the tensors' rows block by block: block 1 of each tensor, then block 2 of each tensor, and so on.
+    """Joins the tensors' rows block by block. Block 1 of each tensor comes first, then block 2 of each tensor.
 
     A block is one micro-batch of one rank.
     """

@@ -1,4 +1,4 @@
-"""Draws values of a perceptron that use their whole significand, so that every sum rounds.
+"""Draws values of a perceptron that use all bits of the significand, so that every sum rounds.
 
 Letters: K in_features, H hidden_features, as in `equivtest.families.training.sequence.case`.
 `equivtest.families.linear.values.real` says how numbers are drawn.

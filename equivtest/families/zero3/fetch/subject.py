@@ -6,9 +6,9 @@ that reads padding gets wrong results.
 
 A fetch makes several parameters whole with one collective:
 
-    all_gather   The buffer is rank-major, [rank][parameter]. It is gathered, then narrowed and concatenated.
+    all_gather   The buffer is rank-major, [rank][parameter]. The collective's result is narrowed and concatenated.
     all_reduce   The buffer is parameter-major, [parameter][rank], with zeros except in this rank's own partitions.
-                 The parameters are views of it, made before the collective; the sum fills them in.
+                 The parameters are views of the buffer, and the sum fills in their elements.
 
 Source: DeepSpeed PR 5420 and deepspeed/runtime/zero/partition_parameters.py (0.19.8).
 """

@@ -161,7 +161,7 @@ class DeepSpeedRun(DataParallelRun):
         return {"stage3_allgather_sequential": True}
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Returns the engine's optimizer, which wraps the torch optimizer that the engine was created with."""
+        """Returns the engine's optimizer, which wraps the torch optimizer with which the engine was created."""
         wrapped: torch.optim.Optimizer = self.engine.optimizer
         return wrapped
 

@@ -111,9 +111,9 @@ def restore_linear(deepspeed: ModuleType) -> None:
     """Undoes the replacement of `torch.nn.functional.linear` that `zero.Init` makes for the rest of the process.
 
     Without this call an earlier run changes a later run, because engines reduce gradients in the order of their
-    arrival: in DeepSpeed's function a weight's gradient arrives before the bias's gradient, in torch's function it
-    arrives after that gradient. DeepSpeed keeps torch's function as `linear_bk`. Once `linear_bk` is deleted, the next
-    `zero.Init` replaces the function again (runtime/zero/partition_parameters.py,
+    arrival. In DeepSpeed's function a weight's gradient arrives before the bias's gradient. In torch's function the
+    weight's gradient arrives after the bias's gradient. DeepSpeed keeps torch's function as `linear_bk`. Once
+    `linear_bk` is deleted, the next `zero.Init` replaces the function again (runtime/zero/partition_parameters.py,
     InsertPostInitMethodToModuleSubClasses.linear_bk, 0.17.6 to 0.19.8).
     """
     patcher = deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
