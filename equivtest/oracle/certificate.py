@@ -1,4 +1,4 @@
-"""Proves, operation by operation, that a parallel module rounds nothing on the data it received.
+"""Proves, operation by operation, that a parallel module rounds nothing on the data that the module received.
 
 The unsharded module runs forward and backward once more on magnitudes: on |x|, |parameters| and |cotangent|, in
 float64, where every difference becomes a sum. By induction, an operation's result on magnitudes bounds its result on
@@ -158,8 +158,8 @@ def _rounds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def magnitudes_of(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns an operation's arguments, with absolute values for the arguments that the operation multiplies or adds.
 
-    If the operation works in place, the argument that it writes to gets its absolute values in place.  The result of an
-    earlier operation has no negative element already, but a constant of the module may have some.
+    If the operation works in place, the argument that it writes to gets its absolute values in place. The result of an
+    earlier operation has no negative elements, but a constant of the module may have negative elements.
     """
     if name.endswith("_"):
         args[0].abs_()

@@ -1,8 +1,7 @@
 """Bounds matrix products, on one rank or split over several ranks, their gradients, and reductions across ranks.
 
-Letters: T tokens, K in_features, N out_features, w ranks; x (T, K), W (N, K), b (N,), cotangent
-G (T, N).  S is the sum of the magnitudes of the terms behind an element, and P the sum of the
-magnitudes of the ranks' partial sums.
+Letters: T tokens, K in_features, N out_features, w ranks; x (T, K), W (N, K), b (N,), cotangent G (T, N). S is the sum
+of the magnitudes of the terms behind an element. P is the sum of the magnitudes of the ranks' partial sums.
 
 Derived here.  A sum of K products, in any order, blocked or not, with or without fused
 multiply-add, is off by gamma(K, u_a) S.  If the contraction is split over w ranks, each rank

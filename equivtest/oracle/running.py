@@ -1,8 +1,8 @@
 """Runs the unsharded module once more and counts every operation's roundings, which bounds a parallel module's error.
 
-An operation without a rule in `equivtest.oracle.running_rules` is decomposed as torch decomposes it.  If torch cannot
-decompose it, no bound is known, and the module is refused.  The bounds hold for every program that computes the same
-formulas, in any order of summation and divided among the ranks in any way.
+An operation without a rule in `equivtest.oracle.running_rules` is decomposed as torch decomposes it. If torch cannot
+decompose the operation, no bound is known, and the module is refused. The bounds hold for every program that computes
+the same formulas, in any order of summation and divided among the ranks in any way.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode, which sees forward and backward below autograd, and
 torch._decomp.decomposition_table (2.13.0).

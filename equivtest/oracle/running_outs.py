@@ -15,7 +15,7 @@ from equivtest.oracle.running_roundings import Count
 class Out:
     """The result of a kernel before it is stored, and the way in which the kernel stores it.
 
-    If a result is a sum over the ranks, the addend that one rank holds is its share.
+    If a result is a sum over the ranks, the share of a rank is the addend that this rank holds.
 
     Attributes:
         stores: Number of times that the kernel stores an element while it computes the element. For a sum, this is the

@@ -10,9 +10,9 @@ roundings, of a number of magnitude m. It is the sum of this error in the progra
         monotonic f            e = the larger of |f(v + e) - f(v)| and |f(v - e) - f(v)|,  and own(|f| + e)
         a maximum, a relu      e of the operands, since no maximum moves further than its operands do
 
-Derived here: a program with any order of summation, on any ranks, rounds each partial sum once.  A partial sum is a sum
-of some terms or shares, so at most m.  An operation that is not linear needs the sum of all shares, so m starts again
-from the value.
+Derived here: a program with any order of summation, on any ranks, rounds each partial sum once. A partial sum is a sum
+of some terms or shares, so it is at most m. An operation that is not linear needs the sum of all shares, so m starts
+again from the value.
 
 Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 3.1 and 3.3 (running error analysis).
 """
@@ -331,7 +331,8 @@ def curve(r: Roundings, operand: Any, f: Curve, *, above: float = -math.inf, sto
 def sigmoid(r: Roundings, operand: Any) -> Parts:
     """Computes s = 1 / (1 + exp(-x)), which is zero if the exponential overflows.
 
-    If x was rounded before, the exponential is off by |x| roundings, and s by (1 - s) |x|, since s' = s (1 - s).
+    If x was rounded before, the exponential is off by |x| roundings. s is off by (1 - s) |x| roundings, because s' = s
+    (1 - s).
     """
     a = Parts.of(operand)
     result = curve(r, operand, torch.sigmoid)

@@ -148,9 +148,9 @@ def products(r: Roundings, operand: Any, dim: int) -> Parts:
 def log_sums(r: Roundings, operand: Any, dim: int) -> Parts:
     """Computes logcumsumexp, log(exp(x_1) + ... + exp(x_k)) for each k; no term's error is amplified.
 
-    Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it, or the
-    same with x and y exchanged.  The difference x - y is off by at most one rounding of |x| + |y|.  The slope of exp up
-    to zero, and of log1p from zero on, is at most 1.
+    Derived here: the k-th result is y + log1p(exp(x - y)), with x the k-th term and y the result before it. A kernel
+    may exchange x and y. The difference x - y is off by at most one rounding of |x| + |y|. The slope of exp up to zero,
+    and of log1p from zero on, is at most 1.
     """
     a = Parts.of(operand)
     if not a.value.dim() or not a.value.numel():
@@ -172,9 +172,9 @@ def solved(
 ) -> Parts:
     """Solves T x = b for a triangular T of n rows.
 
-    Derived here from theorem 8.5: the error of x is at most p + M K p + (M K)**2 p + ..., with p = M (F + K |x|).  M is
-    the absolute value of T's inverse, and F the error of b.  K is the error of T plus gamma_n |T|, once for the program
-    and once for the unsharded module.
+    Derived here from theorem 8.5: the error of x is at most p + M K p + (M K)**2 p + ..., with p = M (F + K |x|). M is
+    the absolute value of T's inverse, and F is the error of b. K is the error of T plus gamma_n |T|, once for the
+    program and once for the unsharded module.
     """
     a, b = Parts.of(matrix), Parts.of(columns)
     value = torch.linalg.solve_triangular(a.value, b.value, upper=upper, left=left, unitriangular=unitriangular)

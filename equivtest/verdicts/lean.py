@@ -18,22 +18,22 @@ this average. Errors that always go to one side have b = 1.
 The sums go over the whole tensor, each row, each column and each shard, with three weights each:
 - 1, which shows a number added to every element;
 - the right values, which show a factor that is slightly off;
-- the signs of the right values over the allowances, which show truncation toward zero: errors of
-  large and of small elements count alike, so that some 130 errors are enough.
+- the signs of the right values divided by the allowed errors, which show truncation toward zero. With these weights
+  errors of large and of small elements count alike, so that some 130 errors are enough.
 
-Replicas count once: the same error on every rank is one error.  The independence of errors is an
-assumption: errors of one row share operands, though no rounding.  In float64 an error includes the error
-of the reference itself, which rounds to nearest too.
+Replicas count once, because the same error on every rank is one error. The independence of errors is an assumption: the
+errors of one row share operands, but they share no rounding. In float64 an error includes the error of the reference
+itself, which rounds to nearest too.
 
 The judgement leaves out tensors and elements whose errors are not independent or not symmetric:
 - tensors that the oracle does not declare symmetric (`ExpectedTensor.is_symmetric`), for one of three reasons.
-  The backend does not round to nearest.  Or many elements share one rounding: of a bias / w that is added in
-  every row, or of the 1 / w of an average.  Or the elements are sums of few products: in 16 bits, products with
-  one factor a little above a power of two are rounded down more often than up, because small significands are
-  more frequent than large ones.  But sums of few numbers, such as the ranks' operands of an all_reduce, are
-  judged: they lose the last bits of one operand, and these do not depend on the sum's place between two numbers;
-- partial layouts, because the judgement and not the subject adds their operands;
-- elements with an infinite allowance, because all of them may have overflowed in one direction.
+  First, the backend does not round to nearest. Second, many elements share one rounding, such as that of bias / w,
+  which is added in every row, or that of 1 / w in an average. Third, the elements are sums of few products. In 16 bits,
+  products with one factor a little above a power of two are rounded down more often than up, because small significands
+  are more frequent than large significands. But sums of few numbers, such as the ranks' operands of an all_reduce, are
+  judged. Such a sum loses the last bits of one operand, which do not depend on the sum's place between two numbers;
+- tensors with a partial layout, because the judgement and not the subject adds the operands;
+- elements with an infinite allowed error, because all such elements may have overflowed in one direction.
 
 Source: Hoeffding's inequality for random signs, given the sizes |e_i|, after the signs' means are subtracted; these
 means contribute at most b sum |c_i e_i|.  De la Pena, Lai and Shao, Self-Normalized Processes, section 2.

@@ -23,9 +23,9 @@ def draw_norm(case: NormCase, index: int) -> dict[str, torch.Tensor]:
     Values are nearly normal and never zero. Each tensor has its own scale. x may have a mean that is not zero, and
     weights may lie around one.
 
-    In x and in the cotangent each feature has a side. Most elements of the feature lie on this side of the tensor's
-    mean, above or below. So the terms of a parameter's gradient, which is a sum over tokens, mostly add up. Half of the
-    features are on each side. The cotangent's pattern of sides differs from x's pattern, because a cotangent that
+    In x and in the cotangent, most elements of a feature lie on one side of the tensor's mean: above the mean for half
+    of the features, and below the mean for the other half. So the terms of a parameter's gradient, which is a sum over
+    tokens, mostly add up. The features above the mean differ between x and the cotangent, because a cotangent that
     combines ones and x - mean gives a zero gradient of x.
     """
     mode, seed = case.values[index]

@@ -252,8 +252,8 @@ class OperatorCase(Case):
         """Describes the shape, layout and role of each operand, cotangent and answer, by name.
 
         A partial operand has one more dim per partial axis, which counts the ranks' terms. The answer `refused` is the
-        text of the error by which DTensor refused the operator, and `grad.refused` the text of the error by which
-        DTensor refused the backward. These texts may have any length.
+        text of the error by which DTensor refused the operator. The answer `grad.refused` is the text of the error by
+        which DTensor refused the backward. These texts may have any length.
         """
         whole = replicated(len(self.mesh_shape))
         tensors = {}

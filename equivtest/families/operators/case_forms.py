@@ -76,7 +76,7 @@ def triples(**arguments: Argument) -> Form:
 def numbers(name: str, *values: Argument, **arguments: Argument) -> Form:
     """Returns a form with one signature for each of `values`, which is the value of the argument `name`.
 
-    The only operand has the shape.
+    The only operand has the shape for which the form is called.
     """
     return lambda shape: tuple(Signature((shape,), ((name, value), *arguments.items())) for value in values)
 
@@ -89,7 +89,8 @@ def dims_of(shape: Shape) -> tuple[int, ...]:
 def along(**arguments: Argument) -> Form:
     """Returns a form with signatures for each dim of the shape, which is the value of the argument `dim`.
 
-    The only operand has the shape. In one signature the dim is counted from the front, and in another from the end.
+    The only operand has the shape. One signature counts the dim from the front, and another signature counts it from
+    the end.
     """
     return lambda shape: tuple(Signature((shape,), (("dim", dim), *arguments.items())) for dim in dims_of(shape))
 
@@ -119,7 +120,7 @@ def reduced(*, several: bool = True, all_dims: bool = True, keepdim: bool = True
 def moved(make: Callable[[Shape], list[Arguments]]) -> Form:
     """Returns a form with one signature for each entry of `make(shape)`, which is a list of arguments.
 
-    The only operand has the shape.
+    The only operand has the shape for which the form is called.
     """
     return lambda shape: tuple(Signature((shape,), arguments) for arguments in make(shape))
 

@@ -212,7 +212,7 @@ def keeps_placements(case: OperatorCase) -> bool:
 
 
 def call(case: OperatorCase) -> str:
-    """Returns the argument list, as text, if the call is from torch's own list of samples; otherwise ''."""
+    """Returns the text of the argument list if the call is from torch's own list of samples; '' if it is not."""
     text = dict(case.arguments).get("call", "")
     assert isinstance(text, str)
     return text

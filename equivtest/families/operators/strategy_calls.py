@@ -192,7 +192,7 @@ def _spread(rows: Sequence[T], num: int) -> list[T]:
 
 
 def _modes(operator: Operator) -> tuple[str, ...]:
-    """Returns the modes of values that the calls of an operator have in turn.
+    """Returns the modes of values between which an operator's calls alternate.
 
     Draws of real values show rounding, and draws of integers are judged by equality.
     """

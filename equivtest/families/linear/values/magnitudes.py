@@ -51,15 +51,15 @@ class Magnitudes:
 
 @functools.lru_cache(maxsize=1024)
 def choose_magnitudes(tokens: int, features: int, outputs: int, limit: int, output_limit: int) -> Magnitudes:
-    """Returns magnitudes with which the sums take as many bits as odd integers allow.
+    """Returns odd magnitudes for which the sums have as many bits as possible.
 
     Letters: T tokens, K in_features, N out_features; x, W and G stand for the magnitudes of x, weight and cotangent.
 
     Derived here. With one magnitude per tensor, the magnitudes of the products behind one element add up to K x W in
-    the output, to N G W in grad.x, and to T G x in grad.weight. All three equal `limit` at x = sqrt(limit N / (K T)), W
-    = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers. If the dtype
-    has few bits, this is too coarse, so the neighbouring odd integers are tried too. The choice prefers sums that reach
-    limit / 2: first the output's sum, then as many other sums as possible.
+    the output, to N G W in grad.x, and to T G x in grad.weight. All three sums equal `limit` if x = sqrt(limit N / (K
+    T)), W = sqrt(limit T / (K N)) and G = sqrt(limit K / (N T)). These roots are rounded down to odd integers. If the
+    dtype has few bits, this is too coarse, so the neighbouring odd integers are tried too. The choice prefers sums that
+    reach limit / 2: first the output's sum, then as many other sums as possible.
 
     Args:
         tokens, features, outputs: Largest number of nonzero terms in a sum over tokens, features and outputs, from 1 to

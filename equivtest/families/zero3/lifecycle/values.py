@@ -26,7 +26,7 @@ LARGEST_QUOTIENT = 99
 
 @draw.register
 def draw_lifecycle(case: LifecycleCase, index: int) -> dict[str, torch.Tensor]:
-    """Draws the global tensors that the operations and parameters of a case need, see `LifecycleCase`.
+    """Draws the global tensors that the operations and parameters of a case need: see `LifecycleCase`.
 
     Modes:
         dense: Parameters and their new values are odd integers of random sign.

@@ -134,9 +134,9 @@ class DeepSpeedRun(DataParallelRun):
         }
 
     def stage_config(self) -> dict[str, object]:
-        """Returns the options of DeepSpeed's configuration that only stage 3 has, about partitioned parameters.
+        """Returns the options of DeepSpeed's configuration about partitioned parameters, which only stage 3 has.
 
-        A subclass for other stages returns their options.
+        A subclass for other stages returns the options of these stages.
         """
         case = self.case
         return {
