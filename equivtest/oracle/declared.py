@@ -1,4 +1,4 @@
-"""Chooses the arithmetic that bounds real values: torch's on the CPU with gloo, or a backend's declaration.
+"""Chooses the arithmetic that bounds real values: torch's arithmetic on the CPU with gloo, or that of a backend.
 
 A backend with another arithmetic declares it in a record for each of its dtypes:
 
@@ -17,15 +17,15 @@ and --arithmetic mypackage.arithmetic:MINE --dtypes float32,bfloat16 makes runs 
                            real values.  If `accumulate` has more bits than the dtype, equivtest assumes that kernels
                            store each result once, and the intermediate results that torch's CPU kernels store too
                            (`running_kernels`); for a kernel that stores more often, declare the dtype itself
-    rounds_to_nearest      False: errors may lean to one side
+    rounds_to_nearest      if False, errors may lean to one side
     flushes_subnormals     results below the smallest normal number become zero, also if zeros are added to exact
                            values; copied values keep their bits
-    order_varies           collectives add in another order in each call, equal on all ranks: rounded real numbers of a
-                           repeated run may differ, within their bounds
-    adds_rows_in_order     a kernel adds the rows of an embedding's gradient in the given order
+    order_varies           collectives add in another order in each call, but in the same order on all ranks. Then
+                           rounded real numbers of a repeated run may differ, within their bounds
+    adds_rows_in_order     a kernel adds the rows of an embedding's gradient one after the other, in their order
 
-A dtype without a declared record is not judged by torch's record: a run that draws it is
-refused.  `TORCH_CPU | {...}` declares that the other dtypes behave like torch's.
+If a backend declares records, a run is refused if it draws a dtype without a record. `TORCH_CPU | {...}` declares that
+all other dtypes have torch's arithmetic.
 """
 
 from __future__ import annotations

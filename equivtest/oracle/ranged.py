@@ -26,7 +26,7 @@ class Origin:
 
 
 class Ranged(torch.Tensor):
-    """A tensor with its error and magnitude, which autograd treats like any other; see `equivtest.oracle.running`.
+    """A tensor with its error and magnitude. Autograd treats it like any other tensor: see `equivtest.oracle.running`.
 
     Attributes:
         value: The value, in the tensor's own dtype.

@@ -41,7 +41,8 @@ class Arithmetic:
         adds_rows_in_order: True if a kernel that adds rows into the rows of a table, such as the gradient of an
             embedding, adds the rows one after the other in their order, however wide the rows are. Then only one value
             of each element is right.
-        order_varies: True if a collective may add in another order in each call, the same on all ranks.
+        order_varies: True if a collective may add in another order in each call. In one call the order is the same on
+            all ranks.
     """
 
     dtype: str

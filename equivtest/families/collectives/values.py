@@ -6,14 +6,14 @@ ranks at one position.
 Terms of a sum are integers up to 2**p / w, so that every partial sum, in any order, is an integer up to 2**p, which is
 a value of the dtype. Terms of an average are multiples of o too, so that dividing rounds nothing, before or after the
 sum. If w * o is more than 2**p, only some ranks' terms are not zero. Factors of a product are 2 and 1/2 on at most 8
-ranks, and 1 on all others, each with a random sign: the magnitude of every partial product is a power of two from 2**-8
-to 2**8. Compared values use all bits of the significand. They are never zero, because a maximum may choose either sign
-of zero.
+ranks, and 1 on all other ranks. Each factor has a random sign. So the magnitude of every partial product is a power of
+two from 2**-8 to 2**8. Compared values use all bits of the significand. They are never zero, because a maximum may
+choose either sign of zero.
 
-In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`): a
-sum that is infinite, that overflows or that is the largest number, and largest and smallest values among infinities. No
-column has infinities of both signs as terms, nor a NaN: a sum that is NaN and a maximum beside a NaN have no documented
-value.
+In the mode 'special' every second column of added or compared values is at the limits of the dtype (`_at_limits`). A
+sum of such a column is infinite, overflows or is the largest number. A maximum or minimum of such a column is chosen
+among infinities, or among infinities and largest numbers. No column has infinities of both signs as terms, and no
+column has a NaN, because a sum that is NaN and a maximum beside a NaN have no documented value.
 
 Source: derived here; integers up to 2**p are values: IEEE 754-2019 section 3.3; an overflow is infinite with rounding
 to nearest: section 7.4.  torch.amp.GradScaler (2.13.0) relies on that for reduced gradients: it skips steps with

@@ -271,9 +271,9 @@ def _first_taken(names: Sequence[str]) -> tuple[str, Signatures]:
 
 @cache
 def placements_of(num_dims: int, kind: str, num_axes: int) -> tuple[tuple[str, ...], ...]:
-    """Returns every combination of placements, one per mesh axis, that an operand may have, replicated first.
+    """Returns every combination of placements, one per mesh axis, that an operand may have.
 
-    No combination has two different reductions.
+    The first combination replicates the operand. No combination has two different reductions.
     """
     shards = [f"shard({dim})" for dim in range(num_dims)]
     one = ["replicate", *shards * 3]
